@@ -1,0 +1,86 @@
+# Every target sets up what it needs and does not have yet: `make demo` on a
+# fresh Debian machine with python3 and make is enough.
+
+SHELL := /bin/sh
+# The distribution's Python, because its venv module can come from apt.
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
+# A PostgreSQL to use instead of a private one, with pg_partman and pg_cron.
+DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
+# What to pass on to the command: make demo ARGS=--help
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+
+# What apt has to have for these goals, in the words of docker/debian-packages.
+needs := venv
+ifneq ($(filter demo test bench setup,$(MAKECMDGOALS)),)
+needs += $(if $(DATABASE_URL),,postgres)
+endif
+ifneq ($(filter test bench setup,$(MAKECMDGOALS)),)
+needs += redis
+endif
+
+ifneq ($(DATABASE_URL),)
+export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench check format lock setup clean packages
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  DATABASE_URL=postgresql://…  use that PostgreSQL and install none'
+	@echo '  ARGS="…"                     arguments for demo, test and bench'
+	@echo '  PYTHON=…                     the Python (3.11 or newer) to build .venv with'
+
+demo: packages $(READY) ## Run the example shop from order to delivery, with a killed relay
+	@$(BIN)/python -m examples.shop $(ARGS)
+
+test: packages $(READY) ## Run the tests (ARGS="-k lane")
+	@$(BIN)/pytest $(ARGS)
+
+bench: packages $(READY) ## Measure speed and memory, beside other libraries
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+check: packages $(READY) ## Check format, lint, types, imports and packaging
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/test_packaging.py tests/test_layout.py
+
+format: packages $(READY) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: packages $(READY) ## Renew requirements.lock from pyproject.toml (ARGS=--upgrade)
+	@test -x $(BIN)/uv || $(PIP) install uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev \
+	  --universal --python-version 3.11 --generate-hashes \
+	  --no-config --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command 'make lock' --quiet $(ARGS) -o requirements.lock
+
+setup: packages $(READY) ## Install everything the other targets need, and nothing else
+
+clean: ## Remove the virtual environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	  .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+packages:
+	@PYTHON='$(PYTHON)' docker/debian-packages $(needs)
+
+$(READY): requirements.lock pyproject.toml | packages
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$('$(PYTHON)' -V 2>&1); pillarbox needs Python 3.11 or newer:" \
+	    "make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo 'Setting up $(VENV): a minute the first time.'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+	  '$(PYTHON)' -m venv --clear $(VENV)
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
