@@ -1,0 +1,34 @@
+-- Administrator part, run at the end of every migration and safe to repeat: pg_cron runs the
+-- upkeep every hour, as the maintainer.
+DO $schedule$
+DECLARE
+    v_database text := current_setting('cron.database_name', true);
+BEGIN
+    IF v_database IS NULL THEN
+        RAISE EXCEPTION 'pg_cron is not loaded by this server'
+            USING HINT = format('install it (on Debian: apt install postgresql-%s-cron), set shared_preload_libraries = ''pg_cron'' and'
+                ' cron.database_name = ''%s'' and restart, or migrate with --without-cron and call outbox maintain hourly',
+                current_setting('server_version_num')::int / 10000, current_database());
+    END IF;
+    IF v_database <> current_database() THEN
+        RAISE EXCEPTION 'pg_cron runs in database "%", this is "%"', v_database, current_database()
+            USING HINT = format('set cron.database_name = ''%s'' and restart, or migrate with --without-cron and there run:'
+                ' SELECT cron.schedule_in_database(''pillarbox upkeep'', ''7 * * * *'', ''CALL outbox.maintain()'', %L, %L)',
+                current_database(), current_database(), {maintainer_name});
+    END IF;
+    BEGIN
+        CREATE EXTENSION IF NOT EXISTS pg_cron;
+        GRANT USAGE ON SCHEMA cron TO {maintainer};
+    EXCEPTION WHEN insufficient_privilege THEN
+        RAISE EXCEPTION 'role "%" may not install pg_cron or grant its use', current_user
+            USING HINT = format('let an administrator run: CREATE EXTENSION pg_cron; GRANT USAGE ON SCHEMA cron TO %I', {maintainer_name});
+    END;
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
+    -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
+    SET LOCAL ROLE {maintainer};
+    PERFORM cron.schedule('pillarbox upkeep', '7 * * * *', 'CALL outbox.maintain()');
+    PERFORM cron.schedule('pillarbox trim cron log', '23 3 * * *',
+        'DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval ''14 days''');
+    RESET ROLE;
+END
+$schedule$;

@@ -1,0 +1,18 @@
+"""Roles and schemas."""
+
+from outbox.migrations.script import run
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0001_roles.up.sql")
+
+
+def downgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0001_roles.down.sql")

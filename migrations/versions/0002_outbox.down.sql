@@ -1,0 +1,9 @@
+-- Owner part: drop the outbox with everything in it.
+
+SET LOCAL ROLE {owner};
+DROP TABLE outbox.message, outbox.message_template, outbox.dead_letter, outbox.dead_letter_template;
+DROP SEQUENCE outbox.message_seq;
+DROP FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid);
+DROP FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid);
+DROP FUNCTION outbox.ring_doorbell(), outbox.uuid7(), outbox.lane_of(text, uuid, text);
+RESET ROLE;

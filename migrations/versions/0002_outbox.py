@@ -1,0 +1,18 @@
+"""The outbox."""
+
+from outbox.migrations.script import run
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0002_outbox.up.sql")
+
+
+def downgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0002_outbox.down.sql")

@@ -1,0 +1,8 @@
+-- Owner part: drop the inbox with everything in it.
+
+SET LOCAL ROLE {owner};
+DROP TABLE inbox.receipt, inbox.receipt_template, inbox.foreign_receipt, inbox.subscription,
+    inbox.delivery, inbox.delivery_template, inbox.dead_letter, inbox.dead_letter_template;
+DROP SEQUENCE inbox.delivery_seq;
+DROP FUNCTION inbox.moment_of(uuid);
+RESET ROLE;

@@ -1,0 +1,118 @@
+-- Owner part: the inbox. Receipts, the queue of the postgres broker, dead letters.
+
+SET LOCAL ROLE {owner};
+
+CREATE FUNCTION inbox.moment_of(id uuid) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN '1970-01-01 00:00:00+00'::timestamptz
+    + (('x' || encode(substring(uuid_send(id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint)::double precision
+    * interval '1 millisecond';
+COMMENT ON FUNCTION inbox.moment_of IS 'the moment inside a UUIDv7, to the millisecond';
+
+CREATE TABLE inbox.receipt (
+    message_id  uuid        NOT NULL,
+    message_at  timestamptz NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT now(),
+    consumer    text        NOT NULL,
+    CONSTRAINT receipt_pkey PRIMARY KEY (message_id, consumer, message_at),
+    CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
+    CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7)
+) PARTITION BY RANGE (message_at);
+COMMENT ON TABLE inbox.receipt IS 'proof that a consumer has handled a message, committed with its effects';
+COMMENT ON COLUMN inbox.receipt.message_at IS
+    'a function of message_id, held by a CHECK: so the key is unique on the id alone, across all partitions';
+CREATE TABLE inbox.receipt_template (LIKE inbox.receipt);
+-- Rows are only ever inserted: freeze them early instead of all at once before a wraparound.
+ALTER TABLE inbox.receipt_template SET (autovacuum_vacuum_insert_scale_factor = 0.1);
+
+CREATE TABLE inbox.foreign_receipt (
+    source      text        NOT NULL,
+    message_id  text        NOT NULL,
+    consumer    text        NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT foreign_receipt_pkey PRIMARY KEY (source, message_id, consumer)
+);
+CREATE INDEX foreign_receipt_age_idx ON inbox.foreign_receipt (received_at);
+COMMENT ON TABLE inbox.foreign_receipt IS
+    'receipts for ids that are not UUIDv7 (a Stripe event, a Kafka offset): unpartitioned, trimmed in small batches';
+
+CREATE TABLE inbox.subscription (
+    consumer   text        NOT NULL,
+    topic      text        NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT subscription_pkey PRIMARY KEY (consumer, topic),
+    CONSTRAINT names_not_empty CHECK (consumer <> '' AND topic <> ''),
+    CONSTRAINT star_only_at_the_end CHECK (position('*' IN topic) IN (0, length(topic)))
+);
+COMMENT ON TABLE inbox.subscription IS 'which consumer of the postgres broker gets which topic';
+COMMENT ON COLUMN inbox.subscription.topic IS 'a topic, or the beginning of topics followed by *';
+
+CREATE SEQUENCE inbox.delivery_seq AS bigint CACHE 1;
+
+CREATE TABLE inbox.delivery (
+    seq            bigint      NOT NULL DEFAULT nextval('inbox.delivery_seq'::regclass),
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    message_id     uuid        NOT NULL,
+    lane           smallint    NOT NULL,
+    schema_version integer     NOT NULL,
+    attempts       integer     NOT NULL DEFAULT 0,
+    available_at   timestamptz,
+    acked_at       timestamptz,
+    consumer       text        NOT NULL,
+    topic          text        NOT NULL,
+    key            text,
+    tenant         text,
+    content_type   text        NOT NULL,
+    headers        jsonb       NOT NULL,
+    payload        bytea       NOT NULL,
+    CONSTRAINT delivery_pkey PRIMARY KEY (seq, created_at),
+    CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
+    CONSTRAINT attempts_not_negative CHECK (attempts >= 0)
+) PARTITION BY RANGE (created_at);
+COMMENT ON TABLE inbox.delivery IS 'the queue of the postgres broker: one row for each message and subscribed consumer';
+COMMENT ON COLUMN inbox.delivery.available_at IS 'null: ready; else given back by a consumer until then';
+
+CREATE INDEX delivery_ready_idx ON inbox.delivery (consumer, lane, seq)
+    WHERE acked_at IS NULL AND available_at IS NULL;
+CREATE INDEX delivery_waiting_idx ON inbox.delivery (available_at)
+    WHERE acked_at IS NULL AND available_at IS NOT NULL;
+CREATE TABLE inbox.delivery_template (LIKE inbox.delivery);
+ALTER TABLE inbox.delivery_template SET (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0.05
+);
+
+CREATE TRIGGER delivery_doorbell AFTER INSERT ON inbox.delivery
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox.ring_doorbell('1885957228', '101', 'inbox_delivery');
+
+CREATE TABLE inbox.dead_letter (
+    LIKE outbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS,
+    CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at)
+) PARTITION BY RANGE (created_at);
+COMMENT ON TABLE inbox.dead_letter IS 'deliveries that were given up, with the reason; PENDING until someone decides';
+CREATE INDEX dead_letter_status_idx ON inbox.dead_letter (status, created_at);
+CREATE INDEX dead_letter_topic_idx ON inbox.dead_letter (topic, created_at);
+CREATE INDEX dead_letter_reason_idx ON inbox.dead_letter (left(error_reason, 80), created_at);
+CREATE INDEX dead_letter_retry_idx ON inbox.dead_letter (retry_after) WHERE status = 'PENDING';
+CREATE TABLE inbox.dead_letter_template (LIKE inbox.dead_letter);
+
+GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
+GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
+GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
+GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
+GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
+GRANT SELECT, INSERT, UPDATE ON inbox.dead_letter TO {consumer};
+GRANT SELECT ON inbox.subscription TO {relay}, {monitor};
+-- For the postgres publisher; RETURNING needs SELECT on what it gives.
+GRANT USAGE ON SEQUENCE inbox.delivery_seq TO {relay};
+GRANT INSERT (message_id, lane, schema_version, consumer, topic, key, tenant, content_type, headers, payload),
+      SELECT (message_id, created_at, seq)
+    ON inbox.delivery TO {relay};
+GRANT SELECT (seq, created_at, message_id, lane, attempts, available_at, acked_at, consumer, topic, key, tenant)
+    ON inbox.delivery TO {monitor};
+GRANT SELECT ON inbox.receipt, inbox.foreign_receipt TO {monitor};
+GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts, error_reason)
+    ON inbox.dead_letter TO {monitor};
+
+RESET ROLE;

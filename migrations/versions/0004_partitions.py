@@ -1,0 +1,19 @@
+"""Partitions and their upkeep."""
+
+from outbox.migrations.script import run
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Run the SQL file."""
+    run("grants.sql")
+    run("versions/0004_partitions.up.sql")
+
+
+def downgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0004_partitions.down.sql")

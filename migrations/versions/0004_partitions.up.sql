@@ -1,0 +1,288 @@
+-- Owner part: the policy, the daily partitions by pg_partman, and their upkeep.
+
+SET LOCAL ROLE {owner};
+
+CREATE TABLE outbox.partition_policy (
+    parent_table text     NOT NULL,
+    control      text     NOT NULL,
+    template     text     NOT NULL,
+    span         interval NOT NULL DEFAULT '1 day',
+    retention    interval NOT NULL,
+    premake      integer  NOT NULL DEFAULT 7,
+    unsettled    text,
+    CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
+    CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
+    CONSTRAINT premake_at_least_three CHECK (premake >= 3)
+);
+COMMENT ON TABLE outbox.partition_policy IS 'how long rows stay and how many partitions lie ahead; edit it, the next upkeep obeys';
+COMMENT ON COLUMN outbox.partition_policy.control IS 'the column that the table is partitioned by';
+COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of one partition';
+COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all of it is older than this';
+COMMENT ON COLUMN outbox.partition_policy.premake IS 'partitions to keep ahead of now';
+COMMENT ON COLUMN outbox.partition_policy.unsettled IS 'SQL condition: a partition with such a row is never dropped';
+
+INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
+    ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',  'published_at IS NULL AND dead_lettered_at IS NULL'),
+    ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING'''),
+    ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL),
+    ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',  'acked_at IS NULL'),
+    ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''');
+
+-- What exists, read from the catalog: names differ between pg_partman 4 and 5.
+CREATE FUNCTION outbox.partitions(parent text)
+RETURNS TABLE (partition regclass, starts_at timestamptz, ends_at timestamptz, is_default boolean, detach_pending boolean, owner oid)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT c.oid::regclass,
+           (regexp_match(b.bound, $r$FROM \('([^']+)'\)$r$))[1]::timestamptz,
+           (regexp_match(b.bound, $r$TO \('([^']+)'\)$r$))[1]::timestamptz,
+           b.bound = 'DEFAULT', i.inhdetachpending, c.relowner
+      FROM pg_inherits i
+      JOIN pg_class c ON c.oid = i.inhrelid
+     CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid)) AS b (bound)
+     WHERE i.inhparent = parent::regclass
+     ORDER BY 2;
+END;
+COMMENT ON FUNCTION outbox.partitions IS 'the partitions of a table, with their bounds, oldest first';
+
+-- Runs once for each table: give it to pg_partman, or register what a dump brought along.
+CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+    v_major int := (SELECT split_part(extversion, '.', 1)::int FROM pg_extension WHERE extname = 'pg_partman');
+    v_default regclass;
+BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
+    IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
+        IF EXISTS (SELECT FROM outbox.partitions(parent)) THEN
+            -- A dump of pg_partman 4 restored beside 5: create_parent() would say "would overlap partition".
+            INSERT INTO {partman}.part_config (parent_table, control, partition_type, partition_interval, premake, template_table, datetime_string)
+            SELECT parent, p.control, CASE WHEN v_major >= 5 THEN 'range' ELSE 'native' END, p.span::text, p.premake, p.template,
+                   CASE WHEN max(x.partition::text) ~ '_p\d{4}_\d\d_\d\d' THEN 'YYYY_MM_DD' ELSE 'YYYYMMDD' END
+              FROM outbox.partitions(parent) x;
+        ELSIF v_major >= 5 THEN
+            -- create_parent() exists in every version, its successor create_partition() only since 5.4.
+            EXECUTE 'SELECT {partman}.create_parent(p_parent_table := $1, p_control := $2, p_interval := $3, p_type := ''range'','
+                    ' p_premake := $4, p_template_table := $5, p_default_table := false, p_jobmon := false)'
+              USING p.parent_table, p.control, p.span::text, p.premake, p.template;
+        ELSE
+            EXECUTE 'SELECT {partman}.create_parent(p_parent_table := $1, p_control := $2, p_interval := $3, p_type := ''native'','
+                    ' p_premake := $4, p_template_table := $5, p_jobmon := false)'
+              USING p.parent_table, p.control, p.span::text, p.premake, p.template;
+            -- 4.x always makes a DEFAULT partition, which forbids DETACH CONCURRENTLY and hides gaps.
+            SELECT x.partition INTO v_default FROM outbox.partitions(parent) x WHERE x.is_default;
+            IF v_default IS NOT NULL THEN
+                EXECUTE format('DROP TABLE %s', v_default);
+            END IF;
+        END IF;
+    END IF;
+    UPDATE {partman}.part_config c
+       SET premake = p.premake,
+           infinite_time_partitions = true,
+           automatic_maintenance = 'on',
+           retention = NULL,  -- ours: see outbox.drop_expired
+           retention_keep_table = false,
+           inherit_privileges = false,
+           ignore_default_data = true,
+           jobmon = false
+     WHERE c.parent_table = parent;
+END
+$body$;
+COMMENT ON FUNCTION outbox.adopt_table IS 'put a table of the policy under pg_partman; safe to repeat';
+
+CREATE FUNCTION outbox.make_partitions(parent text) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'  -- pg_partman computes bounds in the session's time zone
+SET lock_timeout = '5s'
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+    v_before int;
+    v_missing timestamptz[];
+    v_ahead int;
+BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
+    SELECT count(*) INTO v_before FROM outbox.partitions(parent);
+    UPDATE {partman}.part_config c SET premake = p.premake WHERE c.parent_table = parent AND c.premake <> p.premake;
+    PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
+    -- Trust the catalog, not the call: 5.0 makes nothing for an empty table, 5.5 turns errors
+    -- into warnings, and no version fills a gap.
+    SELECT array_agg(d ORDER BY d) INTO v_missing
+      FROM generate_series(date_trunc('day', now()), date_trunc('day', now()) + p.premake * p.span, p.span) AS d
+     WHERE NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d + p.span AND x.ends_at > d);
+    IF v_missing IS NOT NULL THEN
+        PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
+    END IF;
+    SELECT count(*) INTO v_ahead FROM outbox.partitions(parent) WHERE starts_at > now();
+    IF v_ahead < p.premake THEN
+        RAISE EXCEPTION 'upkeep of % left % partitions ahead, the policy wants %', parent, v_ahead, p.premake
+            USING HINT = 'a table may stand in the way of a partition''s name; see outbox.partitions()';
+    END IF;
+    RETURN (SELECT count(*) FROM outbox.partitions(parent)) - v_before;
+END
+$body$;
+COMMENT ON FUNCTION outbox.make_partitions IS 'make the partitions ahead and fill gaps; gives how many were made';
+
+-- Drops one expired partition in a transaction of its own, so that a lock is never waited for
+-- with others held. Gives dropped, held (an unsettled row), busy (lock not to be had) or none.
+CREATE FUNCTION outbox.drop_expired(parent text, INOUT skip regclass[], OUT outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+    v_partition regclass;
+    v_unsettled boolean := false;
+BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
+    SELECT x.partition INTO v_partition
+      FROM outbox.partitions(parent) x
+     WHERE x.ends_at < now() - p.retention AND x.partition <> ALL (skip)
+     ORDER BY x.ends_at LIMIT 1;
+    IF v_partition IS NULL THEN
+        outcome := 'none';
+        RETURN;
+    END IF;
+    skip := skip || v_partition;
+    BEGIN
+        IF p.unsettled IS NOT NULL THEN
+            -- Looked at twice: first without a lock, so that a held partition costs nobody anything.
+            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
+            IF NOT v_unsettled THEN
+                EXECUTE format('LOCK TABLE ONLY %s, %s IN ACCESS EXCLUSIVE MODE', parent::regclass, v_partition);
+                EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
+            END IF;
+        END IF;
+        IF v_unsettled THEN
+            outcome := 'held';
+            RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', v_partition
+                USING HINT = format('SELECT * FROM %s WHERE %s', v_partition, p.unsettled);
+            RETURN;
+        END IF;
+        EXECUTE format('DROP TABLE %s', v_partition);
+        outcome := 'dropped';
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        skip := skip[1:cardinality(skip) - 1];
+        outcome := 'busy';
+    END;
+END
+$body$;
+COMMENT ON FUNCTION outbox.drop_expired IS 'drop the oldest expired partition that is not in skip; say what happened';
+
+CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60)
+LANGUAGE plpgsql
+AS $body$
+DECLARE
+    v_parent text;
+    v_skip regclass[];
+    v_outcome text;
+    v_tries int;
+    v_problems text := '';
+BEGIN
+    FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
+        BEGIN
+            PERFORM outbox.make_partitions(v_parent);
+        EXCEPTION WHEN OTHERS THEN
+            v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);
+        END;
+        COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
+        v_skip := '{}';
+        v_tries := 0;
+        LOOP
+            BEGIN
+                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.drop_expired(v_parent, v_skip) d;
+            EXCEPTION WHEN OTHERS THEN
+                v_outcome := 'none';
+                v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
+            END;
+            COMMIT;
+            EXIT WHEN v_outcome = 'none';
+            CONTINUE WHEN v_outcome <> 'busy';
+            v_tries := v_tries + 1;
+            IF v_tries >= max_tries THEN
+                v_problems := v_problems || format('retention of %s: no lock in %s tries, a transaction is open on it; ', v_parent, v_tries);
+                EXIT;
+            END IF;
+            PERFORM pg_sleep(0.3 + random());
+            COMMIT;
+        END LOOP;
+    END LOOP;
+    CALL outbox.trim_foreign_receipts();
+    IF v_problems <> '' THEN
+        RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
+    END IF;
+END
+$body$;
+COMMENT ON PROCEDURE outbox.maintain IS 'premake, then retention, for every table of the policy; call it hourly';
+
+CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_count int;
+BEGIN
+    DELETE FROM inbox.foreign_receipt
+     WHERE ctid = ANY (ARRAY(
+         SELECT f.ctid FROM inbox.foreign_receipt f
+          WHERE f.received_at < now() - (SELECT retention FROM outbox.partition_policy WHERE parent_table = 'inbox.receipt')
+          ORDER BY f.received_at LIMIT 1000));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$body$;
+
+CREATE PROCEDURE outbox.trim_foreign_receipts()
+LANGUAGE plpgsql
+AS $body$
+BEGIN
+    WHILE outbox.trim_foreign_receipts_batch() > 0 LOOP
+        COMMIT;
+    END LOOP;
+    COMMIT;
+END
+$body$;
+COMMENT ON PROCEDURE outbox.trim_foreign_receipts IS 'remove foreign receipts past the retention of inbox.receipt, 1,000 a transaction';
+
+CREATE VIEW outbox.partition_health AS
+SELECT p.parent_table,
+       p.retention,
+       p.premake,
+       count(x.*)                                                              AS partitions,
+       min(x.starts_at)                                                        AS oldest,
+       count(*) FILTER (WHERE x.starts_at > now())                             AS ahead,
+       coalesce(bool_or(x.starts_at <= now() AND x.ends_at > now()), false)    AS has_today,
+       count(*) FILTER (WHERE x.ends_at < now() - p.retention - interval '2 hours') AS overdue,
+       count(*) FILTER (WHERE x.gap)                                           AS gaps,
+       count(*) FILTER (WHERE x.is_default)                                    AS defaults,
+       count(*) FILTER (WHERE x.detach_pending)                                AS detach_pending,
+       count(DISTINCT x.owner)                                                 AS owners
+  FROM outbox.partition_policy p
+  LEFT JOIN LATERAL (
+      SELECT q.*, q.starts_at > lag(q.ends_at) OVER (ORDER BY q.starts_at) AS gap
+        FROM outbox.partitions(p.parent_table) q
+  ) x ON true
+ GROUP BY p.parent_table, p.retention, p.premake;
+COMMENT ON VIEW outbox.partition_health IS 'what to alarm on: has_today false, few ahead, gaps, defaults, overdue, owners > 1';
+
+SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
+SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
+
+REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.drop_expired(text, regclass[]),
+    outbox.trim_foreign_receipts_batch() FROM PUBLIC;
+REVOKE ALL ON PROCEDURE outbox.maintain(integer), outbox.trim_foreign_receipts() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.make_partitions(text), outbox.drop_expired(text, regclass[]),
+    outbox.trim_foreign_receipts_batch() TO {maintainer};
+GRANT EXECUTE ON PROCEDURE outbox.maintain(integer), outbox.trim_foreign_receipts() TO {maintainer};
+GRANT SELECT ON outbox.partition_policy TO {maintainer}, {monitor}, {application}, {relay}, {consumer};
+GRANT SELECT ON outbox.partition_health TO {maintainer}, {monitor}, {relay};
+
+RESET ROLE;

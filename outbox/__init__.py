@@ -1,0 +1,33 @@
+"""The write side of pillarbox: messages in the caller's own transaction.
+
+`message` is the value, `add` puts it into a session, `limits` says what it may
+be, `schema` is its table and `lane` its place in the order. `lease`, `doorbell`,
+`events`, `retry` and `statement` are the kernel that `relay` and `inbox` share.
+"""
+
+from outbox.add import add, insert_statement
+from outbox.errors import (
+    CodecError,
+    ConfigError,
+    InvalidMessageError,
+    NotASessionError,
+    OutboxError,
+)
+from outbox.identifier import uuid7
+from outbox.lane import Priority
+from outbox.limits import Limits
+from outbox.message import Message
+
+__all__ = [
+    "CodecError",
+    "ConfigError",
+    "InvalidMessageError",
+    "Limits",
+    "Message",
+    "NotASessionError",
+    "OutboxError",
+    "Priority",
+    "add",
+    "insert_statement",
+    "uuid7",
+]

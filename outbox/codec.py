@@ -1,0 +1,51 @@
+"""From a Python object to the payload's bytes and back.
+
+JSON by the standard library, compact, UTF-8, without NaN (RFC 8259 has none).
+"""
+
+import json
+from typing import Any, Final
+
+from outbox.errors import CodecError
+
+JSON: Final = "application/json"
+BINARY: Final = "application/octet-stream"
+
+_encoder = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True
+)
+
+
+def encode(value: object) -> bytes:
+    """Encode `value` as JSON.
+
+    Raises:
+        CodecError: it holds something that JSON has no word for, a number that
+            isn't finite, a circle, or text with lone surrogates.
+    """
+    try:
+        return _encoder.encode(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CodecError(
+            "payload",
+            type(value),
+            f"can't be encoded as JSON ({error})",
+            "pass JSON types, or bytes that you encoded yourself with content_type=…",
+        ) from error
+
+
+def decode(payload: bytes) -> Any:
+    """Decode JSON.
+
+    Raises:
+        CodecError: the bytes aren't JSON in UTF-8.
+    """
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(
+            "payload",
+            type(payload),
+            f"isn't JSON ({error})",
+            "read message.payload and decode it by its content_type",
+        ) from error

@@ -1,0 +1,83 @@
+"""Connections to PostgreSQL, for our own processes: async psycopg, autocommit."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
+
+from outbox.errors import ConfigError, DatabaseUnavailableError
+
+Connection = psycopg.AsyncConnection[TupleRow]
+
+_SCHEMES: Final = ("postgresql", "postgres")
+# A peer that vanished without a word is noticed within about 25 s.
+_SETTINGS: Final[Mapping[str, Any]] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
+
+def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
+    """Make libpq's connection string from a URL, `postgresql+driver://` included.
+
+    What the URL says itself wins over our settings.
+
+    Raises:
+        ConfigError: it isn't a URL of PostgreSQL.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.partition("+")[0] not in _SCHEMES:
+        raise ConfigError(
+            f"database URL with scheme {scheme.partition(':')[0]!r}: "
+            "use postgresql://user@host:port/database"
+        )
+    try:
+        given = conninfo_to_dict(f"postgresql://{rest}")
+    except psycopg.ProgrammingError as error:
+        raise ConfigError(f"database URL {without_password(url)}: {error}") from None
+    return make_conninfo(
+        "", **{**_SETTINGS, "application_name": application_name, **given}
+    )
+
+
+def sqlalchemy_url(url: str) -> str:
+    """Give the URL with SQLAlchemy's name for psycopg 3, after checking it."""
+    conninfo(url)
+    return f"postgresql+psycopg://{url.partition('://')[2]}"
+
+
+def without_password(url: str) -> str:
+    """Give the URL as it may be printed."""
+    parts = urlsplit(url)
+    credentials, separator, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    return parts._replace(netloc=f"{user}{separator}{host}", query="").geturl()
+
+
+async def connect(
+    url: str, *, application_name: str, settings: Mapping[str, str] | None = None
+) -> Connection:
+    """Open a connection in autocommit mode, with session settings applied.
+
+    Raises:
+        DatabaseUnavailableError: it can't be reached or it refuses us.
+        ConfigError: the URL is none.
+    """
+    try:
+        connection = await psycopg.AsyncConnection.connect(
+            conninfo(url, application_name=application_name), autocommit=True
+        )
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailableError(
+            f"can't reach the database {without_password(url)}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    for name, value in (settings or {}).items():
+        await connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+    return connection

@@ -1,0 +1,54 @@
+"""What can go wrong, as a tree of exceptions.
+
+Each message names the field, the value and the remedy. What fails for one
+message only is a value (`relay.publisher.Nacked`), not an exception.
+"""
+
+
+class OutboxError(Exception):
+    """Whatever pillarbox raises on purpose."""
+
+
+class ConfigError(OutboxError, ValueError):
+    """A setting, a URL or an argument of a command can't be used."""
+
+
+class InvalidMessageError(OutboxError, ValueError):
+    """A message breaks a rule; nothing of it was added."""
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"message {field} {shorten(value)}: {problem}; {remedy}")
+
+
+class CodecError(InvalidMessageError):
+    """A payload can't be encoded or decoded."""
+
+
+class NotASessionError(OutboxError, TypeError):
+    """The object given is neither a `Session` nor an `AsyncSession`."""
+
+
+class BrokerUnavailableError(OutboxError):
+    """The broker is away: no message is to blame, none is charged an attempt."""
+
+
+class DatabaseUnavailableError(OutboxError):
+    """PostgreSQL can't be reached, or refuses us."""
+
+
+class MigrationError(OutboxError):
+    """The schema can't be made as things are; nothing was changed."""
+
+
+class UnknownImplementationError(ConfigError, LookupError):
+    """No publisher or source of that name is installed."""
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Quote `value` for an error message, in at most about `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,48 @@
+"""Lanes: hash buckets of keys, the unit of order and of lease.
+
+A lane is `index of the priority * 16 + bucket`. The same rule in SQL is
+`outbox.lane_of`; `sha256` is built into both, so that every writer agrees.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from hashlib import sha256
+from typing import Final
+from uuid import UUID
+
+BUCKETS: Final = 16
+
+
+class Priority(StrEnum):
+    """The class in which a message waits; classes are served in turn, by weight."""
+
+    REALTIME = "realtime"
+    DEFAULT = "default"
+    BULK = "bulk"
+
+
+PRIORITIES: Final[Sequence[Priority]] = tuple(Priority)
+_FIRST_LANE: Final = {p: i * BUCKETS for i, p in enumerate(PRIORITIES)}
+LANES: Final = BUCKETS * len(PRIORITIES)
+
+
+def bucket_of(key: str | None, id: UUID) -> int:
+    """Hash a key, or the random tail of the id where there is none, to 0..15."""
+    if key is None:
+        return id.int & 0xF
+    return sha256(key.encode()).digest()[0] & 0xF
+
+
+def lane_of(key: str | None, id: UUID, priority: Priority) -> int:
+    """Tell the lane of a message, 0..47."""
+    return _FIRST_LANE[priority] + bucket_of(key, id)
+
+
+def lanes_of(priority: Priority) -> range:
+    """Tell all lanes of a priority class."""
+    return range(_FIRST_LANE[priority], _FIRST_LANE[priority] + BUCKETS)
+
+
+def priority_of(lane: int) -> Priority:
+    """Tell the priority class of a lane."""
+    return PRIORITIES[lane // BUCKETS]

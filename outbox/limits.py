@@ -1,0 +1,187 @@
+"""What a message may be: checked when it is added, never first at commit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from outbox.errors import ConfigError, InvalidMessageError
+from outbox.identifier import is_uuid7
+from outbox.lane import Priority
+from outbox.message import Message
+
+_MAX_SCHEMA_VERSION: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The largest message that the writer takes.
+
+    Attributes:
+        max_payload_bytes: of one payload; brokers refuse above about 1 MiB.
+        max_topic_chars, max_key_chars, max_tenant_chars: of the texts.
+        max_header_bytes: of all header names and values together, in UTF-8.
+        max_delay: how far ahead `available_at` may lie. Keep it below the
+            retention of `inbox.receipt`: the receipt's day comes from the id,
+            which is made when the message is added.
+    """
+
+    max_payload_bytes: int = 1024 * 1024
+    max_topic_chars: int = 255
+    max_key_chars: int = 512
+    max_tenant_chars: int = 255
+    max_header_bytes: int = 16 * 1024
+    max_delay: timedelta = timedelta(days=6)
+
+    def __post_init__(self) -> None:
+        """Refuse limits that would refuse everything."""
+        for name in (
+            "max_payload_bytes",
+            "max_topic_chars",
+            "max_key_chars",
+            "max_tenant_chars",
+            "max_header_bytes",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.max_delay < timedelta(0):
+            raise ConfigError(f"max_delay={self.max_delay}: must not be negative")
+
+    def check(self, message: Message) -> None:
+        """Check every rule of a message.
+
+        Raises:
+            InvalidMessageError: with the field, the value and the remedy.
+        """
+        _check_text("topic", message.topic, self.max_topic_chars)
+        if message.key is not None:
+            _check_text("key", message.key, self.max_key_chars)
+        if message.tenant is not None:
+            _check_text("tenant", message.tenant, self.max_tenant_chars)
+        _check_text("content_type", message.content_type, 255)
+        _check_headers(message.headers, self.max_header_bytes)
+        _check_id(message.id)
+        size = len(message.payload)
+        if size > self.max_payload_bytes:
+            raise InvalidMessageError(
+                "payload",
+                f"{size} bytes",
+                f"is over the limit of {self.max_payload_bytes} bytes",
+                "store it elsewhere and add a reference, or raise"
+                " Limits(max_payload_bytes=…) and the broker's own limit",
+            )
+        version = message.schema_version
+        if type(version) is not int or not 1 <= version <= _MAX_SCHEMA_VERSION:
+            raise InvalidMessageError(
+                "schema_version", version, "isn't a whole number from 1", "pass 1, 2, …"
+            )
+        if not isinstance(message.priority, Priority):
+            raise InvalidMessageError(
+                "priority",
+                message.priority,
+                "isn't a Priority",
+                f"pass one of {', '.join(f'Priority.{p.name}' for p in Priority)}",
+            )
+        if message.available_at is not None:
+            self._check_moment(message.available_at)
+
+    def _check_moment(self, moment: datetime) -> None:
+        if not isinstance(moment, datetime):
+            raise InvalidMessageError(
+                "available_at", moment, "isn't a datetime", "pass an aware datetime"
+            )
+        if moment.tzinfo is None:
+            raise InvalidMessageError(
+                "available_at",
+                moment,
+                "is a naive datetime, which names no moment",
+                "give it a time zone: datetime.now(UTC) + …",
+            )
+        if moment - datetime.now(UTC) > self.max_delay:
+            raise InvalidMessageError(
+                "available_at",
+                moment.isoformat(),
+                f"lies more than {self.max_delay} ahead",
+                "add it later, or raise Limits(max_delay=…) together with the"
+                " retention of inbox.receipt",
+            )
+
+
+def _check_text(field: str, value: object, limit: int) -> None:
+    if not isinstance(value, str):
+        raise InvalidMessageError(field, value, "isn't text", "pass a str")
+    if not value:
+        raise InvalidMessageError(field, value, "is empty", "give it a name")
+    if len(value) > limit:
+        raise InvalidMessageError(
+            field,
+            value,
+            f"has {len(value)} characters, the limit is {limit}",
+            f"shorten it, or raise the limit for {field} in Limits",
+        )
+    _check_storable(field, value)
+
+
+def _check_storable(field: str, value: str) -> None:
+    if "\0" in value:
+        raise InvalidMessageError(
+            field, value, "has a NUL, which PostgreSQL can't store", "remove it"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessageError(
+            field,
+            value,
+            "has a lone surrogate, which UTF-8 can't say",
+            "decode the source with errors='replace'",
+        ) from None
+
+
+def _check_headers(headers: object, limit: int) -> None:
+    if not isinstance(headers, Mapping):
+        raise InvalidMessageError(
+            "headers", headers, "isn't a mapping", "pass a dict of str to str"
+        )
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessageError(
+                "headers", {name: value}, "isn't text to text", "pass str for both"
+            )
+        if not name:
+            raise InvalidMessageError(
+                "headers", {name: value}, "has an empty name", "name the header"
+            )
+        _check_storable("headers", name)
+        _check_storable("headers", value)
+        size += len(name.encode()) + len(value.encode())
+    if size > limit:
+        raise InvalidMessageError(
+            "headers",
+            f"{size} bytes",
+            f"is over the limit of {limit} bytes",
+            "move it into the payload, or raise Limits(max_header_bytes=…)",
+        )
+
+
+def _check_id(id: object) -> None:
+    if not isinstance(id, UUID) or not is_uuid7(id):
+        raise InvalidMessageError(
+            "id",
+            id,
+            "isn't a UUIDv7, from which the inbox reads the message's day",
+            "leave it out, or make it with outbox.uuid7()",
+        )
+    # Receipts live in daily partitions made a week ahead: an id of another time
+    # would have no partition to go to.
+    age = datetime.now(UTC).timestamp() - (id.int >> 80) / 1000
+    if not -86_400 < age < 86_400:
+        raise InvalidMessageError(
+            "id",
+            id,
+            f"was made {timedelta(seconds=round(abs(age)))} "
+            f"{'ago' if age > 0 else 'ahead of this clock'}",
+            "make a new one with outbox.uuid7() for each message",
+        )

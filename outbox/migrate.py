@@ -1,0 +1,113 @@
+"""Make, change and remove the schema: our own Alembic, beside the user's."""
+
+import io
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Final
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
+
+from outbox.database import sqlalchemy_url
+from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
+
+_MISSING_ALEMBIC: Final = (
+    "alembic is not installed: run pip install 'pillarbox[migrations]'"
+)
+
+
+def migrate(
+    url: str,
+    *,
+    with_cron: bool = True,
+    role_prefix: str = "pillarbox",
+    partman_schema: str = "partman",
+) -> None:
+    """Bring the database's schema up to date; a second run changes nothing.
+
+    Everything happens in one transaction.
+
+    Args:
+        url: of a role that may create roles, schemas and extensions.
+        with_cron: let pg_cron run the upkeep every hour; else call
+            `outbox maintain` from another scheduler.
+        role_prefix: put before the names of the six roles.
+        partman_schema: where pg_partman is, or is to be, installed.
+
+    Raises:
+        MigrationError: it can't be done as things are; the message says what to do.
+        DatabaseUnavailableError: the database can't be reached.
+        ConfigError: alembic isn't installed, or an argument can't be used.
+    """
+    config = _config(role_prefix, partman_schema, url=url, with_cron=with_cron)
+    _run(lambda command: command.upgrade(config, "head"))
+
+
+def unmigrate(
+    url: str, *, role_prefix: str = "pillarbox", partman_schema: str = "partman"
+) -> None:
+    """Remove the schema with all its data; roles and extensions in use stay.
+
+    Raises:
+        MigrationError: it can't be done as things are; nothing was changed.
+        DatabaseUnavailableError: the database can't be reached.
+    """
+    config = _config(role_prefix, partman_schema, url=url, remove=True)
+    _run(lambda command: command.downgrade(config, "base"))
+
+
+def migration_sql(
+    *,
+    with_cron: bool = True,
+    role_prefix: str = "pillarbox",
+    partman_schema: str = "partman",
+    remove: bool = False,
+) -> str:
+    """Give the SQL of `migrate` or `unmigrate`, to run in psql with ON_ERROR_STOP."""
+    config = _config(role_prefix, partman_schema, with_cron=with_cron, remove=remove)
+    config.output_buffer = io.StringIO()
+    if remove:
+        _run(lambda command: command.downgrade(config, "head:base", sql=True))
+    else:
+        _run(lambda command: command.upgrade(config, "head", sql=True))
+    return config.output_buffer.getvalue()
+
+
+def _config(role_prefix: str, partman_schema: str, **attributes: Any) -> Any:
+    try:
+        from alembic.config import Config
+
+        from outbox.migrations.script import Names
+    except ModuleNotFoundError as error:
+        raise ConfigError(_MISSING_ALEMBIC) from error
+    config = Config()
+    config.set_main_option(
+        "script_location", str(files("outbox.migrations")).replace("%", "%%")
+    )
+    config.set_main_option("path_separator", "os")
+    names = Names(role_prefix=role_prefix, partman_schema=partman_schema)
+    config.attributes.update(attributes, names=names)
+    if "url" in attributes:
+        config.attributes["url"] = sqlalchemy_url(attributes["url"])
+    return config
+
+
+def _run(step: Callable[[Any], None]) -> None:
+    from alembic import command
+    from alembic.util import CommandError
+
+    try:
+        step(command)
+    except SQLAlchemyOperationalError as error:
+        raise DatabaseUnavailableError(
+            f"can't reach the database: {str(error.orig).strip()}"
+        ) from error
+    except DBAPIError as error:
+        diagnosis = getattr(error.orig, "diag", None)
+        problem = getattr(diagnosis, "message_primary", None) or str(error.orig)
+        remedy = getattr(diagnosis, "message_hint", None)
+        raise MigrationError(
+            f"{problem}; {remedy or 'nothing was changed'}"
+        ) from error
+    except CommandError as error:
+        raise MigrationError(f"{error}; nothing was changed") from error
