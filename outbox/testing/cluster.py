@@ -1,0 +1,201 @@
+"""A private PostgreSQL cluster, made from the server's binaries on this machine.
+
+It lives in a temporary directory, listens on 127.0.0.1 and trusts everyone there:
+for tests and demonstrations, not for data.
+"""
+
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from outbox.errors import ConfigError, OutboxError
+from outbox.testing.lifetime import (
+    free_port,
+    private_directory,
+    unprivileged_user,
+    watched,
+)
+
+__all__ = ["Cluster", "StopMode", "find_binaries", "private_cluster"]
+
+StopMode = Literal["smart", "fast", "immediate"]
+
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    "max_worker_processes": "32",
+    "shared_preload_libraries": "pg_cron",
+    "cron.database_name": "pillarbox",
+    "cron.use_background_workers": "on",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+class Cluster:
+    """One cluster: its directory, its port and its life."""
+
+    def __init__(
+        self, binaries: Path, directory: Path, user: pwd.struct_passwd | None
+    ) -> None:
+        self._binaries = binaries
+        self._directory = directory
+        self._user = user
+        self._data = directory / "data"
+        self._log = directory / "server.log"
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """The main database."""
+        return f"postgresql://postgres@127.0.0.1:{self._port}/pillarbox"
+
+    @property
+    def pid_file(self) -> Path:
+        """Where the process id of the running server stands."""
+        return self._data / "postmaster.pid"
+
+    def create(self, settings: Mapping[str, str]) -> None:
+        """Make the cluster with its main database, and start it."""
+        self._run(
+            *("initdb", "--pgdata", self._data, "--username=postgres", "--auth=trust"),
+            *("--encoding=UTF8", "--locale=C", "--no-sync"),
+        )
+        # pg_cron's launcher expects its database when the server first starts.
+        self._run(
+            *("postgres", "--single", "-F", "-D", self._data, "postgres"),
+            commands="CREATE DATABASE pillarbox;\n",
+        )
+        sockets = {"unix_socket_directories": str(self._directory)}
+        with (self._data / "postgresql.conf").open("a") as configuration:
+            for name, value in (SETTINGS | sockets | dict(settings)).items():
+                configuration.write(f"{name} = {quoted(value)}\n")
+        attempts = 5
+        while True:
+            attempts -= 1
+            self._port = free_port()
+            try:
+                self.start()
+            except OutboxError as error:
+                if "could not bind" not in str(error) or attempts == 0:
+                    raise
+            else:
+                return
+
+    def start(self) -> None:
+        """Start, and return when connections are accepted."""
+        options = f"--options=-p {self._port}"
+        self._run("pg_ctl", "start", *self._common(), "--log", self._log, options)
+
+    def stop(self, mode: StopMode) -> None:
+        """Stop as `pg_ctl stop` does with that mode, and return when it is over."""
+        self._run("pg_ctl", "stop", *self._common(), "--mode", mode)
+
+    def _common(self) -> tuple[str | Path, ...]:
+        return ("--pgdata", self._data, "--silent", "--wait", "--timeout=60")
+
+    def _run(self, program: str, *arguments: str | Path, commands: str = "") -> None:
+        # Not to a pipe: the server would hold its end for as long as it runs.
+        output = self._directory / f"{program}.out"
+        with output.open("w") as file:
+            done = subprocess.run(
+                [self._binaries / program, *arguments],
+                input=commands,
+                text=True,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self._directory,
+                check=False,
+                user=self._user and self._user.pw_uid,
+                group=self._user and self._user.pw_gid,
+                extra_groups=self._user and [],
+            )
+        if done.returncode != 0:
+            report = output.read_text(errors="replace").strip()
+            if self._log.exists():
+                log = self._log.read_text(errors="replace").splitlines()
+                report = "\n".join([report, *log[-10:]])
+            raise OutboxError(
+                f"{self._binaries / program} ended with {done.returncode}:\n{report}"
+            )
+
+
+@contextmanager
+def private_cluster(settings: Mapping[str, str]) -> Iterator[Cluster]:
+    """Give a running cluster that is gone after the block, or with this process.
+
+    `settings` are lines for postgresql.conf.
+    """
+    binaries = find_binaries()
+    user = unprivileged_user()
+    with private_directory("pillarbox-postgres-", owner=user) as directory:
+        cluster = Cluster(binaries, directory, user)
+        with watched(directory, cluster.pid_file, signal.SIGQUIT):
+            try:
+                cluster.create(settings)
+                yield cluster
+            finally:
+                if cluster.pid_file.exists():
+                    cluster.stop("immediate")
+
+
+def find_binaries() -> Path:
+    """Give the programs of the newest server here that has both extensions."""
+    servers = [
+        directory
+        for directory in server_directories()
+        if (directory / "postgres").exists() and (directory / "initdb").exists()
+    ]
+    for directory in servers:
+        if not missing_extensions(directory):
+            return directory
+    if servers:
+        found = f"{servers[0]} has no {' and no '.join(missing_extensions(servers[0]))}"
+    else:
+        found = "no server was found in /usr/lib/postgresql, by pg_config or on PATH"
+    raise ConfigError(
+        f"PostgreSQL with pg_partman and pg_cron is missing here: {found}; install "
+        "the packages (Debian 12: postgresql-15-partman postgresql-15-cron, "
+        "Debian 13: postgresql-17-partman postgresql-17-cron) or give the URL of a "
+        "server that has them in PILLARBOX_DATABASE_URL"
+    )
+
+
+def server_directories() -> Iterator[Path]:
+    """Give where a server's programs may be, the newest first."""
+    versions = Path("/usr/lib/postgresql").glob("[0-9]*")
+    for version in sorted(versions, key=lambda path: float(path.name), reverse=True):
+        yield version / "bin"
+    if (config := shutil.which("pg_config")) is not None:
+        yield configured(Path(config), "--bindir")
+    if (server := shutil.which("postgres")) is not None:
+        yield Path(server).resolve().parent
+
+
+def missing_extensions(binaries: Path) -> list[str]:
+    """Name those of pg_partman and pg_cron that a server does not have."""
+    config = binaries / "pg_config"
+    if not config.exists():
+        return ["pg_config to ask for its extensions"]
+    extensions = configured(config, "--sharedir") / "extension"
+    return [
+        name
+        for name in ("pg_partman", "pg_cron")
+        if not (extensions / f"{name}.control").exists()
+    ]
+
+
+def configured(config: Path, option: str) -> Path:
+    """Ask pg_config."""
+    asked = subprocess.run([config, option], capture_output=True, text=True, check=True)
+    return Path(asked.stdout.strip())
+
+
+def quoted(value: str) -> str:
+    """Write a value for postgresql.conf."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,0 +1,115 @@
+"""What private servers have in common: a port, a directory, and an end.
+
+A server must not outlive the process that started it, not even one that was
+killed. So each has a watchdog: a process that reads a pipe from us. The pipe ends
+with us, however that comes, and the watchdog does what we no longer can.
+"""
+
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["free_port", "private_directory", "unprivileged_user", "watched"]
+
+# Below the ports that Linux gives to clients. A client that keeps trying to reach a
+# stopped server could otherwise be given the server's port, and reach itself.
+PORTS = range(15_000, 32_000)
+
+
+def free_port() -> int:
+    """Give a port of 127.0.0.1 on which nobody listens now."""
+    while True:
+        port = random.choice(PORTS)  # noqa: S311 (it is no secret)
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def unprivileged_user() -> pwd.struct_passwd | None:
+    """Give whom to run a server as that refuses root, or None if we aren't root."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam("postgres")
+    except KeyError:
+        return pwd.getpwnam("nobody")
+
+
+@contextmanager
+def private_directory(
+    prefix: str, owner: pwd.struct_passwd | None = None
+) -> Iterator[Path]:
+    """Give a temporary directory that only we, or `owner`, can enter."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        if owner is not None:
+            os.chown(directory, owner.pw_uid, owner.pw_gid)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[None]:
+    """Have the server ended and its directory removed if we don't get to do it.
+
+    The server is the process whose id stands in the first line of `pid_file`, if
+    there is such a file, and `end` is the signal that ends it at once.
+    """
+    watchdog = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, directory, pid_file, end.name],
+        stdin=subprocess.PIPE,
+        # Control-C in the terminal is for us, who then end everything in order.
+        start_new_session=True,
+        cwd="/",
+    )
+    try:
+        yield
+    finally:
+        watchdog.communicate()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for something outside of this process that sends no event."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether there is such a process that is more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def watch(directory: Path, pid_file: Path, end: signal.Signals) -> None:
+    """Be the watchdog."""
+    sys.stdin.buffer.read()
+    if not directory.exists():
+        return
+    with suppress(OSError, ValueError, IndexError):
+        pid = int(pid_file.read_text().splitlines()[0])
+        os.kill(pid, end)
+        if not wait_until(lambda: not is_running(pid), seconds=10):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]), Path(sys.argv[2]), signal.Signals[sys.argv[3]])
