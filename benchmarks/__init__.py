@@ -1,0 +1,1 @@
+"""Measurements of speed and memory: one module for each question."""
