@@ -1,0 +1,41 @@
+"""What every peer's driver is told, and the one line in which it answers.
+
+Standard library only, as it runs in the peers' own environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+
+from benchmarks.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A database of the peer's own, and what to drain from it."""
+
+    database_url: str
+    workload: Workload
+
+
+def parse(description: str) -> Task:
+    """Read the task from the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--database-url", required=True)
+    parser.add_argument("--messages", type=int, required=True)
+    parser.add_argument("--payload-bytes", type=int, default=300)
+    parser.add_argument("--keys", type=int, default=1_000)
+    given = parser.parse_args()
+    workload = Workload(
+        messages=given.messages, payload_bytes=given.payload_bytes, keys=given.keys
+    )
+    return Task(database_url=given.database_url, workload=workload)
+
+
+def report(*, messages: int, seconds: float, left: int) -> None:
+    """Print the outcome; a table that is not empty is no measurement."""
+    if left:
+        raise SystemExit(f"{left} of {messages} messages were left in the table")
+    print(json.dumps({"messages": messages, "seconds": seconds}))

@@ -1,0 +1,1 @@
+"""faststream-outbox, measured as its documentation recommends."""

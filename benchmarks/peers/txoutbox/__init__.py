@@ -1,0 +1,1 @@
+"""txoutbox, measured as its documentation recommends."""
