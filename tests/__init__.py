@@ -1,0 +1,1 @@
+"""The tests: one folder for each kind, from pure functions to whole processes."""

@@ -1,0 +1,66 @@
+"""The rules of the tree that no other tool checks."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("outbox", "relay", "inbox")
+FOLDERS = (*PACKAGES, "migrations", "examples", "benchmarks", "tests")
+SQL_FILES = sorted(
+    chain.from_iterable((ROOT / p / "sql").glob("*.sql") for p in PACKAGES)
+)
+
+MAX_LINES = 300
+SAYS_NOTHING = re.compile(r"(utils?|helpers?|commons?|cores?|bases?|misc|types?|..?)")
+HEADER = ("-- Does: ", "-- Takes: ", "-- Gives: ", "-- Index: ")
+
+
+def files(*suffixes: str) -> Iterator[Path]:
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in suffixes:
+                yield path.relative_to(ROOT)
+
+
+def line_count(path: Path) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_no_file_is_too_long_to_read_at_once() -> None:
+    lengths = {str(path): line_count(path) for path in files(".py", ".sql")}
+    assert {path: n for path, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_every_module_has_a_name_that_says_something() -> None:
+    names = {path.with_suffix("") for path in files(".py")}
+    names |= {path.parent for path in names}
+    assert {str(path) for path in names if SAYS_NOTHING.fullmatch(path.name)} == set()
+
+
+@pytest.mark.parametrize("path", SQL_FILES, ids=name_of)
+def test_a_statement_has_one_caller_in_its_package(path: Path) -> None:
+    package = path.parts[-3]
+    call = re.compile(rf'\bload\(\s*"{package}(?:\.sql)?",\s*"{path.stem}",?\s*\)')
+    callers = {
+        str(module): len(call.findall((ROOT / module).read_text()))
+        for module in files(".py")
+        if module.parts[0] in PACKAGES
+    }
+    assert sum(callers.values()) == 1
+    assert all(Path(m).parts[0] == package for m, count in callers.items() if count)
+
+
+@pytest.mark.parametrize("path", SQL_FILES, ids=name_of)
+def test_a_statement_says_what_it_does_takes_gives_and_needs(path: Path) -> None:
+    lines = path.read_text().splitlines()[: len(HEADER)]
+    assert [line[: len(start)] for line, start in zip(lines, HEADER, strict=True)] == [
+        *HEADER
+    ]

@@ -1,0 +1,102 @@
+"""What is built is what is in the tree."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, distribution
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Where each folder of the tree ends up in the wheel.
+MOUNTS = {
+    "outbox": "outbox",
+    "relay": "relay",
+    "inbox": "inbox",
+    "migrations": "outbox/migrations",
+}
+SHIPPED = {".py", ".sql", ".typed", ".mako"}
+
+# Prints the hash of each file of our packages, as the interpreter finds them.
+FIND_FILES = """
+import hashlib, json
+from importlib.resources import files
+
+def walk(folder, name):
+    for entry in folder.iterdir():
+        path = f"{name}/{entry.name}"
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from walk(entry, path)
+        elif entry.is_file() and not path.endswith(".pyc"):
+            yield path, hashlib.sha256(entry.read_bytes()).hexdigest()
+
+packages = ["outbox", "outbox.migrations", "relay", "inbox"]
+found = {}
+for package in packages:
+    found.update(walk(files(package), package.replace(".", "/")))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy, so that nothing is left in the tree."""
+    source = tmp_path_factory.mktemp("source")
+    for folder in MOUNTS:
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    built = tmp_path_factory.mktemp("built")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    subprocess.run([*build, "--outdir", built, source], check=True, capture_output=True)
+    (path,) = built.glob("*.whl")
+    return path
+
+
+def files_found(**environment: str) -> dict[str, str]:
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", FIND_FILES],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+    )
+    return dict(json.loads(found.stdout))
+
+
+def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+    in_tree = {
+        f"{mount}/{path.relative_to(ROOT / folder)}"
+        for folder, mount in MOUNTS.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in SHIPPED
+    }
+    with ZipFile(wheel) as archive:
+        in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert in_wheel == in_tree
+
+
+def test_the_wheel_and_the_editable_install_give_the_same_files(
+    wheel: Path, tmp_path: Path
+) -> None:
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    assert files_found(PYTHONPATH=str(tmp_path)) == files_found()
+
+
+@pytest.mark.parametrize(
+    "entry_point",
+    distribution("pillarbox").entry_points,
+    ids=lambda entry_point: f"{entry_point.group} {entry_point.name}",
+)
+def test_an_entry_point_leads_to_something(entry_point: EntryPoint) -> None:
+    assert callable(entry_point.load())
+
+
+def test_the_lock_file_names_no_place_to_download_from() -> None:
+    assert "://" not in (ROOT / "requirements.lock").read_text()
