@@ -36,6 +36,9 @@ SETTINGS = {
     "log_timezone": "UTC",
 }
 
+# Commits still reach the kernel, so that a crash of the server alone loses none.
+NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+
 
 class Cluster:
     """One cluster: its directory, its port and its life."""
@@ -126,18 +129,23 @@ class Cluster:
 
 
 @contextmanager
-def private_cluster(settings: Mapping[str, str]) -> Iterator[Cluster]:
+def private_cluster(
+    settings: Mapping[str, str], *, durable: bool = True
+) -> Iterator[Cluster]:
     """Give a running cluster that is gone after the block, or with this process.
 
-    `settings` are lines for postgresql.conf.
+    `settings` are lines for postgresql.conf. A cluster that need not be durable does
+    not wait for the disk, and may lie in memory.
     """
     binaries = find_binaries()
     user = unprivileged_user()
-    with private_directory("pillarbox-postgres-", owner=user) as directory:
+    with private_directory(
+        "pillarbox-postgres-", owner=user, durable=durable
+    ) as directory:
         cluster = Cluster(binaries, directory, user)
         with watched(directory, cluster.pid_file, signal.SIGQUIT):
             try:
-                cluster.create(settings)
+                cluster.create(settings if durable else NOT_DURABLE | dict(settings))
                 yield cluster
             finally:
                 if cluster.pid_file.exists():

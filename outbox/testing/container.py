@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from outbox.errors import ConfigError
-from outbox.testing.cluster import SETTINGS, StopMode
+from outbox.testing.cluster import NOT_DURABLE, SETTINGS, StopMode
 from outbox.testing.lifetime import free_port
 
 __all__ = ["IMAGE", "docker_has_the_image", "private_container"]
@@ -53,7 +53,9 @@ class Container:
 
 
 @contextmanager
-def private_container(settings: Mapping[str, str]) -> Iterator[Container]:
+def private_container(
+    settings: Mapping[str, str], *, durable: bool = True
+) -> Iterator[Container]:
     """Give a running container that is gone after the block.
 
     Testcontainers' own watchdog removes it if this process is killed.
@@ -63,7 +65,7 @@ def private_container(settings: Mapping[str, str]) -> Iterator[Container]:
             f"docker has no image {IMAGE}, or testcontainers is not installed, or no "
             f"engine answers; build it with: docker build -t {IMAGE} docker/postgres"
         )
-    container = Container(settings)
+    container = Container(settings if durable else NOT_DURABLE | dict(settings))
     with container.container:
         yield container
 

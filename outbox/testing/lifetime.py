@@ -26,6 +26,10 @@ __all__ = ["free_port", "private_directory", "unprivileged_user", "watched"]
 PORTS = range(15_000, 32_000)
 
 
+MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes our own directory in it)
+ROOM = 4 << 30
+
+
 def free_port() -> int:
     """Give a port of 127.0.0.1 on which nobody listens now."""
     while True:
@@ -48,16 +52,32 @@ def unprivileged_user() -> pwd.struct_passwd | None:
 
 @contextmanager
 def private_directory(
-    prefix: str, owner: pwd.struct_passwd | None = None
+    prefix: str, *, owner: pwd.struct_passwd | None = None, durable: bool = True
 ) -> Iterator[Path]:
-    """Give a temporary directory that only we, or `owner`, can enter."""
-    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    """Give a temporary directory that only we, or `owner`, can enter.
+
+    One that need not be durable lies in memory, if there is plenty.
+    """
+    place = None
+    if not durable and "TMPDIR" not in os.environ and has_room(MEMORY):
+        place = MEMORY
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     try:
         if owner is not None:
             os.chown(directory, owner.pw_uid, owner.pw_gid)
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def has_room(directory: Path) -> bool:
+    """Tell whether a server's data would fit."""
+    try:
+        return shutil.disk_usage(directory).free >= ROOM and os.access(
+            directory, os.W_OK
+        )
+    except OSError:
+        return False
 
 
 @contextmanager

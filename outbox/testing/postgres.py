@@ -6,7 +6,7 @@ cluster from the server's binaries on this machine. Each has pg_partman and pg_c
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Protocol
 from urllib.parse import quote
 
@@ -114,17 +114,12 @@ def postgres_server(
         check_reachable(url)
         yield PostgresServer(url)
         return
-    configuration = dict(settings or {})
-    if not durable:
-        # Commits still reach the kernel, so that a crash of the server loses none.
-        configuration = {"fsync": "off", "full_page_writes": "off"} | configuration
-    with ExitStack() as stack:
-        instance: Instance
-        if docker or (docker is None and docker_has_the_image()):
-            instance = stack.enter_context(private_container(configuration))
-        else:
-            instance = stack.enter_context(private_cluster(configuration))
-        yield PostgresServer(instance.url, instance)
+    if docker or (docker is None and docker_has_the_image()):
+        with private_container(settings or {}, durable=durable) as container:
+            yield PostgresServer(container.url, container)
+    else:
+        with private_cluster(settings or {}, durable=durable) as cluster:
+            yield PostgresServer(cluster.url, cluster)
 
 
 def check_reachable(url: str) -> None:

@@ -1,0 +1,164 @@
+"""The servers that tests, demo and benchmarks start for themselves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from redis import Redis
+
+from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.testing import cluster
+from outbox.testing.lifetime import free_port, is_running, wait_until
+from outbox.testing.postgres import PostgresServer, postgres_server
+from outbox.testing.redis import RedisServer, redis_server
+
+# Starts both servers, prints their process ids and directories, and is killed.
+OWNER = """
+import os, signal
+from pathlib import Path
+import psycopg
+from outbox.testing.postgres import postgres_server
+from outbox.testing.redis import redis_server
+
+with postgres_server(durable=False, docker=False) as postgres, redis_server() as redis:
+    with psycopg.connect(postgres.url) as connection:
+        row = connection.execute("SHOW data_directory").fetchone()
+    data = Path(row[0])
+    for pid_file in (data / "postmaster.pid", redis.pid_file):
+        print(pid_file.read_text().splitlines()[0], pid_file.parent)
+    os.sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def one(url: str, query: str) -> object:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(query).fetchone()
+        assert row is not None
+        return row[0]
+
+
+@pytest.mark.fault
+def test_servers_end_with_an_owner_that_was_killed() -> None:
+    owner = subprocess.run(
+        [sys.executable, "-c", OWNER], capture_output=True, text=True, check=False
+    )
+    assert owner.returncode == -9, owner.stderr
+    lines = [line.split(" ", 1) for line in owner.stdout.splitlines()]
+    assert len(lines) == 2
+    pids = [int(pid) for pid, _ in lines]
+    directories = [Path(directory) for _, directory in lines]
+    assert wait_until(lambda: not any(map(is_running, pids)), seconds=20)
+    assert wait_until(lambda: not any(map(Path.exists, directories)), seconds=20)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_what_was_committed_survives_a_restart(
+    private_server: PostgresServer, mode: cluster.StopMode
+) -> None:
+    with psycopg.connect(private_server.url) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
+    private_server.restart(mode)
+    assert one(private_server.url, "SELECT number FROM kept") == 7
+
+
+def test_a_private_server_has_what_pg_cron_needs(
+    private_server: PostgresServer,
+) -> None:
+    with psycopg.connect(private_server.url) as connection:
+        connection.execute("CREATE EXTENSION pg_cron")
+    launcher = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'cron'"
+    assert one(private_server.url, launcher) == 1
+
+
+def test_settings_reach_the_server() -> None:
+    with postgres_server(
+        settings={"cluster_name": "it's \\ours"}, docker=False
+    ) as ours:
+        assert one(ours.url, "SHOW cluster_name") == "it's \\ours"
+
+
+def test_a_database_is_a_copy_of_its_template(server: PostgresServer) -> None:
+    server.create_database('odd "name"/?')
+    with psycopg.connect(server.database_url('odd "name"/?')) as connection:
+        connection.execute("CREATE TABLE copied AS SELECT 7 AS number")
+    server.create_database("its copy", template='odd "name"/?')
+    try:
+        copy = server.database_url("its copy")
+        assert one(copy, "SELECT number FROM copied") == 7
+    finally:
+        server.drop_database("its copy")
+        server.drop_database('odd "name"/?')
+
+
+def test_a_database_is_dropped_under_those_who_use_it(server: PostgresServer) -> None:
+    server.create_database("in use")
+    with psycopg.connect(server.database_url("in use")) as connection:
+        server.drop_database("in use")
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+
+
+def test_a_server_that_was_given_is_used_and_not_stopped(
+    server: PostgresServer,
+) -> None:
+    with postgres_server(server.url) as given:
+        assert given.url == server.url
+        with pytest.raises(ConfigError, match="not ours; leave the URL out"):
+            given.stop()
+    assert one(server.url, "SELECT 1") == 1
+
+
+def test_an_unreachable_url_is_refused_without_its_password() -> None:
+    url = f"postgresql://someone:secret@127.0.0.1:{free_port()}/nowhere"
+    with pytest.raises(DatabaseUnavailableError) as refusal, postgres_server(url):
+        pass
+    assert "someone:***@127.0.0.1" in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_url_of_something_else_is_refused() -> None:
+    with (
+        pytest.raises(
+            ConfigError, match="mysql://localhost/x is not one of PostgreSQL"
+        ),
+        postgres_server("mysql://localhost/x"),
+    ):
+        pass
+
+
+def test_a_machine_without_servers_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cluster, "server_directories", lambda: iter(()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="postgresql-15-partman postgresql-15-cron"):
+        cluster.find_binaries()
+    with pytest.raises(ConfigError, match="install it"), redis_server():
+        pass
+
+
+@pytest.mark.fault
+def test_redis_comes_back_empty_under_the_same_url(private_redis: RedisServer) -> None:
+    with Redis.from_url(private_redis.url) as client:
+        client.set("key", "value")
+    private_redis.kill()
+    private_redis.start()
+    with Redis.from_url(private_redis.url) as client:
+        assert client.get("key") is None
+    private_redis.stop()
+    private_redis.start()
+
+
+def test_nothing_is_left_when_the_block_is_over() -> None:
+    with redis_server() as redis:
+        directory = redis.pid_file.parent
+        pid = int(redis.pid_file.read_text())
+    assert not directory.exists()
+    assert not is_running(pid)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
