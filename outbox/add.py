@@ -6,11 +6,12 @@ a flush of its own for each would cost a trigger and a round trip apiece.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     ARRAY,
+    BindParameter,
     DateTime,
     Insert,
     Integer,
@@ -33,12 +34,13 @@ from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
 from outbox.limits import Limits
 from outbox.message import Message
-from outbox.schema import metadata, message_table
+from outbox.schema import message_table, metadata
 
 AnySession: TypeAlias = (
     Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
 )
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
 _WAITING: Final = "outbox.messages_waiting"
 
@@ -56,15 +58,19 @@ _COLUMNS: Final[dict[str, Any]] = {
 }
 
 
-class AddedMessage:
-    """A message that waits in a session for the next flush."""
+class Added:
+    """Messages that wait in a session, as one pending object, for the next flush.
 
-    def __init__(self, message: Message) -> None:
-        """Hold the message; its columns are filled by the statement."""
-        self.message = message
+    A savepoint flushes before it begins, so what waits belongs to the innermost
+    transaction, and the session forgets it when that is rolled back.
+    """
+
+    def __init__(self) -> None:
+        """Start with none; the columns of the mapping stay unused."""
+        self.messages: list[Message] = []
 
 
-registry(metadata=metadata).map_imperatively(AddedMessage, message_table)
+registry(metadata=metadata).map_imperatively(Added, message_table)
 
 
 def add(session: AnySession, *messages: Message, limits: Limits = _LIMITS) -> None:
@@ -82,9 +88,13 @@ def add(session: AnySession, *messages: Message, limits: Limits = _LIMITS) -> No
     """
     target = _sync_session(session)
     _check(messages, limits)
-    if messages:
-        target.info[_WAITING] = True
-        target.add_all(AddedMessage(message) for message in messages)
+    if not messages:
+        return
+    waiting = target.info.get(_WAITING)
+    if waiting is None or waiting not in target:
+        waiting = target.info[_WAITING] = Added()
+        target.add(waiting)
+    waiting.messages.extend(messages)
 
 
 def insert_statement(*messages: Message, limits: Limits = _LIMITS) -> Insert:
@@ -98,7 +108,12 @@ def insert_statement(*messages: Message, limits: Limits = _LIMITS) -> Insert:
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
     _check(messages, limits)
-    return _insert(messages)
+    return _insert(
+        {
+            name: bindparam(None, values, ARRAY(_COLUMNS[name]), unique=True)
+            for name, values in _arrays([_row(m) for m in messages]).items()
+        }
+    )
 
 
 def _check(messages: Sequence[Message], limits: Limits) -> None:
@@ -131,39 +146,40 @@ def _sync_session(session: object) -> Session:
 @event.listens_for(Session, "before_flush")
 def _write_waiting(session: Session, _context: UOWTransaction, _instances: Any) -> None:
     # Every session of the process comes through here: one look into a dict.
-    if not session.info.pop(_WAITING, False):
+    waiting: Added | None = session.info.pop(_WAITING, None)
+    if waiting is None or waiting not in session:
         return
-    waiting = [row for row in session.new if isinstance(row, AddedMessage)]
-    if not waiting:
-        return
-    for row in waiting:
-        session.expunge(row)
-    connection = session.connection(bind_arguments={"mapper": AddedMessage})
-    connection.execute(_insert([row.message for row in waiting]))
+    session.expunge(waiting)
+    connection = session.connection(bind_arguments={"mapper": Added})
+    rows = [_row(message) for message in waiting.messages]
+    if len(rows) == 1:
+        connection.execute(_INSERT_ONE, rows[0])
+    else:
+        connection.execute(_INSERT_MANY, _arrays(rows))
 
 
-def _insert(messages: Sequence[Message]) -> Insert:
-    rows = [
-        (
-            message.id,
-            lane_of(message.key, message.id, message.priority),
-            message.schema_version,
-            message.available_at,
-            message.topic,
-            message.key,
-            message.tenant,
-            message.content_type,
-            json.dumps(dict(message.headers), ensure_ascii=False),
-            message.payload,
-        )
-        for message in messages
-    ]
-    arrays = [
-        bindparam(None, list(values), ARRAY(type_), unique=True)
-        for values, type_ in zip(zip(*rows, strict=True), _COLUMNS.values(), strict=True)
-    ]
+def _row(message: Message) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "lane": lane_of(message.key, message.id, message.priority),
+        "schema_version": message.schema_version,
+        "available_at": message.available_at,
+        "topic": message.topic,
+        "key": message.key,
+        "tenant": message.tenant,
+        "content_type": message.content_type,
+        "headers": _encode(dict(message.headers)) if message.headers else "{}",
+        "payload": message.payload,
+    }
+
+
+def _arrays(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in _COLUMNS}
+
+
+def _insert(arrays: Mapping[str, BindParameter[Any]]) -> Insert:
     added = (
-        func.unnest(*arrays)
+        func.unnest(*(arrays[name] for name in _COLUMNS))
         .table_valued(*_COLUMNS, with_ordinality="position", name="added")
         .render_derived()
     )
@@ -176,3 +192,22 @@ def _insert(messages: Sequence[Message]) -> Insert:
     return insert(message_table).from_select(
         list(_COLUMNS), source, include_defaults=False
     )
+
+
+# Built once: building it for each flush took longer than running it (0.7 ms of a
+# transaction of 1.9 ms). One row by VALUES takes the server a third of unnest().
+_INSERT_MANY: Final = _insert(
+    {name: bindparam(name, type_=ARRAY(type_)) for name, type_ in _COLUMNS.items()}
+)
+_INSERT_ONE: Final = (
+    insert(message_table)
+    .values(
+        {
+            name: cast(bindparam(name, type_=Text()), JSONB)
+            if name == "headers"
+            else bindparam(name, type_=type_)
+            for name, type_ in _COLUMNS.items()
+        }
+    )
+    .inline()  # without RETURNING, which the application's role may not do
+)

@@ -81,3 +81,41 @@ async def connect(
     for name, value in (settings or {}).items():
         await connection.execute("SELECT set_config(%s, %s, false)", (name, value))
     return connection
+
+
+class Link:
+    """One connection, opened anew when it broke. For one task at a time."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application_name: str,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._url = url
+        self._application_name = application_name
+        self._settings = settings
+        self._connection: Connection | None = None
+
+    async def connection(self) -> Connection:
+        """Give the open connection, or open one.
+
+        Raises:
+            DatabaseUnavailableError: the database can't be reached.
+        """
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        await self.close()
+        self._connection = await connect(
+            self._url,
+            application_name=self._application_name,
+            settings=self._settings,
+        )
+        return self._connection
+
+    async def close(self) -> None:
+        """Close the connection if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

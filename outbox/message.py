@@ -91,6 +91,7 @@ class Message:
         """
         return codec.decode(self.payload)
 
+    @override
     def __repr__(self) -> str:
         """Name the message without its payload, which logs must not show."""
         return (

@@ -106,8 +106,6 @@ def _run(step: Callable[[Any], None]) -> None:
         diagnosis = getattr(error.orig, "diag", None)
         problem = getattr(diagnosis, "message_primary", None) or str(error.orig)
         remedy = getattr(diagnosis, "message_hint", None)
-        raise MigrationError(
-            f"{problem}; {remedy or 'nothing was changed'}"
-        ) from error
+        raise MigrationError(f"{problem}; {remedy or 'nothing was changed'}") from error
     except CommandError as error:
         raise MigrationError(f"{error}; nothing was changed") from error

@@ -1,0 +1,26 @@
+"""What happens, as values: logs, metrics and tests all listen to these."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, named in the past."""
+
+
+Observer: TypeAlias = Callable[[Event], None]
+"""Called in the task where it happens: be quick, never block, never raise."""
+
+
+class Observers:
+    """Tell every observer of an event."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def notify(self, event: Event) -> None:
+        """Call the observers in their order."""
+        for observer in self._observers:
+            observer(event)

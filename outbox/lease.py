@@ -1,0 +1,184 @@
+"""Leases of lanes: who may claim, decided by PostgreSQL.
+
+A process holds a lane by a session-level advisory lock on a connection of its own.
+There is no lease table to bloat, and nothing to clean up:
+
+    free ──take──▶ held ──release──▶ free        a member joined, or we stop
+                    │
+                    ├── process dies ─────────▶ free at once: the session ends
+                    └── no heartbeat for `limit` ▶ free: idle_session_timeout ends it
+
+The session runs under `idle_session_timeout`, so the *server* ends the lease of a
+process that hangs or is frozen. On our side `holds` turns false a margin before
+that, counted from when the last heartbeat was sent. Both clocks are only compared
+with themselves.
+
+Every member also holds one lock in shared mode. Counting its holders tells each its
+fair share; who has more gives idle lanes back, who has fewer takes free ones.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+
+from outbox.database import Connection, Link
+from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.lock import Lock
+from outbox.statement import load
+
+_MARGIN: Final = 0.2
+_BEATS: Final = 10
+_MIN_LIMIT: Final = timedelta(seconds=1)
+
+
+class Lease:
+    """The lanes that this process holds. For one event loop.
+
+    Args:
+        url: of the database; a session of its own is opened, so no pooler in
+            transaction mode may be in between.
+        lock_class: the first half of the lock's key; members of one class share.
+        groups: lanes that are shared out as a group, each fairly.
+        limit: how long after its last heartbeat a process keeps its lanes.
+        on_take, on_lose: called with lanes that came or went.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lock_class: int,
+        groups: Sequence[Sequence[int]],
+        limit: timedelta,
+        application_name: str,
+        on_take: Callable[[Collection[int]], None] = lambda lanes: None,
+        on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
+    ) -> None:
+        if limit < _MIN_LIMIT:
+            raise ConfigError(f"lease={limit}: must be at least {_MIN_LIMIT}")
+        self._class = lock_class
+        self._groups = [list(group) for group in groups]
+        self._limit = limit.total_seconds()
+        self._on_take = on_take
+        self._on_lose = on_lose
+        self._held: set[int] = set()
+        self._in_use: set[int] = set()
+        self._surplus: set[int] = set()
+        self._fresh_until = -math.inf
+        self._link = Link(
+            url,
+            application_name=application_name,
+            settings={"idle_session_timeout": str(round(self._limit * 1000))},
+        )
+
+    @property
+    def lanes(self) -> frozenset[int]:
+        """The lanes that may be claimed from: held, and not about to be given back."""
+        if time.monotonic() >= self._fresh_until:
+            return frozenset()
+        return frozenset(self._held - self._surplus)
+
+    def holds(self, lanes: Collection[int]) -> bool:
+        """Tell whether all of `lanes` are held, a margin from the limit included.
+
+        Ask before every publish: what is published without a lease may overtake
+        what another process publishes.
+        """
+        return time.monotonic() < self._fresh_until and self._held.issuperset(lanes)
+
+    def use(self, lanes: Collection[int]) -> None:
+        """Keep lanes from being given back while something of theirs is in flight."""
+        self._in_use.update(lanes)
+
+    def leave(self, lanes: Collection[int]) -> None:
+        """Say that nothing of these lanes is in flight any more."""
+        self._in_use.difference_update(lanes)
+
+    async def run(self) -> None:
+        """Take, keep and share lanes until cancelled; then give all back.
+
+        Outlives broken connections: the lanes are lost, and taken again.
+        """
+        try:
+            while True:
+                try:
+                    await self.beat()
+                    delay = self._limit / _BEATS
+                except (psycopg.Error, DatabaseUnavailableError):
+                    await self._lose_all()
+                    delay = random.uniform(0.1, 1.0)  # noqa: S311
+                await asyncio.sleep(delay)
+        finally:
+            await self._lose_all()
+
+    async def beat(self) -> None:
+        """Send one heartbeat and move towards the fair share."""
+        if self._held and time.monotonic() >= self._fresh_until:
+            # The server has ended the session, or is about to: start over.
+            await self._lose_all()
+        sent = time.monotonic()
+        connection = await self._link.connection()
+        if not self._held and self._fresh_until == -math.inf:
+            await self._execute(connection, "join_members", member=Lock.MEMBER)
+        (members,) = (
+            await self._execute(connection, "count_members", member=Lock.MEMBER)
+        )[0]
+        self._fresh_until = sent + self._limit * (1 - _MARGIN)
+        self._surplus.clear()
+        for group in self._groups:
+            await self._balance(connection, group, math.ceil(len(group) / members))
+
+    async def _balance(
+        self, connection: Connection, group: Sequence[int], share: int
+    ) -> None:
+        held = self._held.intersection(group)
+        if len(held) > share:
+            # Lanes in flight go last, and are not claimed from until they are free.
+            ranked = sorted(held, key=lambda lane: (lane not in self._in_use, lane))
+            surplus = set(ranked[share:])
+            self._surplus |= surplus & self._in_use
+            free = surplus - self._in_use
+            if free:
+                self._held -= free
+                self._on_lose(free)
+                await self._execute(connection, "release_lanes", lanes=list(free))
+        elif len(held) < share:
+            offered = [lane for lane in group if lane not in held]
+            # Members that start together must not all try the same lane first.
+            random.shuffle(offered)
+            rows = await self._execute(
+                connection, "take_lanes", lanes=offered, wanted=share - len(held)
+            )
+            taken = {lane for (lane,) in rows}
+            if taken:
+                self._held |= taken
+                self._on_take(taken)
+
+    async def _execute(
+        self, connection: Connection, name: str, **parameters: Any
+    ) -> Sequence[Any]:
+        # A server that does not answer must not keep us believing in the lease.
+        try:
+            async with asyncio.timeout(self._limit):
+                cursor = await connection.execute(
+                    load("outbox", name), {"class": self._class, **parameters}
+                )
+                return await cursor.fetchall()
+        except TimeoutError:
+            raise DatabaseUnavailableError(
+                f"no answer to {name} within {self._limit:.1f} s"
+            ) from None
+
+    async def _lose_all(self) -> None:
+        lost, self._held = self._held, set()
+        self._surplus.clear()
+        self._fresh_until = -math.inf
+        if lost:
+            self._on_lose(lost)
+        await self._link.close()

@@ -1,0 +1,27 @@
+"""The advisory locks of PostgreSQL that we use: a class and an object, two int4.
+
+The migrations name the same numbers. One class belongs to the outbox and to the
+doorbells; every consumer of the postgres broker has a class of its own.
+"""
+
+from enum import IntEnum
+from hashlib import sha256
+from typing import Final
+
+LOCK_CLASS: Final = int.from_bytes(b"pill")
+
+
+class Lock(IntEnum):
+    """Objects above the lanes, which are 0 to 47."""
+
+    OUTBOX_DOORBELL = 100
+    INBOX_DOORBELL = 101
+    MEMBER = 102
+    MIGRATION = 103
+
+
+def consumer_class(consumer: str) -> int:
+    """Tell the lock class in which the replicas of a consumer share its lanes."""
+    return int.from_bytes(
+        sha256(f"inbox:{consumer}".encode()).digest()[:4], signed=True
+    )

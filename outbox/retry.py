@@ -1,0 +1,47 @@
+"""When to try again: exponential backoff with decorrelated jitter."""
+
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+from outbox.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How long to wait after a failure, and how often to try.
+
+    Attributes:
+        max_attempts: after that many the message is a dead letter.
+        first_delay: the shortest wait.
+        max_delay: the longest wait.
+    """
+
+    max_attempts: int = 8
+    first_delay: timedelta = timedelta(seconds=1)
+    max_delay: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        if self.max_attempts < 1:
+            raise ConfigError(f"max_attempts={self.max_attempts}: must be at least 1")
+        if not timedelta(0) < self.first_delay <= self.max_delay:
+            raise ConfigError(
+                f"first_delay={self.first_delay}, max_delay={self.max_delay}: "
+                "the first must be above 0 and not above the second"
+            )
+
+    def delay(self, attempts: int) -> timedelta:
+        """Choose the wait after `attempts` failed attempts, counted from 1.
+
+        Drawn between `first_delay` and `first_delay * 3 ** attempts`, capped: the
+        spread keeps what failed together from coming back together.
+        """
+        first = self.first_delay.total_seconds()
+        cap = self.max_delay.total_seconds()
+        ceiling = min(cap, first * 3.0 ** min(attempts, 64))
+        return timedelta(seconds=random.uniform(first, ceiling))  # noqa: S311
+
+    def spent(self, attempts: int) -> bool:
+        """Tell whether `attempts` were the last."""
+        return attempts >= self.max_attempts

@@ -1,0 +1,6 @@
+-- Does:  Give the doorbell's lock back, and tell the other sleepers to take it.
+-- Takes: class, object, channel
+-- Gives: one row: pg_notify
+-- Index: none
+SELECT pg_catalog.pg_notify(%(channel)s, 'disarmed')
+ WHERE pg_catalog.pg_advisory_unlock(%(class)s::int, %(object)s::int)

@@ -1,0 +1,15 @@
+"""The SQL of our own processes: one statement a file, named like its caller."""
+
+from functools import cache
+from importlib.resources import files
+from typing import LiteralString
+
+
+@cache
+def load(package: str, name: str) -> LiteralString:
+    """Read the statement `name` of `outbox`, `relay` or `inbox`.
+
+    The files are part of the distribution, hence as literal as the code.
+    """
+    file = files(package).joinpath("sql", f"{name}.sql")
+    return file.read_text(encoding="utf-8")  # type: ignore[return-value,unused-ignore]

@@ -1,0 +1,69 @@
+"""The settings of a relay."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import MappingProxyType
+
+from outbox.errors import ConfigError
+from outbox.lane import Priority
+from outbox.retry import RetryPolicy
+
+_WEIGHTS = MappingProxyType(
+    {Priority.REALTIME: 6, Priority.DEFAULT: 3, Priority.BULK: 1}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """How a relay works; the defaults suit most.
+
+    Attributes:
+        batch_size: messages in one claim and one publish.
+        max_batch_bytes: payload bytes in one claim; one message always passes.
+        max_payload_bytes: a row above it goes to the dead letters unread.
+        concurrency: batches in flight at once, of different lanes.
+        lease: how long a relay that hangs keeps its lanes.
+        poll_interval: how often an idle relay looks without being woken.
+        sweep_interval: how often it looks for rows that committed late.
+        publish_timeout: after that the broker counts as away.
+        drain: how long a stopping relay waits for what is in flight.
+        strict_order: publish one message of a key at a time, for brokers that can
+            refuse one message and take the next.
+        retry: backoff and number of attempts for a refused message.
+        weights: turns of each priority class while all of them have messages.
+    """
+
+    batch_size: int = 1000
+    max_batch_bytes: int = 8 * 1024 * 1024
+    max_payload_bytes: int = 64 * 1024 * 1024
+    concurrency: int = 2
+    lease: timedelta = timedelta(seconds=10)
+    poll_interval: timedelta = timedelta(seconds=1)
+    sweep_interval: timedelta = timedelta(seconds=5)
+    publish_timeout: timedelta = timedelta(seconds=30)
+    drain: timedelta = timedelta(seconds=20)
+    strict_order: bool = False
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    weights: Mapping[Priority, int] = _WEIGHTS
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        for name in (
+            "batch_size",
+            "max_batch_bytes",
+            "max_payload_bytes",
+            "concurrency",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        for name in ("poll_interval", "sweep_interval", "publish_timeout", "drain"):
+            if getattr(self, name) <= timedelta(0):
+                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
+        if self.lease < timedelta(seconds=1):
+            raise ConfigError(f"lease={self.lease}: must be at least 1 s")
+        if set(self.weights) != set(Priority) or min(self.weights.values()) < 1:
+            raise ConfigError(
+                f"weights={dict(self.weights)}: give each of "
+                f"{', '.join(Priority)} a whole number from 1"
+            )

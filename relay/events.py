@@ -1,0 +1,109 @@
+"""What a relay tells its observers."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayStarted(Event):
+    """The relay reached the database and the broker."""
+
+    publisher: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayStopped(Event):
+    """The relay gave its lanes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTaken(Event):
+    """Lanes came to this relay."""
+
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLost(Event):
+    """Lanes went from this relay: given back, or taken by the server."""
+
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchClaimed(Event):
+    """Messages were read from their lanes."""
+
+    lanes: int
+    messages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPublished(Event):
+    """The broker answered for a batch."""
+
+    messages: int
+    acked: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettled(Event):
+    """The outcomes of a batch were written down."""
+
+    published: int
+    retried: int
+    dead_lettered: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleBatchDropped(Event):
+    """A batch was not published, because its lease was no longer certain."""
+
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBlocked(Event):
+    """A message was nacked; later ones of its key wait until it is tried again."""
+
+    id: UUID
+    topic: str
+    key: str | None
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDeadLettered(Event):
+    """A message was given up."""
+
+    id: UUID
+    topic: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerLost(Event):
+    """The broker is away; nothing is claimed until the delay is over."""
+
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFound(Event):
+    """The broker takes messages again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseLost(Event):
+    """A connection to PostgreSQL broke; it is opened anew after the delay."""
+
+    reason: str
+    seconds: float

@@ -1,0 +1,24 @@
+-- Does:  Give messages up: settle them and copy them to the dead letters, in one statement.
+-- Takes: ids, reasons, attempts (started so far), origin, first and last created_at of the batch
+-- Gives: nothing
+-- Index: message_pkey on each partition between first and last
+WITH given_up AS (
+    UPDATE outbox.message AS m
+       SET dead_lettered_at = clock_timestamp(),
+           attempts = nacked.attempts,
+           last_error = nacked.reason
+      FROM unnest(%(ids)s::uuid[], %(reasons)s::text[], %(attempts)s::int[])
+           AS nacked (id, reason, attempts)
+     WHERE m.id = nacked.id
+       AND m.created_at BETWEEN %(first)s AND %(last)s
+       AND m.published_at IS NULL
+       AND m.dead_lettered_at IS NULL
+ RETURNING m.id, m.topic, m.key, m.tenant, m.attempts, m.schema_version,
+           m.content_type, m.headers, m.payload, m.last_error
+)
+INSERT INTO outbox.dead_letter
+       (origin, message_id, topic, key, tenant, attempts, schema_version,
+        content_type, headers, payload, error_reason)
+SELECT %(origin)s, id::text, topic, key, tenant, attempts, schema_version,
+       content_type, headers, payload, last_error
+  FROM given_up

@@ -1,0 +1,22 @@
+-- Does:  Make messages ready whose moment has come: scheduled ones and retries.
+-- Takes: lanes, max_rows
+-- Gives: lane, seq, key, attempts of each
+-- Index: message_waiting_idx to find them, message_pkey to update them
+WITH due AS MATERIALIZED (
+    SELECT id, created_at
+      FROM outbox.message
+     WHERE available_at <= clock_timestamp()
+       AND published_at IS NULL
+       AND dead_lettered_at IS NULL
+       AND lane = ANY (%(lanes)s::smallint[])
+     ORDER BY available_at
+     LIMIT %(max_rows)s
+)
+UPDATE outbox.message AS m
+   SET available_at = NULL
+  FROM due
+ WHERE m.id = due.id
+   AND m.created_at = due.created_at
+   AND m.published_at IS NULL
+   AND m.dead_lettered_at IS NULL
+RETURNING m.lane, m.seq, m.key, m.attempts

@@ -1,0 +1,16 @@
+-- Does:  Write down that the broker nacked these messages, and when to try them again.
+-- Takes: ids, delays (seconds), reasons, attempts (as claimed), first and last created_at of the batch
+-- Gives: nothing
+-- Index: message_pkey on each partition between first and last
+UPDATE outbox.message AS m
+   SET available_at = clock_timestamp() + make_interval(secs => nacked.delay),
+       attempts = m.attempts + 1,
+       last_error = nacked.reason
+  FROM unnest(%(ids)s::uuid[], %(delays)s::float8[], %(reasons)s::text[], %(attempts)s::int[])
+       AS nacked (id, delay, reason, attempts)
+ WHERE m.id = nacked.id
+   AND m.created_at BETWEEN %(first)s AND %(last)s
+   -- Whoever settled it in the meantime was right.
+   AND m.attempts = nacked.attempts
+   AND m.published_at IS NULL
+   AND m.dead_lettered_at IS NULL
