@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, registry, scoped_session
-from sqlalchemy.orm.session import UOWTransaction
+from sqlalchemy.orm.unitofwork import UOWTransaction
 
 from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of

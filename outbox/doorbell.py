@@ -48,9 +48,7 @@ class Doorbell:
             if self._listening is not connection:
                 self._held = False
                 await connection.execute(
-                    SQL("LISTEN {}").format(
-                        Identifier(self._channel)
-                    )
+                    SQL("LISTEN {}").format(Identifier(self._channel))
                 )
                 self._listening = connection
             if self._held:

@@ -1,13 +1,17 @@
 """What happens, as values: logs, metrics and tests all listen to these."""
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened, named in the past."""
+
+    level: ClassVar[int] = logging.INFO
+    """How loud a log should say it."""
 
 
 Observer: TypeAlias = Callable[[Event], None]

@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
+from typing_extensions import override
+
 from outbox import codec
 from outbox.identifier import uuid7
 from outbox.lane import Priority

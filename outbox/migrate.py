@@ -65,12 +65,12 @@ def migration_sql(
 ) -> str:
     """Give the SQL of `migrate` or `unmigrate`, to run in psql with ON_ERROR_STOP."""
     config = _config(role_prefix, partman_schema, with_cron=with_cron, remove=remove)
-    config.output_buffer = io.StringIO()
+    output = config.output_buffer = io.StringIO()
     if remove:
         _run(lambda command: command.downgrade(config, "head:base", sql=True))
     else:
         _run(lambda command: command.upgrade(config, "head", sql=True))
-    return config.output_buffer.getvalue()
+    return output.getvalue()
 
 
 def _config(role_prefix: str, partman_schema: str, **attributes: Any) -> Any:

@@ -45,7 +45,7 @@ class RelayConfig:
     drain: timedelta = timedelta(seconds=20)
     strict_order: bool = False
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    weights: Mapping[Priority, int] = _WEIGHTS
+    weights: Mapping[Priority, int] = field(default_factory=lambda: _WEIGHTS)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""

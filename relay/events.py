@@ -1,5 +1,6 @@
 """What a relay tells its observers."""
 
+import logging
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -36,6 +37,7 @@ class LeaseLost(Event):
 class BatchClaimed(Event):
     """Messages were read from their lanes."""
 
+    level = logging.DEBUG
     lanes: int
     messages: int
     seconds: float
@@ -45,6 +47,7 @@ class BatchClaimed(Event):
 class BatchPublished(Event):
     """The broker answered for a batch."""
 
+    level = logging.DEBUG
     messages: int
     acked: int
     seconds: float
@@ -54,6 +57,7 @@ class BatchPublished(Event):
 class BatchSettled(Event):
     """The outcomes of a batch were written down."""
 
+    level = logging.DEBUG
     published: int
     retried: int
     dead_lettered: int
@@ -64,6 +68,7 @@ class BatchSettled(Event):
 class StaleBatchDropped(Event):
     """A batch was not published, because its lease was no longer certain."""
 
+    level = logging.WARNING
     messages: int
 
 
@@ -71,6 +76,7 @@ class StaleBatchDropped(Event):
 class KeyBlocked(Event):
     """A message was nacked; later ones of its key wait until it is tried again."""
 
+    level = logging.WARNING
     id: UUID
     topic: str
     key: str | None
@@ -82,6 +88,7 @@ class KeyBlocked(Event):
 class MessageDeadLettered(Event):
     """A message was given up."""
 
+    level = logging.WARNING
     id: UUID
     topic: str
     attempts: int
@@ -92,6 +99,7 @@ class MessageDeadLettered(Event):
 class BrokerLost(Event):
     """The broker is away; nothing is claimed until the delay is over."""
 
+    level = logging.WARNING
     reason: str
     seconds: float
 
@@ -105,5 +113,6 @@ class BrokerFound(Event):
 class DatabaseLost(Event):
     """A connection to PostgreSQL broke; it is opened anew after the delay."""
 
+    level = logging.WARNING
     reason: str
     seconds: float

@@ -44,6 +44,10 @@ CREATE INDEX message_ready_idx ON outbox.message (lane, seq)
 CREATE INDEX message_waiting_idx ON outbox.message (available_at)
     WHERE available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL;
 
+-- Blocked keys: a nacked head that waits. Holds next to nothing, and no other row pays for it.
+CREATE INDEX message_blocked_idx ON outbox.message (lane, key)
+    WHERE attempts > 0 AND available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL;
+
 -- Storage parameters can't be set on a partitioned table: pg_partman copies them from here.
 CREATE TABLE outbox.message_template (LIKE outbox.message);
 ALTER TABLE outbox.message_template SET (

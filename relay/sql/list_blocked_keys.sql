@@ -1,7 +1,7 @@
 -- Does:  Find the keys whose head was nacked and waits: their later messages must wait too.
 -- Takes: lanes
 -- Gives: lane, key
--- Index: message_waiting_idx
+-- Index: message_blocked_idx
 SELECT DISTINCT lane, key
   FROM outbox.message
  WHERE lane = ANY (%(lanes)s::smallint[])

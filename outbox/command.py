@@ -1,0 +1,116 @@
+"""What the three commands share: their options, and one line for each failure."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from outbox.errors import ConfigError, OutboxError
+
+DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
+BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
+FAILED: Final = 2
+
+
+class Stoppable(Protocol):
+    """A process of ours that runs until it is stopped."""
+
+    def stop(self) -> None:
+        """Ask it to finish what it is doing."""
+
+    async def run(self) -> None:
+        """Run until then."""
+
+
+def command(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Make the parser of a command with the options that all have."""
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser.add_argument(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        help="how much to log to standard error (default: %(default)s)",
+    )
+    return parser
+
+
+def add_database(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the database."""
+    parser.add_argument(
+        "--database",
+        metavar="URL",
+        help=f"postgresql://user@host:port/name (default: ${DATABASE_VARIABLE})",
+    )
+
+
+def url_of(value: str | None, option: str, variable: str) -> str:
+    """Take a URL from its option or its environment variable.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    url = value or os.environ.get(variable)
+    if not url:
+        raise ConfigError(f"no {option} given: use --{option} URL or set {variable}")
+    return url
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], int],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parse, run, and turn what we raise on purpose into one line and status 2."""
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=arguments.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        return run(arguments)
+    except OutboxError as error:
+        sys.stderr.write(f"{parser.prog}: {' '.join(str(error).split())}\n")
+        return FAILED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def run_until_stopped(process: Stoppable) -> int:
+    """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        await process.run()
+
+    def stop(number: int) -> None:
+        process.stop()
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    return run_coroutine(run())
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
+    """Run to the end; what a task group wrapped around our own error is taken off.
+
+    Raises:
+        OutboxError: the first of those that the tasks raised.
+    """
+    try:
+        asyncio.run(coroutine)
+    except BaseExceptionGroup as group:
+        ours = group.subgroup(OutboxError)
+        while ours is not None:
+            first = ours.exceptions[0]
+            if isinstance(first, OutboxError):
+                raise first from group
+            ours = first if isinstance(first, BaseExceptionGroup) else None
+        raise
+    return 0

@@ -1,0 +1,1 @@
+"""Listeners to events that come with pillarbox."""

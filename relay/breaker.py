@@ -1,0 +1,55 @@
+"""The breaker: while the broker is away, wait instead of trying."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from outbox.events import Event
+from relay.events import BrokerFound, BrokerLost
+
+_FIRST: Final = 0.2
+_CAP: Final = 15.0
+
+
+class Breaker:
+    """Opens when the broker is away, for a time with decorrelated jitter.
+
+    After that one batch tries, and the others wait for its outcome. An absent broker
+    costs no message an attempt. For one event loop.
+    """
+
+    def __init__(self, notify: Callable[[Event], None]) -> None:
+        self._notify = notify
+        self._delay = 0.0
+        self._closed = True
+        self._waited = True
+        self._trial = asyncio.Lock()
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[None]:
+        """Let one batch through: at once while closed, else as the only trial."""
+        if self._closed:
+            yield
+            return
+        async with self._trial:
+            if not self._waited:
+                await asyncio.sleep(self._delay)
+                # There may be nothing to try with: then the next message need not wait.
+                self._waited = True
+            yield
+
+    def close(self) -> None:
+        """Say that the broker took a batch."""
+        if not self._closed:
+            self._closed = self._waited = True
+            self._delay = 0.0
+            self._notify(BrokerFound())
+
+    def open(self, reason: str) -> None:
+        """Say that the broker is away."""
+        self._closed = self._waited = False
+        ceiling = max(_FIRST, self._delay) * 3
+        self._delay = min(_CAP, random.uniform(_FIRST, ceiling))  # noqa: S311
+        self._notify(BrokerLost(reason=reason, seconds=self._delay))

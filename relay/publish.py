@@ -1,0 +1,117 @@
+"""Publish: hand a claimed batch to the broker and learn what it took."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from outbox.errors import BrokerUnavailableError
+from outbox.events import Event
+from outbox.message import Message
+from relay.claim import Claimed
+from relay.config import RelayConfig
+from relay.events import BatchPublished, StaleBatchDropped
+from relay.publisher import Acked, Confirmation, Nacked, Publisher
+
+Answer: TypeAlias = Confirmation | None
+"""None: it was not published, or nobody knows, so nothing is written down."""
+
+_MAX_REASON: Final = 2000
+
+
+async def publish_batch(
+    rows: Sequence[Claimed],
+    publisher: Publisher,
+    config: RelayConfig,
+    *,
+    leased: Callable[[], bool],
+    notify: Callable[[Event], None],
+) -> tuple[list[Answer], BrokerUnavailableError | None]:
+    """Publish the rows in their order; give one answer for each.
+
+    A row that can't be read is nacked as permanent and never sent. Before each call
+    of the publisher the lease is checked: without it the rest stays untouched.
+    When the broker turns out to be away, that error comes along with the answers
+    that were there before.
+    """
+    answers: list[Answer] = [
+        Nacked(row.problem, permanent=True) if row.problem is not None else None
+        for row in rows
+    ]
+    for wave in _waves(rows, strict=config.strict_order):
+        refused = {
+            rows[i].key
+            for i, answer in enumerate(answers)
+            if isinstance(answer, Nacked) and not answer.permanent
+        } - {None}
+        # A head that was just refused holds back what follows it.
+        sendable = [i for i in wave if rows[i].key not in refused]
+        messages = [message for i in sendable if (message := rows[i].message)]
+        if not messages:
+            continue
+        if not leased():
+            notify(StaleBatchDropped(messages=len(messages)))
+            return answers, None
+        started = time.monotonic()
+        try:
+            confirmations = await _publish(messages, publisher, config)
+        except BrokerUnavailableError as error:
+            return answers, error
+        for i, confirmation in zip(sendable, confirmations, strict=True):
+            answers[i] = confirmation
+        notify(
+            BatchPublished(
+                messages=len(messages),
+                acked=sum(isinstance(c, Acked) for c in confirmations),
+                seconds=time.monotonic() - started,
+            )
+        )
+    return answers, None
+
+
+def _waves(rows: Sequence[Claimed], *, strict: bool) -> Iterator[Sequence[int]]:
+    """Split a batch so that a doubtful message goes before its successors.
+
+    In strict mode no call holds two messages of a key. Else only a message that was
+    nacked before goes ahead of the rest of its key, since it may well be again.
+    """
+    pending: Iterable[int] = [
+        i for i, row in enumerate(rows) if row.message is not None
+    ]
+    if not strict and not any(row.attempts for row in rows):
+        yield list(pending)
+        return
+    while pending:
+        wave, later = [], []
+        closed: set[str] = set()
+        for i in pending:
+            row = rows[i]
+            if row.key is not None and row.key in closed:
+                later.append(i)
+                continue
+            wave.append(i)
+            if row.key is not None and (strict or row.attempts):
+                closed.add(row.key)
+        yield wave
+        pending = later
+
+
+async def _publish(
+    messages: Sequence[Message], publisher: Publisher, config: RelayConfig
+) -> Sequence[Confirmation]:
+    try:
+        async with asyncio.timeout(config.publish_timeout.total_seconds()):
+            return await publisher.publish(messages)
+    except TimeoutError:
+        raise BrokerUnavailableError(
+            f"no answer within {config.publish_timeout.total_seconds():.0f} s"
+        ) from None
+    except BrokerUnavailableError:
+        raise
+    except OSError as error:
+        raise BrokerUnavailableError(str(error)) from error
+    except Exception as error:  # noqa: BLE001 - whatever a publisher does, the relay lives
+        if len(messages) == 1:
+            return [Nacked(f"{type(error).__name__}: {error}"[:_MAX_REASON])]
+    # One message made the publisher stumble: find it, and spare its neighbours.
+    return [(await _publish([message], publisher, config))[0] for message in messages]

@@ -1,0 +1,1 @@
+"""One module for each broker, found by entry point; importing this loads none."""

@@ -1,0 +1,191 @@
+"""The relay: lease lanes, wake, claim, publish, settle. Read this file first.
+
+Its parts run side by side in one event loop. `Lease` holds lanes by a session of its
+own, `wake_lanes` says when there may be something, `tend_lanes` does what comes round
+by the clock. A few `Worker`s go round the one loop that matters: pick lanes, claim a
+batch, publish it, settle it. No transaction is open while the broker is waited for.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+import psycopg
+
+from outbox.database import Link, connect, refuse_pooler
+from outbox.doorbell import Doorbell
+from outbox.errors import ConfigError
+from outbox.events import Observer, Observers
+from outbox.lane import PRIORITIES, lanes_of
+from outbox.lease import Lease
+from outbox.lock import LOCK_CLASS, Lock
+from relay.breaker import Breaker
+from relay.claim import claim_batch
+from relay.config import RelayConfig
+from relay.events import LeaseLost, LeaseTaken, RelayStarted, RelayStopped
+from relay.lanes import Lanes
+from relay.publisher import Publisher
+from relay.tend import tend_lanes
+from relay.wakeup import wake_lanes
+from relay.worker import Worker
+
+# A mark lost in a crash of the server means that a message is published again, which
+# at-least-once allows; so no settling commit waits for the disk.
+_WORKER_SETTINGS: Final = {"synchronous_commit": "off"}
+
+
+class Relay:
+    """Publishes committed messages until stopped. For one event loop, to run once.
+
+    Args:
+        url: of the database, reached directly, not through a transaction pooler.
+        publisher: where to; the relay enters and leaves it.
+        config: how; see `RelayConfig`.
+        observers: told of everything that happens.
+        name: of the publisher, for the dead letters' origin.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        publisher: Publisher,
+        config: RelayConfig | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+        name: str | None = None,
+    ) -> None:
+        self._url = url
+        self._publisher = publisher
+        self._config = config or RelayConfig()
+        self._notify = Observers(observers).notify
+        self._name = name or type(publisher).__name__
+        self._application = f"pillarbox relay {socket.gethostname()} {os.getpid()}"
+        self._lease = Lease(
+            url,
+            lock_class=LOCK_CLASS,
+            groups=[lanes_of(priority) for priority in PRIORITIES],
+            limit=self._config.lease,
+            application_name=f"{self._application} lease",
+            on_take=self._on_take,
+            on_lose=self._on_lose,
+        )
+        self._lanes = Lanes(self._lease, self._config.weights, self._config.concurrency)
+        self._breaker = Breaker(self._notify)
+        self._stop = asyncio.Event()
+        self._flying: set[asyncio.Task[Any]] = set()
+
+    def stop(self) -> None:
+        """Ask the relay to finish what is in flight and to end. Returns at once."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Publish until `stop` or cancellation, then drain and give the lanes back.
+
+        Broken connections are opened anew. What the broker did not confirm within
+        `config.drain` stays unsettled, and is published again by the next relay.
+
+        Raises:
+            ConfigError: the schema is missing, a right is, or a transaction pooler
+                is in between. Only at the start, like the next two.
+            DatabaseUnavailableError: the database can't be reached.
+            BrokerUnavailableError: the broker can't be reached.
+        """
+        running = asyncio.create_task(self._run())
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            await running
+            raise
+
+    async def _run(self) -> None:
+        await self._check()
+        async with self._publisher:
+            self._notify(RelayStarted(publisher=self._name))
+            async with asyncio.TaskGroup() as group:
+                upkeep = [
+                    group.create_task(self._lease.run()),
+                    group.create_task(self._wake()),
+                    group.create_task(self._tend()),
+                ]
+                workers = [
+                    group.create_task(worker.run())
+                    for worker in (
+                        self._worker() for _ in range(self._config.concurrency)
+                    )
+                ]
+                await self._stop.wait()
+                await self._drain(workers)
+                for task in upkeep:
+                    task.cancel()
+            self._notify(RelayStopped())
+
+    async def _check(self) -> None:
+        await refuse_pooler(self._url, application_name=self._application)
+        async with await connect(
+            self._url, application_name=self._application
+        ) as connection:
+            try:
+                await claim_batch(connection, self._lanes, [], self._config)
+            except (
+                psycopg.errors.UndefinedTable,
+                psycopg.errors.InvalidSchemaName,
+            ) as error:
+                raise ConfigError(
+                    "the database has no outbox: run outbox migrate"
+                ) from error
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise ConfigError(
+                    f"{error.diag.message_primary}: GRANT pillarbox_relay TO its role"
+                ) from error
+
+    async def _wake(self) -> None:
+        doorbell = Doorbell(
+            self._url,
+            lock=Lock.OUTBOX_DOORBELL,
+            channel="outbox_message",
+            application_name=f"{self._application} doorbell",
+        )
+        interval = self._config.poll_interval.total_seconds()
+        await wake_lanes(self._lanes, doorbell, interval)
+
+    async def _tend(self) -> None:
+        link = Link(self._url, application_name=f"{self._application} tend")
+        await tend_lanes(self._lanes, link, self._config, self._notify)
+
+    def _worker(self) -> Worker:
+        return Worker(
+            Link(
+                self._url,
+                application_name=f"{self._application} worker",
+                settings=_WORKER_SETTINGS,
+            ),
+            self._lanes,
+            self._publisher,
+            self._breaker,
+            self._config,
+            origin=f"publisher:{self._name}",
+            flying=self._flying,
+            stop=self._stop,
+            notify=self._notify,
+        )
+
+    async def _drain(self, workers: Collection[asyncio.Task[None]]) -> None:
+        """Let batches in flight finish for a while, and nothing new begin."""
+        flying = [task for task in workers if task in self._flying]
+        for task in set(workers).difference(flying):
+            task.cancel()
+        if flying:
+            await asyncio.wait(flying, timeout=self._config.drain.total_seconds())
+        for task in flying:
+            task.cancel()
+
+    def _on_take(self, lanes: Collection[int]) -> None:
+        self._lanes.take(lanes)
+        self._notify(LeaseTaken(lanes=tuple(sorted(lanes))))
+
+    def _on_lose(self, lanes: Collection[int]) -> None:
+        self._lanes.lose(lanes)
+        self._notify(LeaseLost(lanes=tuple(sorted(lanes))))

@@ -1,0 +1,133 @@
+"""Settle: write down what became of a batch.
+
+ready ──claim──▶ (in flight, nothing written) ──ack──▶ published_at
+▲                        │
+│                        ├─nack─▶ available_at, attempts + 1; its key is blocked
+│                        │              │
+└────── due, in order ◀──┼──────────────┘
+└─last nack, or a permanent one─▶ dead_lettered_at
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outbox.database import Connection
+from outbox.retry import RetryPolicy
+from outbox.statement import load
+from relay.claim import Claimed
+from relay.publish import Answer
+from relay.publisher import Acked, Nacked
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What is to be written for a batch, and what is not."""
+
+    published: list[Claimed] = field(default_factory=list)
+    retried: list[tuple[Claimed, str, float]] = field(default_factory=list)
+    dead_lettered: list[tuple[Claimed, str]] = field(default_factory=list)
+    untouched: list[Claimed] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is to be written."""
+        return not (self.published or self.retried or self.dead_lettered)
+
+
+def decide(
+    rows: Sequence[Claimed], answers: Sequence[Answer], retry: RetryPolicy
+) -> Settlement:
+    """Turn answers into what is to be written.
+
+    Of a key only the first message that was nacked is charged an attempt: those
+    behind it were never at fault, and wait.
+    """
+    settlement = Settlement()
+    waiting: set[str] = set()
+    for row, answer in zip(rows, answers, strict=True):
+        match answer:
+            case Acked():
+                settlement.published.append(row)
+            case Nacked(reason, permanent) if permanent or (
+                row.key not in waiting and retry.spent(row.attempts + 1)
+            ):
+                settlement.dead_lettered.append((row, reason))
+            case Nacked(reason) if row.key not in waiting:
+                delay = retry.delay(row.attempts + 1).total_seconds()
+                settlement.retried.append((row, reason, delay))
+                if row.key is not None:
+                    waiting.add(row.key)
+            case _:
+                settlement.untouched.append(row)
+    return settlement
+
+
+async def settle_batch(
+    connection: Connection, settlement: Settlement, *, origin: str
+) -> None:
+    """Write a settlement down, at most one statement for each kind of outcome.
+
+    Safe to repeat, and safe when somebody else settled a row in the meantime.
+    """
+    if not settlement.retried and not settlement.dead_lettered:
+        if settlement.published:
+            await mark_published(connection, settlement.published)
+        return
+    async with connection.transaction():
+        if settlement.published:
+            await mark_published(connection, settlement.published)
+        if settlement.retried:
+            await schedule_retry(connection, settlement.retried)
+        if settlement.dead_lettered:
+            await move_to_dead_letters(connection, settlement.dead_lettered, origin)
+
+
+async def mark_published(connection: Connection, rows: Sequence[Claimed]) -> None:
+    """Run `mark_published.sql`."""
+    await connection.execute(
+        load("relay", "mark_published"),
+        {"ids": [row.id for row in rows], **_bounds(rows)},
+        binary=True,
+    )
+
+
+async def schedule_retry(
+    connection: Connection, nacked: Sequence[tuple[Claimed, str, float]]
+) -> None:
+    """Run `schedule_retry.sql`."""
+    await connection.execute(
+        load("relay", "schedule_retry"),
+        {
+            "ids": [row.id for row, _, _ in nacked],
+            "delays": [delay for _, _, delay in nacked],
+            "reasons": [_storable(reason) for _, reason, _ in nacked],
+            "attempts": [row.attempts for row, _, _ in nacked],
+            **_bounds([row for row, _, _ in nacked]),
+        },
+    )
+
+
+async def move_to_dead_letters(
+    connection: Connection, nacked: Sequence[tuple[Claimed, str]], origin: str
+) -> None:
+    """Run `move_to_dead_letters.sql`."""
+    await connection.execute(
+        load("relay", "move_to_dead_letters"),
+        {
+            "ids": [row.id for row, _ in nacked],
+            "reasons": [_storable(reason) for _, reason in nacked],
+            "attempts": [row.attempts + 1 for row, _ in nacked],
+            "origin": origin,
+            **_bounds([row for row, _ in nacked]),
+        },
+    )
+
+
+def _bounds(rows: Sequence[Claimed]) -> dict[str, object]:
+    """Bound `created_at`, so that the planner sees the batch's partitions only."""
+    moments = [row.created_at for row in rows]
+    return {"first": min(moments), "last": max(moments)}
+
+
+def _storable(reason: str) -> str:
+    return reason.replace("\0", "␀").encode(errors="replace").decode()

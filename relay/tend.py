@@ -1,0 +1,68 @@
+"""What comes round by the clock: due messages, and sweeps without floor."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from outbox.database import Connection, Link
+from outbox.errors import DatabaseUnavailableError
+from outbox.events import Event
+from outbox.statement import load
+from relay.config import RelayConfig
+from relay.events import DatabaseLost
+from relay.lanes import Lanes
+
+
+async def tend_lanes(
+    board: Lanes, link: Link, config: RelayConfig, notify: Callable[[Event], None]
+) -> None:
+    """Make due messages ready and order sweeps, until cancelled."""
+    interval = config.poll_interval.total_seconds()
+    next_sweep = 0.0
+    try:
+        while True:
+            try:
+                connection = await link.connection()
+                if time.monotonic() >= next_sweep:
+                    cursor = await connection.execute("SELECT clock_timestamp()")
+                    for (now,) in await cursor.fetchall():
+                        board.set_clock(now)
+                    board.wake(sweep=True)
+                    next_sweep = (
+                        time.monotonic() + config.sweep_interval.total_seconds()
+                    )
+                await _ready_all_due(connection, board, config.batch_size)
+            except (psycopg.Error, DatabaseUnavailableError) as error:
+                await link.close()
+                notify(DatabaseLost(reason=str(error), seconds=interval))
+            await asyncio.sleep(interval)
+    finally:
+        await link.close()
+
+
+async def _ready_all_due(connection: Connection, board: Lanes, max_rows: int) -> None:
+    while lanes := board.numbers():
+        rows = await ready_due(connection, lanes, max_rows)
+        for number, seq, key, attempts in rows:
+            lane = board.find(number)
+            if lane is not None:
+                if attempts:
+                    lane.blocked.discard(key)
+                lane.rewind(seq)
+        if rows:
+            board.wake()
+        if len(rows) < max_rows:
+            return
+
+
+async def ready_due(
+    connection: Connection, lanes: list[int], max_rows: int
+) -> list[tuple[Any, ...]]:
+    """Run `ready_due.sql`."""
+    cursor = await connection.execute(
+        load("relay", "ready_due"), {"lanes": lanes, "max_rows": max_rows}
+    )
+    return await cursor.fetchall()

@@ -1,0 +1,181 @@
+"""One worker: takes batch after batch through claim, publish and settle."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from outbox.database import Link
+from outbox.errors import DatabaseUnavailableError
+from outbox.events import Event
+from relay.breaker import Breaker
+from relay.claim import Batch, claim_batch
+from relay.config import RelayConfig
+from relay.events import (
+    BatchClaimed,
+    BatchSettled,
+    DatabaseLost,
+    KeyBlocked,
+    MessageDeadLettered,
+)
+from relay.lanes import Lane, Lanes
+from relay.publish import publish_batch
+from relay.publisher import Publisher
+from relay.settle import Settlement, decide, settle_batch
+
+_DATABASE_ERRORS: Final = (psycopg.Error, DatabaseUnavailableError)
+_FIRST_PAUSE: Final = 0.1
+_LAST_PAUSE: Final = 5.0
+
+
+class Worker:
+    """Goes round: pick lanes, claim, publish, settle, put the lanes back.
+
+    Args:
+        link: its own connection.
+        flying: where it enters its task while it has a batch.
+        stop: set when no new batch is to be begun.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        lanes: Lanes,
+        publisher: Publisher,
+        breaker: Breaker,
+        config: RelayConfig,
+        *,
+        origin: str,
+        flying: set[asyncio.Task[Any]],
+        stop: asyncio.Event,
+        notify: Callable[[Event], None],
+    ) -> None:
+        self._link = link
+        self._lanes = lanes
+        self._publisher = publisher
+        self._breaker = breaker
+        self._config = config
+        self._origin = origin
+        self._flying = flying
+        self._stop = stop
+        self._notify = notify
+
+    async def run(self) -> None:
+        """Carry batches until cancelled, or told to stop after the current one."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            while not self._stop.is_set():
+                await self._lanes.work()
+                async with self._breaker.admit():
+                    lanes = self._lanes.pick()
+                    if not lanes:
+                        continue
+                    self._flying.add(task)
+                    try:
+                        await self._carry(lanes)
+                    finally:
+                        self._flying.discard(task)
+                        self._lanes.put_back(lanes)
+        finally:
+            await self._link.close()
+
+    async def _carry(self, lanes: Sequence[Lane]) -> None:
+        batch = await self._claim(lanes)
+        if batch is None or not batch.rows:
+            return
+        answers, lost = await publish_batch(
+            batch.rows,
+            self._publisher,
+            self._config,
+            leased=lambda: self._lanes.owns(lanes),
+            notify=self._notify,
+        )
+        if lost is None:
+            self._breaker.close()
+        else:
+            self._breaker.open(str(lost))
+        settlement = decide(batch.rows, answers, self._config.retry)
+        self._remember(batch, settlement)
+        await self._settle(settlement)
+
+    async def _claim(self, lanes: Sequence[Lane]) -> Batch | None:
+        started = time.monotonic()
+        try:
+            connection = await self._link.connection()
+            batch = await claim_batch(connection, self._lanes, lanes, self._config)
+        except _DATABASE_ERRORS as error:
+            for lane in lanes:
+                lane.stir()
+            await self._pause(error, 1.0)
+            return None
+        if batch.rows:
+            self._notify(
+                BatchClaimed(
+                    lanes=len({row.lane for row in batch.rows}),
+                    messages=len(batch.rows),
+                    seconds=time.monotonic() - started,
+                )
+            )
+        return batch
+
+    def _remember(self, batch: Batch, settlement: Settlement) -> None:
+        """Block the keys that must wait, and make claimable what was not published."""
+        lanes = {lane.number: lane for lane in batch.lanes}
+        for row, reason, _ in settlement.retried:
+            if row.key is not None:
+                lanes[row.lane].blocked.add(row.key)
+            self._notify(
+                KeyBlocked(
+                    id=row.id,
+                    topic=row.topic,
+                    key=row.key,
+                    attempts=row.attempts + 1,
+                    reason=reason,
+                )
+            )
+        for row in settlement.untouched:
+            lanes[row.lane].rewind(row.seq)
+
+    async def _settle(self, settlement: Settlement) -> None:
+        """Settle until it is done: to claim again would publish again.
+
+        Also when the lease is gone: what was acked is published, whoever says so.
+        """
+        if settlement.empty:
+            return
+        started = time.monotonic()
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                connection = await self._link.connection()
+                await settle_batch(connection, settlement, origin=self._origin)
+            except _DATABASE_ERRORS as error:
+                await self._pause(error, pause)
+                pause = min(pause * 2, _LAST_PAUSE)
+            else:
+                break
+        self._notify(
+            BatchSettled(
+                published=len(settlement.published),
+                retried=len(settlement.retried),
+                dead_lettered=len(settlement.dead_lettered),
+                seconds=time.monotonic() - started,
+            )
+        )
+        for row, reason in settlement.dead_lettered:
+            self._notify(
+                MessageDeadLettered(
+                    id=row.id,
+                    topic=row.topic,
+                    attempts=row.attempts + 1,
+                    reason=reason,
+                )
+            )
+
+    async def _pause(self, error: Exception, seconds: float) -> None:
+        self._notify(DatabaseLost(reason=str(error), seconds=seconds))
+        await self._link.close()
+        await asyncio.sleep(seconds)
