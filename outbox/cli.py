@@ -3,14 +3,18 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import psycopg
+from psycopg.errors import Diagnostic
 
 from outbox.command import DATABASE_VARIABLE, add_database, command, url_of
 from outbox.command import main as run_command
 from outbox.database import conninfo, without_password
 from outbox.errors import DatabaseUnavailableError, MigrationError
 from outbox.migrate import migrate, migration_sql, unmigrate
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_migrate(
-    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    subcommands: Subcommands,
 ) -> None:
     parser = subcommands.add_parser("migrate", help="make or update the schema")
     add_database(parser)
@@ -71,7 +75,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
 
 
 def _add_maintain(
-    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    subcommands: Subcommands,
 ) -> None:
     parser = subcommands.add_parser(
         "maintain", help="make partitions ahead, drop old ones (without pg_cron)"
@@ -86,11 +90,7 @@ def _maintain(arguments: argparse.Namespace) -> int:
         with psycopg.connect(
             conninfo(url, application_name="outbox maintain"), autocommit=True
         ) as connection:
-            connection.add_notice_handler(
-                lambda notice: sys.stderr.write(
-                    f"outbox: {notice.message_primary}; {notice.message_hint or ''}\n"
-                )
-            )
+            connection.add_notice_handler(_tell)
             connection.execute("CALL outbox.maintain()")
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
@@ -101,3 +101,7 @@ def _maintain(arguments: argparse.Namespace) -> int:
             f"{error.diag.message_primary}; {error.diag.message_hint or ''}"
         ) from error
     return 0
+
+
+def _tell(notice: Diagnostic) -> None:
+    sys.stderr.write(f"outbox: {notice.message_primary}; {notice.message_hint or ''}\n")

@@ -106,11 +106,10 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
     try:
         asyncio.run(coroutine)
     except BaseExceptionGroup as group:
-        ours = group.subgroup(OutboxError)
-        while ours is not None:
-            first = ours.exceptions[0]
-            if isinstance(first, OutboxError):
-                raise first from group
-            ours = first if isinstance(first, BaseExceptionGroup) else None
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        if isinstance(first, OutboxError):
+            raise first from group
         raise
     return 0
