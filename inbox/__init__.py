@@ -1,0 +1,1 @@
+"""The consuming side of pillarbox: a handler's effects happen exactly once."""

@@ -1,0 +1,67 @@
+"""What can go wrong in a consumer, and what a handler may decide."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from outbox.errors import OutboxError
+
+__all__ = [
+    "DeadLetter",
+    "InvalidReceiptError",
+    "MessageTooNewError",
+    "MessageTooOldError",
+    "RetryLater",
+]
+
+
+class InvalidReceiptError(OutboxError, ValueError):
+    """A receipt can't be written as asked; no second attempt would succeed."""
+
+
+class MessageTooOldError(InvalidReceiptError):
+    """No partition is left for a message's day, so nobody knows if it was handled."""
+
+    def __init__(self, message_id: UUID, message_at: datetime) -> None:
+        self.message_id = message_id
+        self.message_at = message_at
+        age = timedelta(seconds=round((datetime.now(UTC) - message_at).total_seconds()))
+        super().__init__(
+            f"message id {message_id}: was made {age} ago, and inbox.receipt has no "
+            "partition for that day any more; handle it by hand, or raise the "
+            "retention of inbox.receipt above the age of what you replay"
+        )
+
+
+class MessageTooNewError(InvalidReceiptError):
+    """No partition is there yet for a message's day."""
+
+    def __init__(self, message_id: UUID, message_at: datetime) -> None:
+        self.message_id = message_id
+        self.message_at = message_at
+        super().__init__(
+            f"message id {message_id}: says it was made at {message_at.isoformat()}, "
+            "and inbox.receipt has no partition for that day yet; check the clock of "
+            "its producer, and that outbox.maintain() runs"
+        )
+
+
+class RetryLater(Exception):  # noqa: N818 (a decision, no error)
+    """Raised by a handler: roll back, and call me again after `delay`.
+
+    It is no failure: it isn't counted as an attempt. Later messages of the key wait.
+    """
+
+    def __init__(self, delay: timedelta, reason: str = "the handler asked for it"):
+        if delay < timedelta(0):
+            raise ValueError(f"delay={delay}: must not be negative")
+        self.delay = delay
+        self.reason = reason
+        super().__init__(f"retry in {delay}: {reason}")
+
+
+class DeadLetter(Exception):  # noqa: N818 (a decision, no error)
+    """Raised by a handler: roll back, and give the message up for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)

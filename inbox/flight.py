@@ -1,0 +1,128 @@
+"""What is in flight: the messages of a key one after the other, keys side by side.
+
+Each key with messages has a *line*, worked off by one task; a message without a key
+has a line of its own. A line is *parked* while its head waits for its retry. Parked
+lines don't count as in flight, so one bad message holds up its own key and nothing
+else; but what waits in lines is bounded too.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from typing import TypeAlias
+
+from inbox.source import Delivery
+
+Work: TypeAlias = Callable[[Delivery], Awaitable[bool]]
+
+
+class Flight:
+    """The lines of one run of a consumer. For one event loop.
+
+    Args:
+        work: settles one delivery, after which it is the turn of the next of its key;
+            gives False if it had to stop before that. It runs handlers inside `turn`
+            and waits by `park`.
+        max_in_flight: lines at work at once.
+        max_waiting: deliveries held that wait behind others, or for their retry.
+    """
+
+    def __init__(self, work: Work, *, max_in_flight: int, max_waiting: int) -> None:
+        self.turn = asyncio.Semaphore(max_in_flight)
+        self.stopping = asyncio.Event()
+        self._work = work
+        self._max_in_flight = max_in_flight
+        self._max_held = max_in_flight + max_waiting
+        self._lines: dict[object, deque[Delivery]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held = 0
+        self._parked = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def room(self) -> int:
+        """How many more deliveries may be accepted now."""
+        at_work = len(self._lines) - self._parked
+        return max(0, min(self._max_in_flight - at_work, self._max_held - self._held))
+
+    async def wait_for_room(self) -> int:
+        """Wait until there is room, and tell how much.
+
+        Raises:
+            Exception: what `work` raised, which it never should.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if self.room:
+                return self.room
+            self._changed.clear()
+            await self._changed.wait()
+
+    def accept(self, deliveries: Iterable[Delivery]) -> None:
+        """Put deliveries into their lines, in this order."""
+        for delivery in deliveries:
+            self._held += 1
+            key = delivery.message.key
+            name: object = delivery if key is None else key
+            if name in self._lines:
+                self._lines[name].append(delivery)
+                continue
+            self._lines[name] = line = deque([delivery])
+            task = asyncio.create_task(self._work_off(name, line))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def pause(self, delay: timedelta) -> bool:
+        """Wait, still counted as in flight; give False at once when it is to stop."""
+        try:
+            async with asyncio.timeout(delay.total_seconds()):
+                await self.stopping.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def park(self, delay: timedelta) -> bool:
+        """Wait like `pause`, but not counted as in flight."""
+        self._parked += 1
+        self._changed.set()
+        try:
+            return await self.pause(delay)
+        finally:
+            self._parked -= 1
+
+    async def stop(self, drain: timedelta) -> list[Delivery]:
+        """Finish what is at work, for at most `drain`; give what is left, in order.
+
+        Being cancelled only ends the drain.
+        """
+        self.stopping.set()
+        if self._tasks:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait(self._tasks, timeout=drain.total_seconds())
+        late = list(self._tasks)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        left = [delivery for line in self._lines.values() for delivery in line]
+        self._lines.clear()
+        if self._failure is not None:
+            raise self._failure
+        return left
+
+    async def _work_off(self, name: object, line: deque[Delivery]) -> None:
+        try:
+            while line and not self.stopping.is_set():
+                if not await self._work(line[0]):
+                    break
+                line.popleft()
+                self._held -= 1
+                self._changed.set()
+        except Exception as error:  # noqa: BLE001 (raised again by wait_for_room)
+            self._failure = error
+        if not line:
+            del self._lines[name]
+        self._changed.set()

@@ -1,0 +1,126 @@
+"""`@idempotent`: a handler whose effects happen once, in any consumer you have."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Generic, Protocol, TypeVar, cast, overload
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session
+
+from inbox.receipt import MessageId, check_text, record_receipt
+from outbox.errors import NotASessionError, shorten
+from outbox.message import Message
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+_MARK: Final = "__idempotent_consumer__"
+
+
+def message_id(message: Message) -> MessageId:
+    """Give the id by which a message's receipt is found, where nothing else is said."""
+    return message.id
+
+
+class Guard(Protocol[M]):
+    """What `idempotent` gives: it makes a handler idempotent."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[AsyncSession, M], Awaitable[R]], /
+    ) -> Callable[[AsyncSession, M], Coroutine[Any, Any, R | None]]: ...
+
+    @overload
+    def __call__(
+        self, handler: Callable[[Session, M], R], /
+    ) -> Callable[[Session, M], R | None]: ...
+
+
+@overload
+def idempotent(*, consumer: str) -> Guard[Message]: ...
+
+
+@overload
+def idempotent(*, consumer: str, key: Callable[[M], MessageId]) -> Guard[M]: ...
+
+
+def idempotent(
+    *, consumer: str, key: Callable[[Any], MessageId] = message_id
+) -> Guard[Any]:
+    """Make a handler `(session, message)` run once for each message and consumer.
+
+    The receipt is inserted first, in the transaction of the session; only if it was
+    new the handler runs, and its result is given back. For a duplicate the result is
+    None. Receipt and effects commit or roll back together, with the caller's
+    transaction. The handler is sync with a `Session` or async with an `AsyncSession`.
+
+    Args:
+        consumer: whose receipt it is: each consumer handles a message once.
+        key: reads the id out of the message: a UUIDv7, or a `ForeignId`.
+
+    Raises:
+        InvalidReceiptError: `consumer` can't be used; when called also what
+            `record_receipt` raises.
+    """
+    check_text("consumer", consumer)
+    return cast("Guard[Any]", _Guard(consumer, key))
+
+
+class _Guard(Generic[M]):
+    def __init__(self, consumer: str, key: Callable[[M], MessageId]) -> None:
+        self._consumer = consumer
+        self._key = key
+
+    def __call__(self, handler: Callable[[Any, M], Any]) -> Callable[[Any, M], Any]:
+        guarded = self._async(handler) if is_async(handler) else self._sync(handler)
+        setattr(guarded, _MARK, self._consumer)
+        return guarded
+
+    def _sync(self, handler: Callable[[Session, M], Any]) -> Callable[..., Any]:
+        @functools.wraps(handler)
+        def handle_once(session: Session, message: M) -> Any:
+            if not record_receipt(session, self._key(message), self._consumer):
+                return None
+            return handler(session, message)
+
+        return handle_once
+
+    def _async(self, handler: Callable[[AsyncSession, M], Any]) -> Callable[..., Any]:
+        @functools.wraps(handler)
+        async def handle_once(session: AsyncSession, message: M) -> Any:
+            if not await record_receipt_async(
+                session, self._key(message), self._consumer
+            ):
+                return None
+            return await handler(session, message)
+
+        return handle_once
+
+
+async def record_receipt_async(
+    session: AsyncSession, message_id: MessageId, consumer: str
+) -> bool:
+    """Call `record_receipt` in the session's own way.
+
+    Raises:
+        NotASessionError: `session` isn't an `AsyncSession`; else as there.
+    """
+    if not isinstance(session, AsyncSession | async_scoped_session):
+        raise NotASessionError(
+            f"session {shorten(session)}: isn't a SQLAlchemy AsyncSession, which an "
+            "async handler needs; pass one, or make the handler a plain function"
+        )
+    return await session.run_sync(record_receipt, message_id, consumer)
+
+
+def is_async(handler: Callable[..., Any]) -> bool:
+    """Tell whether a handler is a coroutine function, or an object that calls one."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 (asks about its kind)
+    )
+
+
+def is_idempotent(handler: Callable[..., Any]) -> bool:
+    """Tell whether a handler records its receipt itself."""
+    return hasattr(handler, _MARK)

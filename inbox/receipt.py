@@ -1,0 +1,164 @@
+"""The receipt: proof that a consumer has handled a message.
+
+One INSERT tells new from known, and commits with the handler's effects. The table
+is partitioned by a moment that is a function of the message's id, so its key is
+unique on the id alone, at a cost that doesn't grow with the number of partitions.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias, cast
+from uuid import UUID
+
+from sqlalchemy import CursorResult, bindparam
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
+
+from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
+from inbox.schema import foreign_receipt_table, receipt_table
+from outbox.errors import NotASessionError, shorten
+from outbox.identifier import is_uuid7, moment_of
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignId:
+    """An id that isn't a UUIDv7: a Stripe event, a Kafka offset.
+
+    Attributes:
+        source: who gave the id; ids need to be unique within it only.
+        id: the id as text.
+    """
+
+    source: str
+    id: str
+
+    def __post_init__(self) -> None:
+        """Refuse what would be one id for many messages, or none that can be kept."""
+        check_text("source", self.source)
+        check_text("id", self.id)
+
+
+MessageId: TypeAlias = UUID | ForeignId
+
+# Built once, for it costs as much as running it. RETURNING is left out: the role
+# needs no more than INSERT.
+_INSERT: Final = (
+    insert(receipt_table)
+    .values(
+        {
+            name: bindparam(name, type_=receipt_table.c[name].type)
+            for name in ("message_id", "message_at", "consumer")
+        }
+    )
+    .on_conflict_do_nothing()
+    .inline()
+)
+_INSERT_FOREIGN: Final = (
+    insert(foreign_receipt_table)
+    .values(
+        {
+            name: bindparam(name, type_=foreign_receipt_table.c[name].type)
+            for name in ("source", "message_id", "consumer")
+        }
+    )
+    .on_conflict_do_nothing()
+    .inline()
+)
+_CHECK_VIOLATION: Final = "23514"
+
+
+def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bool:
+    """Record in the session's transaction that `consumer` handles the message.
+
+    Gives True if it is new, and False for a duplicate. If another transaction is
+    just recording the same, this one waits for its end: after a commit there it is
+    a duplicate, after a rollback it is new. In an `AsyncSession`:
+    `await session.run_sync(record_receipt, message_id, consumer)`.
+
+    Raises:
+        MessageTooOldError: its day is beyond the retention of `inbox.receipt`.
+        MessageTooNewError: its day lies ahead of the partitions.
+        InvalidReceiptError: the id is no UUIDv7, or an argument can't be used.
+        NotASessionError: `session` isn't a `Session`.
+
+    After one of the first two the transaction can only be rolled back, as after any
+    statement that PostgreSQL refused.
+    """
+    if not isinstance(session, Session | scoped_session):
+        raise NotASessionError(
+            f"session {shorten(session)}: isn't a SQLAlchemy Session; pass that of "
+            "your transaction, or for an AsyncSession call "
+            "await session.run_sync(record_receipt, message_id, consumer)"
+        )
+    check_text("consumer", consumer)
+    if isinstance(message_id, ForeignId):
+        values: dict[str, Any] = {
+            "source": message_id.source,
+            "message_id": message_id.id,
+            "consumer": consumer,
+        }
+        return _is_new(session, _INSERT_FOREIGN, values)
+    if not _is_uuid7(message_id):
+        raise InvalidReceiptError(
+            f"message id {shorten(message_id)}: isn't a UUIDv7, from which the day of "
+            "its receipt is read; pass ForeignId(source, id) for other ids"
+        )
+    message_at = moment_of(message_id)
+    values = {"message_id": message_id, "message_at": message_at, "consumer": consumer}
+    try:
+        return _is_new(session, _INSERT, values)
+    except DBAPIError as error:
+        if _sqlstate(error) != _CHECK_VIOLATION:
+            raise
+        # The same SQLSTATE says "no partition of relation", then without a name.
+        constraint = _constraint(error)
+        if constraint is not None:
+            raise InvalidReceiptError(
+                f"message id {message_id}: inbox.receipt refused it by its constraint "
+                f"{constraint!r}; check that the library and the migrations are of "
+                "one version (outbox migrate)"
+            ) from error
+        if message_at > datetime.now(UTC):
+            raise MessageTooNewError(message_id, message_at) from error
+        raise MessageTooOldError(message_id, message_at) from error
+
+
+def _is_uuid7(value: object) -> bool:
+    return isinstance(value, UUID) and is_uuid7(value)
+
+
+def check_text(field: str, value: object) -> None:
+    """Refuse what can't be part of a receipt's key.
+
+    Raises:
+        InvalidReceiptError: it isn't text, is empty, or can't be stored.
+    """
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InvalidReceiptError(
+            f"receipt {field} {shorten(value)}: must be text that is not empty and "
+            "has no NUL; pass a str"
+        )
+
+
+def _is_new(session: Session, statement: Any, values: dict[str, Any]) -> bool:
+    result = session.execute(
+        statement, values, execution_options={"preserve_rowcount": True}
+    )
+    return cast("CursorResult[Any]", result).rowcount == 1
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    original: Any = error.orig
+    # psycopg 3 and asyncpg say sqlstate, psycopg2 says pgcode.
+    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    return cast("str | None", state)
+
+
+def _constraint(error: DBAPIError) -> str | None:
+    original: Any = error.orig
+    diagnosis = getattr(original, "diag", None)
+    if diagnosis is None:
+        # SQLAlchemy wraps asyncpg's error, which has the name, once more.
+        diagnosis = original.__cause__
+    return getattr(diagnosis, "constraint_name", None) or None

@@ -1,0 +1,87 @@
+"""The inbox's tables as SQLAlchemy sees them; the migrations are what makes them.
+
+The queue of the postgres broker is not here: only its own source and publisher
+touch it, by SQL files.
+"""
+
+from sqlalchemy import (
+    Column,
+    DateTime,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB, UUID
+
+metadata = MetaData(schema="inbox")
+
+receipt_table = Table(
+    "receipt",
+    metadata,
+    Column("message_id", UUID(as_uuid=True), primary_key=True),
+    Column("message_at", DateTime(timezone=True), primary_key=True),
+    Column(
+        "received_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=text("now()"),
+    ),
+    Column("consumer", Text, primary_key=True),
+    postgresql_partition_by="RANGE (message_at)",
+)
+
+foreign_receipt_table = Table(
+    "foreign_receipt",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("message_id", Text, primary_key=True),
+    Column("consumer", Text, primary_key=True),
+    Column(
+        "received_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=text("now()"),
+    ),
+)
+
+dead_letter_table = Table(
+    "dead_letter",
+    metadata,
+    Column(
+        "id",
+        UUID(as_uuid=True),
+        primary_key=True,
+        server_default=text("gen_random_uuid()"),
+    ),
+    Column(
+        "created_at",
+        DateTime(timezone=True),
+        primary_key=True,
+        server_default=text("now()"),
+    ),
+    Column(
+        "updated_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=text("now()"),
+    ),
+    Column("status", Text, nullable=False, server_default=text("'PENDING'")),
+    Column("retry_count", Integer, nullable=False, server_default=text("0")),
+    Column("retry_after", DateTime(timezone=True)),
+    Column("origin", Text, nullable=False),
+    Column("message_id", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("key", Text),
+    Column("tenant", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("schema_version", Integer, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("headers", JSONB, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("error_reason", Text, nullable=False),
+    Column("error_stacktrace", Text),
+    postgresql_partition_by="RANGE (created_at)",
+)

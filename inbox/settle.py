@@ -1,0 +1,237 @@
+"""Settle one delivery: handle it until it is handled, or give it up.
+
+    handled, or known ──▶ ack
+    RetryLater(delay) ──▶ again after the delay; no attempt is counted
+    raised            ──▶ again with backoff; after the last attempt a dead letter
+    DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
+    database away     ──▶ again when it is back; no attempt is counted
+
+Meanwhile later messages of the key wait, and all others go on.
+"""
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+from inbox.dead_letter import INSERT_DEAD_LETTER, dead_letter_values
+from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
+from inbox.events import (
+    DatabaseFound,
+    DatabaseLost,
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from inbox.flight import Flight
+from inbox.handle import Handling, connection_broke, one_line
+from inbox.routes import Handler, Routes
+from inbox.source import Delivery
+from outbox.errors import (
+    BrokerUnavailableError,
+    DatabaseUnavailableError,
+    shorten,
+)
+from outbox.events import Observers
+from outbox.message import Message
+from outbox.retry import RetryPolicy
+
+_RECOVERY: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
+)
+# A handler that breaks its connection each time must not be tried for ever.
+_MAX_BROKEN_CONNECTIONS: Final = 5
+
+
+class Settlement:
+    """How the deliveries of one run of a consumer are settled."""
+
+    def __init__(
+        self,
+        consumer: str,
+        routes: Routes,
+        handling: Handling,
+        retry: RetryPolicy,
+        observers: Observers,
+    ) -> None:
+        self._consumer = consumer
+        self._routes = routes
+        self._handling = handling
+        self._retry = retry
+        self._notify = observers.notify
+        self._database_lost = False
+
+    async def settle(self, delivery: Delivery, flight: Flight) -> bool:
+        """Settle a delivery; give False if the flight stops first."""
+        message = delivery.message
+        handler = self._routes.find(message.topic)
+        if delivery.problem is not None:
+            failure: str | BaseException = delivery.problem
+        elif handler is None:
+            failure = (
+                f"consumer {self._consumer!r} has no handler for topic "
+                f"{shorten(message.topic)}"
+            )
+        else:
+            outcome = await self._handle(handler, delivery, flight)
+            if isinstance(outcome, bool):
+                return outcome
+            return await self._give_up(delivery, flight, *outcome)
+        return await self._give_up(delivery, flight, failure, delivery.attempts)
+
+    async def _handle(
+        self, handler: Handler, delivery: Delivery, flight: Flight
+    ) -> bool | tuple[str | BaseException, int]:
+        message = delivery.message
+        attempts = delivery.attempts
+        lost = broken = 0
+        while True:
+            failure: BaseException
+            try:
+                async with flight.turn:
+                    started = time.monotonic()
+                    is_new = await self._handling.handle(handler, message)
+            except RetryLater as decision:
+                self._notify(
+                    RetryRequested(
+                        **self._about(message),
+                        reason=decision.reason,
+                        seconds_until_retry=decision.delay.total_seconds(),
+                    )
+                )
+                if not await flight.park(decision.delay):
+                    return False
+                continue
+            except DeadLetter as decision:
+                return decision, attempts + 1
+            except InvalidReceiptError as error:
+                return error, attempts
+            except DatabaseUnavailableError as error:
+                lost += 1
+                if not await self._wait_for_database(error, lost, flight):
+                    return False
+                continue
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                failure = error
+            except Exception as error:  # noqa: BLE001 (a handler may raise anything)
+                if connection_broke(error) and broken < _MAX_BROKEN_CONNECTIONS:
+                    broken += 1
+                    if not await self._wait_for_database(error, broken, flight):
+                        return False
+                    continue
+                failure = error
+            else:
+                await self._handled(delivery, is_new, time.monotonic() - started)
+                return True
+            attempts += 1
+            if self._retry.spent(attempts):
+                return failure, attempts
+            if not await self._back_off(delivery, attempts, failure, flight):
+                return True
+
+    async def _handled(self, delivery: Delivery, is_new: bool, seconds: float) -> None:
+        self._found_database()
+        about = self._about(delivery.message)
+        if is_new:
+            self._notify(MessageHandled(**about, seconds=seconds))
+        else:
+            self._notify(DuplicateSkipped(**about))
+        await _ack(delivery)
+
+    async def _back_off(
+        self, delivery: Delivery, attempts: int, failure: BaseException, flight: Flight
+    ) -> bool:
+        delay = self._retry.delay(attempts)
+        self._notify(
+            HandlerFailed(
+                **self._about(delivery.message),
+                attempts=attempts,
+                reason=one_line(failure),
+                seconds_until_retry=delay.total_seconds(),
+            )
+        )
+        due = time.monotonic() + delay.total_seconds()
+        if await flight.park(delay):
+            return True
+        left = max(0.0, due - time.monotonic())
+        await delivery.nack(timedelta(seconds=left))
+        return False
+
+    async def _give_up(
+        self,
+        delivery: Delivery,
+        flight: Flight,
+        failure: str | BaseException,
+        attempts: int,
+    ) -> bool:
+        values = dead_letter_values(
+            delivery.message,
+            consumer=self._consumer,
+            attempts=attempts,
+            failure=failure,
+        )
+        lost = 0
+        while True:
+            try:
+                async with flight.turn:
+                    await self._handling.execute(INSERT_DEAD_LETTER, values)
+                break
+            except Exception as error:  # noqa: BLE001 (nothing else can be done with it)
+                lost += 1
+                if not await self._wait_for_database(error, lost, flight):
+                    return False
+        self._found_database()
+        self._notify(
+            MessageDeadLettered(
+                **self._about(delivery.message),
+                attempts=attempts,
+                reason=values["error_reason"],
+            )
+        )
+        await _ack(delivery)
+        return True
+
+    async def _wait_for_database(
+        self, error: BaseException, times: int, flight: Flight
+    ) -> bool:
+        delay = _RECOVERY.delay(times)
+        if not self._database_lost:
+            self._database_lost = True
+            self._notify(
+                DatabaseLost(
+                    consumer=self._consumer,
+                    reason=one_line(error),
+                    seconds=delay.total_seconds(),
+                )
+            )
+        # Not parked: while it lasts, no more is to be fetched.
+        return await flight.pause(delay)
+
+    def _found_database(self) -> None:
+        if self._database_lost:
+            self._database_lost = False
+            self._notify(DatabaseFound(consumer=self._consumer))
+
+    def _about(self, message: Message) -> dict[str, Any]:
+        return {
+            "consumer": self._consumer,
+            "id": message.id,
+            "topic": message.topic,
+            "key": message.key,
+        }
+
+
+async def _ack(delivery: Delivery) -> None:
+    try:
+        await delivery.ack()
+    except BrokerUnavailableError:
+        return  # it comes again, and its receipt is there
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

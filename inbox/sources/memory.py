@@ -1,0 +1,123 @@
+"""Deliveries out of a list, in this process: for tests."""
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import count
+from typing import Final, Self
+
+from inbox.source import Delivery
+from outbox.errors import ConfigError
+from outbox.message import Message
+
+_POLL: Final = timedelta(seconds=1)
+
+
+class MemoryDelivery:
+    """One handing-over of a message that waits in this process."""
+
+    def __init__(self, source: "MemorySource", message: Message, attempts: int) -> None:
+        self.message = message
+        self.attempts = attempts
+        self.problem: str | None = None
+        self._source = source
+
+    async def ack(self) -> None:
+        """Move the message to `acked`."""
+        if self._source.held.pop(id(self), None) is not None:
+            self._source.acked.append(self.message)
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again: before all others, or after the delay."""
+        if self._source.held.pop(id(self), None) is None:
+            return
+        if delay is None:
+            self._source.return_now(self.message, self.attempts)
+        else:
+            self._source.return_later(self.message, self.attempts + 1, delay)
+
+
+class MemorySource:
+    """Hands over what was given to `add`.
+
+    Attributes:
+        acked: the messages that were acked, in that order.
+        held: the deliveries that were handed over and not settled.
+    """
+
+    def __init__(self, *messages: Message, poll_interval: timedelta = _POLL) -> None:
+        self.acked: list[Message] = []
+        self.held: dict[int, MemoryDelivery] = {}
+        self._poll = poll_interval.total_seconds()
+        self._ready: deque[tuple[Message, int]] = deque((m, 0) for m in messages)
+        self._waiting: list[tuple[float, int, Message, int]] = []
+        self._ticket = count()
+        self._arrived = asyncio.Event()
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make an empty one from `memory://`.
+
+        Raises:
+            ConfigError: the URL says something else.
+        """
+        if url.rstrip("/") != "memory:":
+            raise ConfigError(f"broker URL {url!r}: write memory://")
+        return cls()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are still to be handed over."""
+        return len(self._ready) + len(self._waiting)
+
+    def add(self, *messages: Message) -> None:
+        """Let messages be handed over, after those that are there."""
+        self._ready.extend((message, 0) for message in messages)
+        self._arrived.set()
+
+    def return_now(self, message: Message, attempts: int) -> None:
+        """Put a message before all others."""
+        self._ready.appendleft((message, attempts))
+        self._arrived.set()
+
+    def return_later(self, message: Message, attempts: int, delay: timedelta) -> None:
+        """Put a message aside for a while."""
+        due = time.monotonic() + delay.total_seconds()
+        heapq.heappush(self._waiting, (due, next(self._ticket), message, attempts))
+        self._arrived.set()
+
+    async def __aenter__(self) -> Self:
+        """There is nothing to connect to."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Take back what was not settled."""
+        for delivery in reversed(list(self.held.values())):
+            await delivery.nack()
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what is ready, at most `limit`."""
+        deadline = time.monotonic() + self._poll
+        while True:
+            now = time.monotonic()
+            while self._waiting and self._waiting[0][0] <= now:
+                _, _, message, attempts = heapq.heappop(self._waiting)
+                self._ready.append((message, attempts))
+            if self._ready or now >= deadline:
+                break
+            wake = min(deadline, self._waiting[0][0] if self._waiting else deadline)
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(wake - now):
+                    await self._arrived.wait()
+            except TimeoutError:
+                continue
+        given = [
+            MemoryDelivery(self, *self._ready.popleft())
+            for _ in range(min(limit, len(self._ready)))
+        ]
+        self.held.update((id(delivery), delivery) for delivery in given)
+        return given

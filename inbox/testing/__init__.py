@@ -1,0 +1,1 @@
+"""For the tests of consumers; servers and events are in `outbox.testing`."""

@@ -1,0 +1,58 @@
+"""Events as they happen, for tests that wait instead of sleeping."""
+
+import asyncio
+from typing import TypeVar
+
+from outbox.events import Event
+
+__all__ = ["RecordedEvents"]
+
+E = TypeVar("E", bound=Event)
+
+
+class RecordedEvents:
+    """An observer that keeps every event and lets a test wait for some.
+
+    For one event loop: events must come from it.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        """Record an event."""
+        self.events.append(event)
+        self._changed.set()
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Give the events of a kind so far, in their order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def wait_for(
+        self,
+        kind: type[E],
+        count: int = 1,
+        *,
+        timeout: float = 10,  # noqa: ASYNC109
+    ) -> list[E]:
+        """Wait until there are `count` events of a kind since the start; give them.
+
+        Raises:
+            TimeoutError: they don't come; it lists what came instead.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while len(found := self.of(kind)) < count:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            tally: dict[str, int] = {}
+            for event in self.events:
+                name = type(event).__name__
+                tally[name] = tally.get(name, 0) + 1
+            raise TimeoutError(
+                f"{len(self.of(kind))} of {count} {kind.__name__} came within "
+                f"{timeout} s; seen: {tally}; the last: {self.events[-3:]}"
+            ) from None
+        return found

@@ -1,0 +1,47 @@
+"""Publishes into a list: for tests, and to measure the relay alone."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from outbox.errors import ConfigError
+from outbox.message import Message
+from relay.publisher import Acked, Confirmation
+
+
+class MemoryPublisher:
+    """Acks everything and keeps it in `messages`, in order of arrival.
+
+    `memory://` keeps the messages, `memory://drop` forgets them.
+    """
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self.messages: list[Message] = []
+        self._keep = keep
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `memory://` or `memory://drop`.
+
+        Raises:
+            ConfigError: the URL says something else.
+        """
+        where = url.removeprefix("memory:").strip("/")
+        if not url.startswith("memory:") or where not in {"", "drop"}:
+            raise ConfigError(
+                f"broker URL {url!r}: write memory:// to keep the messages or "
+                "memory://drop to forget them"
+            )
+        return cls(keep=not where)
+
+    async def __aenter__(self) -> Self:
+        """There is nothing to connect to."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """There is nothing to disconnect from."""
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Ack the whole batch."""
+        if self._keep:
+            self.messages.extend(batch)
+        return [Acked()] * len(batch)

@@ -1,0 +1,161 @@
+"""Publishes into `inbox.delivery`: PostgreSQL as the broker.
+
+The database of the URL may be that of the outbox or another one. A batch is one
+statement in one transaction, so it arrives as a whole or not at all.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import psycopg
+
+from outbox.database import Link, conninfo, without_password
+from outbox.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    DatabaseUnavailableError,
+    shorten,
+)
+from outbox.lane import bucket_of
+from outbox.message import Message
+from outbox.statement import load
+from relay.publisher import Acked, Confirmation, Nacked
+
+_OPTION: Final = "unsubscribed"
+_CHOICES: Final = ("keep", "drop")
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class PostgresPublisher:
+    """Publishes to every consumer that subscribes to the topic.
+
+    Args:
+        url: of the database with the schema `inbox`.
+        drop_unsubscribed: ack a message to which nobody subscribes instead of
+            nacking it.
+    """
+
+    def __init__(self, url: str, *, drop_unsubscribed: bool = False) -> None:
+        conninfo(url)
+        self._name = without_password(url)
+        self._drop_unsubscribed = drop_unsubscribed
+        self._link = Link(url, application_name="pillarbox publisher")
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from a URL of PostgreSQL, with `?unsubscribed=drop` if wanted.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        parts = urlsplit(url)
+        options = parse_qsl(parts.query, keep_blank_values=True)
+        rest = [(name, value) for name, value in options if name != _OPTION]
+        choice = dict(options).get(_OPTION, "keep")
+        if choice not in _CHOICES:
+            raise ConfigError(
+                f"broker URL option {_OPTION}={shorten(choice)}: "
+                f"write one of {', '.join(_CHOICES)}"
+            )
+        return cls(
+            parts._replace(query=urlencode(rest)).geturl(),
+            drop_unsubscribed=choice == "drop",
+        )
+
+    async def __aenter__(self) -> Self:
+        """Connect, and see that the tables are there.
+
+        Raises:
+            BrokerUnavailableError: the database can't be reached.
+            ConfigError: it has no table `inbox.delivery`, or we may not insert.
+        """
+        try:
+            await self._insert([])
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            await self._link.close()
+            raise ConfigError(
+                f"broker {self._name} has no table inbox.delivery: run outbox migrate "
+                "--database URL for it"
+            ) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            await self._link.close()
+            raise ConfigError(
+                f"broker {self._name}: {_one_line(error)}; grant the role "
+                "pillarbox_relay to its user"
+            ) from None
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        await self._link.close()
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Insert the deliveries of a batch, in its order.
+
+        A message to which nobody subscribes is nacked, so that it stays visible in
+        the outbox; a later attempt succeeds once somebody does.
+
+        Raises:
+            BrokerUnavailableError: the connection broke, or the table has no
+                partition for today; the next call connects again.
+        """
+        try:
+            unsubscribed = await self._insert(batch)
+        except psycopg.DataError as error:
+            if len(batch) > 1:
+                # One value that can't be stored must not be charged to the others.
+                return [(await self.publish([message]))[0] for message in batch]
+            return [
+                Nacked(f"PostgreSQL refused it: {_one_line(error)}", permanent=True)
+            ]
+        return [self._confirmation(message, unsubscribed) for message in batch]
+
+    def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
+        if message.topic not in unsubscribed or self._drop_unsubscribed:
+            return Acked()
+        return Nacked(
+            f"nobody subscribes to topic {shorten(message.topic)}; "
+            f"run inbox subscribe CONSUMER {message.topic}"
+        )
+
+    async def _insert(self, batch: Sequence[Message]) -> set[str]:
+        async with self._turn:
+            try:
+                connection = await self._link.connection()
+                cursor = await connection.execute(
+                    load("relay", "insert_deliveries"), _arrays(batch)
+                )
+                return {topic for (topic,) in await cursor.fetchall()}
+            except DatabaseUnavailableError as error:
+                raise BrokerUnavailableError(str(error)) from error
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                raise BrokerUnavailableError(
+                    f"the connection to {self._name} broke: {_one_line(error)}"
+                ) from error
+            except psycopg.errors.CheckViolation as error:
+                # Of today's partition; the values themselves hold every CHECK.
+                raise BrokerUnavailableError(
+                    f"{self._name}: {_one_line(error)}; run outbox maintain for it"
+                ) from error
+
+
+def _arrays(batch: Sequence[Message]) -> dict[str, list[Any]]:
+    return {
+        "ids": [m.id for m in batch],
+        "lanes": [bucket_of(m.key, m.id) for m in batch],
+        "schema_versions": [m.schema_version for m in batch],
+        "topics": [m.topic for m in batch],
+        "keys": [m.key for m in batch],
+        "tenants": [m.tenant for m in batch],
+        "content_types": [m.content_type for m in batch],
+        "headers": [_encode(dict(m.headers)) if m.headers else "{}" for m in batch],
+        "payloads": [m.payload for m in batch],
+    }
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
