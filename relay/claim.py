@@ -1,5 +1,6 @@
 """Claim: read the next messages of leased lanes. Nothing is locked or written."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -134,12 +135,13 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
         version,
     ) = row
     problem = None
+    if headers is not None:
+        headers, problem = _read_headers(headers)
     if (
         not topic
         or key == ""
         or not content_type
         or payload is None
-        or headers is not None
         or version < 1
         or not is_uuid7(id)
     ):
@@ -160,9 +162,19 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
     return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
 
 
-def _problem(row: Sequence[Any], config: RelayConfig) -> str | None:
+def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
+    try:
+        headers = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {}, f"headers can't be read: {type(error).__name__}"
+    if isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values()):
+        return headers, None
+    return {}, "headers is not a JSON object of strings"
+
+
+def _problem(row: Sequence[Any], config: RelayConfig) -> str:
     """Say what is wrong with a row that someone may have inserted by hand."""
-    _, _, id, _, _, topic, key, _, payload, content_type, headers, version = row
+    _, _, id, _, _, topic, key, _, payload, content_type, _, version = row
     if not topic:
         return "topic is empty"
     if key == "":
@@ -173,11 +185,4 @@ def _problem(row: Sequence[Any], config: RelayConfig) -> str | None:
         return f"payload is over {config.max_payload_bytes} bytes (max_payload_bytes)"
     if version < 1:
         return f"schema_version is {version}, it starts at 1"
-    if not is_uuid7(id):
-        return f"id {id} is not a UUIDv7"
-    if headers is not None and not (
-        isinstance(headers, dict)
-        and all(isinstance(value, str) for value in headers.values())
-    ):
-        return "headers is not a JSON object of strings"
-    return None
+    return f"id {id} is not a UUIDv7"

@@ -11,8 +11,9 @@ SELECT lane, seq, id, created_at, attempts, topic, key, tenant, payload, content
        CROSS JOIN LATERAL (
            SELECT m.lane, m.seq, m.id, m.created_at, m.attempts, m.topic, m.key, m.tenant,
                   m.content_type, m.schema_version,
-                  -- Most have none: a null costs the client nothing to decode.
-                  nullif(m.headers, '{}'::jsonb) AS headers,
+                  -- Most have none: a null costs the client nothing. Text, since the client decodes
+                  -- with care what someone may have inserted by hand.
+                  nullif(m.headers, '{}'::jsonb)::text AS headers,
                   CASE WHEN octet_length(m.payload) <= %(max_payload)s THEN m.payload END AS payload,
                   octet_length(m.payload) AS bytes
              FROM outbox.message AS m

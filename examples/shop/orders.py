@@ -1,0 +1,74 @@
+"""The shop: takes orders in business transactions, some of which roll back."""
+
+import random
+import threading
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session, sessionmaker
+
+import outbox
+from examples.shop.model import Order
+from outbox import Message
+
+
+class PaymentDeclinedError(Exception):
+    """The bank said no after the order was written: everything rolls back."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the shop did, counted by the shop itself."""
+
+    committed: int = 0
+    rolled_back: int = 0
+
+
+class Shop:
+    """Customers who order, and now and then cancel. `run` blocks in its thread.
+
+    Args:
+        sessions: of the application's own database.
+        tenant: marks this run's messages.
+        customers: how many take turns; the key of a message is its customer.
+    """
+
+    def __init__(
+        self, sessions: sessionmaker[Session], *, tenant: str, customers: int
+    ) -> None:
+        self._sessions = sessions
+        self._tenant = tenant
+        self._steps = dict.fromkeys((f"customer-{n:03}" for n in range(customers)), 0)
+        self._random = random.Random(7)
+        self.tally = Tally()
+
+    def run(self, orders: int, stop: threading.Event) -> None:
+        """Take that many orders, or until told to stop."""
+        for _ in range(orders):
+            if stop.is_set():
+                return
+            customer = self._random.choice(list(self._steps))
+            kind = "cancelled" if self._random.random() < 0.1 else "placed"
+            try:
+                self._order(customer, kind, declined=self._random.random() < 0.125)
+            except PaymentDeclinedError:
+                self.tally.rolled_back += 1
+            else:
+                self._steps[customer] += 1
+                self.tally.committed += 1
+
+    def _order(self, customer: str, kind: str, *, declined: bool) -> None:
+        step = self._steps[customer] + 1
+        amount = self._random.randint(5, 500)
+        with self._sessions.begin() as session:
+            session.add(Order(customer=customer, step=step, kind=kind, amount=amount))
+            outbox.add(
+                session,
+                Message(
+                    f"orders.{kind}",
+                    {"customer": customer, "step": step, "amount": amount},
+                    key=customer,
+                    tenant=self._tenant,
+                ),
+            )
+            if declined:
+                raise PaymentDeclinedError

@@ -1,0 +1,75 @@
+"""The processes of the show: relays and consumers, started and killed for real."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+_STOP_SECONDS: Final = 30
+
+
+class Processes:
+    """Starts the commands of pillarbox as an operator would; ends them all on exit.
+
+    What they log goes to files in `logs`.
+    """
+
+    def __init__(self, database: str, broker: str, logs: Path) -> None:
+        self._environment = {
+            **os.environ,
+            "PILLARBOX_DATABASE_URL": database,
+            "PILLARBOX_BROKER_URL": broker,
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
+            ),
+        }
+        self._logs = logs
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, module: str, *arguments: str) -> int:
+        """Start a process under a name; give its pid."""
+        with (self._logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import sys; from {module} import main; sys.exit(main())",
+                    *arguments,
+                ],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._running[name] = process
+        return process.pid
+
+    def kill(self, name: str) -> None:
+        """End a process by SIGKILL: it can't tidy up."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
+    def failed(self) -> list[str]:
+        """Name the processes that ended by themselves."""
+        return [
+            name
+            for name, process in self._running.items()
+            if process.poll() is not None
+        ]
+
+    def stop_all(self) -> dict[str, int]:
+        """End the processes by SIGTERM, and give the exit status of each."""
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        statuses = {}
+        for name, process in self._running.items():
+            try:
+                statuses[name] = process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                statuses[name] = process.wait()
+        self._running.clear()
+        return statuses
