@@ -16,10 +16,10 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test bench setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test bench setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
 needs += redis
 endif
 
@@ -28,7 +28,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench check format lock setup clean packages
+.PHONY: help demo test fault bench check format lock setup clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ demo: packages $(READY) ## Run the example shop from order to delivery, with a k
 
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
 	@$(BIN)/pytest $(ARGS)
+
+fault: packages $(READY) ## Run the tests that break things, in their full numbers
+	@$(BIN)/pytest -m fault --full $(ARGS)
 
 bench: packages $(READY) ## Measure speed and memory, beside other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)

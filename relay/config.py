@@ -34,10 +34,10 @@ class RelayConfig:
         weights: turns of each priority class while all of them have messages.
     """
 
-    batch_size: int = 1000
+    batch_size: int = 500
     max_batch_bytes: int = 8 * 1024 * 1024
     max_payload_bytes: int = 64 * 1024 * 1024
-    concurrency: int = 2
+    concurrency: int = 3
     lease: timedelta = timedelta(seconds=10)
     poll_interval: timedelta = timedelta(seconds=1)
     sweep_interval: timedelta = timedelta(seconds=5)

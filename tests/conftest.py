@@ -1,3 +1,19 @@
-"""Makes the fixtures known to all tests."""
+"""Makes the fixtures and the options known to all tests."""
+
+import pytest
 
 pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.redis"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="test faults and real input in their full numbers, which takes minutes",
+    )
+    parser.addoption(
+        "--webhooks",
+        metavar="PATH",
+        help="the file github-webhooks.jsonl.gz (default: $PILLARBOX_WEBHOOKS, "
+        "or shared/data/ beside the repository)",
+    )
