@@ -1,5 +1,6 @@
 """What a consumer tells its observers."""
 
+import logging
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -26,6 +27,8 @@ class ConsumerStopped(Event):
 class DeliveriesReceived(Event):
     """The broker handed messages over."""
 
+    level = logging.DEBUG
+
     consumer: str
     messages: int
 
@@ -47,6 +50,8 @@ class MessageHandled(DeliveryEvent):
     A handler that is `@idempotent` itself is counted here for a duplicate too.
     """
 
+    level = logging.DEBUG
+
     seconds: float
 
 
@@ -54,10 +59,14 @@ class MessageHandled(DeliveryEvent):
 class DuplicateSkipped(DeliveryEvent):
     """There was a receipt: the message was handled before, and acked now."""
 
+    level = logging.DEBUG
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(DeliveryEvent):
     """The handler raised; nothing of it is left, and it is called again."""
+
+    level = logging.WARNING
 
     attempts: int
     reason: str
@@ -76,6 +85,8 @@ class RetryRequested(DeliveryEvent):
 class MessageDeadLettered(DeliveryEvent):
     """The message was given up; it is in `inbox.dead_letter`."""
 
+    level = logging.ERROR
+
     attempts: int
     reason: str
 
@@ -84,10 +95,14 @@ class MessageDeadLettered(DeliveryEvent):
 class DeliveryReturned(DeliveryEvent):
     """The consumer stopped before the message was handled, and gave it back."""
 
+    level = logging.DEBUG
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost(Event):
     """The broker is away; it is asked again after the delay."""
+
+    level = logging.WARNING
 
     consumer: str
     reason: str
@@ -104,6 +119,8 @@ class SourceFound(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLost(Event):
     """The handlers' database is away; it is tried again after the delay."""
+
+    level = logging.WARNING
 
     consumer: str
     reason: str

@@ -1,0 +1,155 @@
+"""The statements on `inbox.delivery`, and what their answers mean for the lanes."""
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+
+from inbox.claim import read_delivery
+from inbox.lanes import SKEW, Claimed, Lanes
+from outbox.database import Link
+from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.statement import load
+
+AWAY: Final = (
+    DatabaseUnavailableError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+_MAX_BYTES: Final = 8 * 1024 * 1024
+_MAX_DUE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a delivery: acked, or to be tried again after the delay."""
+
+    row: Claimed
+    delay: timedelta | None
+
+
+class Queue:
+    """The deliveries of one consumer, seen from one replica. For one event loop.
+
+    Each method raises what `AWAY` lists when the database is away.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        lanes: Lanes,
+        *,
+        consumer: str,
+        prefetch: int,
+        sweep_interval: timedelta,
+    ) -> None:
+        self._link = link
+        self._lanes = lanes
+        self._consumer = consumer
+        self._prefetch = prefetch
+        self._sweep_interval = sweep_interval.total_seconds()
+        self._turn = asyncio.Lock()
+        self._clock_offset = timedelta(0)
+        self.sweep_at = 0.0
+        """When to look everywhere again, by the monotonic clock."""
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Have the consumer's deliveries made from now on."""
+        await self._execute("subscribe", topics=list(topics))
+
+    async def claim(self, leased: Collection[int]) -> None:
+        """Read what is next in these lanes; at most `prefetch`."""
+        if self._lanes.strange or time.monotonic() >= self.sweep_at:
+            await self._sweep(leased)
+        floors = self._lanes.floors(leased)
+        if not floors:
+            return
+        rows = await self._execute(
+            "claim_deliveries",
+            lanes=list(floors),
+            floors=list(floors.values()),
+            held=self._lanes.held_above(floors),
+            blocked=self._lanes.blocked,
+            oldest=self._lanes.oldest,
+            newest=datetime.now(UTC) + self._clock_offset + SKEW,
+            max_rows=self._prefetch,
+            max_bytes=_MAX_BYTES,
+        )
+        claimed = [read_delivery(row) for row in rows]
+        full = (
+            len(claimed) >= self._prefetch
+            or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
+        )
+        self._lanes.claimed(claimed, list(floors), full=full)
+
+    async def write(self, batch: Sequence[Outcome]) -> None:
+        """Write outcomes down, after which their deliveries are held no longer.
+
+        Raises:
+            BrokerUnavailableError: the database is away; to be called again.
+        """
+        acked = [outcome.row for outcome in batch if outcome.delay is None]
+        failed = [(o.row, o.delay) for o in batch if o.delay is not None]
+        try:
+            if acked:
+                await self._execute("mark_acked", **_span(acked))
+            if failed:
+                rows = [row for row, _ in failed]
+                await self._execute(
+                    "schedule_redelivery",
+                    **_span(rows),
+                    delays=[delay.total_seconds() for _, delay in failed],
+                    attempts=[row.attempts for row in rows],
+                )
+        except AWAY as error:
+            raise BrokerUnavailableError(str(error)) from error
+        for outcome in batch:
+            self._lanes.let_go(outcome.row)
+
+    async def close(self) -> None:
+        """Disconnect; the next call connects again."""
+        await self._link.close()
+
+    async def _sweep(self, leased: Collection[int]) -> None:
+        """Look everywhere: for what is due, for late commits, into new lanes."""
+        strange = self._lanes.strange
+        lanes = sorted({*leased, *strange})
+        self.sweep_at = time.monotonic() + self._sweep_interval
+        if not lanes:
+            return
+        if strange:
+            waiting = await self._execute("list_waiting", lanes=strange)
+            self._lanes.found_waiting((lane, seq, key) for lane, seq, key in waiting)
+        due = await self._execute("ready_due", lanes=lanes, max_rows=_MAX_DUE)
+        heads = await self._execute("find_heads", lanes=lanes)
+        now = heads[0][3]
+        self._clock_offset = now - datetime.now(UTC)
+        self._lanes.oldest = min([now, *(at for _, _, at, _ in heads if at)]) - SKEW
+        for lane, seq, _, _ in heads:
+            self._lanes.found_head(lane, seq)
+        for lane, seq, key, at in due:
+            self._lanes.made_ready(lane, seq, key, at)
+        if len(due) == _MAX_DUE:
+            self.sweep_at = 0.0
+
+    async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:
+        async with self._turn:
+            connection = await self._link.connection()
+            cursor = connection.cursor(binary=True)
+            await cursor.execute(
+                load("inbox", name), {"consumer": self._consumer, **parameters}
+            )
+            return await cursor.fetchall() if cursor.description else []
+
+
+def _span(rows: Sequence[Claimed]) -> dict[str, Any]:
+    """Give what an UPDATE needs to find rows without looking into every partition."""
+    return {
+        "seqs": [row.seq for row in rows],
+        "first": min(row.created_at for row in rows),
+        "last": max(row.created_at for row in rows),
+    }

@@ -1,0 +1,218 @@
+"""Deliveries out of `inbox.delivery`: PostgreSQL as the broker.
+
+The replicas of a consumer share 16 lanes by leases, so a key is with one of them at
+a time. Claiming writes nothing; see `inbox.lanes` for what is known in the process.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final, Self
+
+import psycopg
+
+from inbox.lanes import Claimed, Lanes
+from inbox.outcomes import Outcomes
+from inbox.queue import AWAY, Outcome, Queue
+from inbox.source import Delivery
+from outbox.database import Link, conninfo, refuse_pooler, without_password
+from outbox.doorbell import Doorbell
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.lane import BUCKETS
+from outbox.lease import Lease
+from outbox.lock import Lock, consumer_class
+from outbox.message import Message
+
+_LAST_WRITE: Final = 10.0
+_FIRST_LOOK: Final = 0.005
+_LAST_LOOK: Final = 0.05
+
+
+class PostgresDelivery:
+    """One delivery of a lane."""
+
+    def __init__(self, source: "PostgresSource", row: Claimed) -> None:
+        self.message: Message = row.message
+        self.attempts: int = row.attempts
+        self.problem: str | None = row.problem
+        self._row = row
+        self._source = source
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have it marked as acked within milliseconds."""
+        self._settle(lambda: self._source.acked(self._row))
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Give it back; with a delay its key waits, in every replica."""
+        self._settle(lambda: self._source.nacked(self._row, delay))
+
+    def _settle(self, how: Callable[[], None]) -> None:
+        if not self._settled:
+            self._settled = True
+            how()
+
+
+class PostgresSource:
+    """The deliveries of one consumer, for which it subscribes when entered.
+
+    Args:
+        url: of the database, reached directly, not through a transaction pooler.
+        consumer: whose deliveries; its replicas share them.
+        topics: to subscribe to; exact ones, or beginnings followed by `*`.
+        lease: how long a replica that hangs keeps its lanes.
+        poll_interval: how often to look without being woken.
+        sweep_interval: how often to look for what committed late or is due again.
+        prefetch: how many to claim at once; they wait in memory, in no transaction.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        lease: timedelta = timedelta(seconds=10),
+        poll_interval: timedelta = timedelta(seconds=1),
+        sweep_interval: timedelta = timedelta(seconds=5),
+        prefetch: int = 256,
+    ) -> None:
+        conninfo(url)
+        if prefetch < 1:
+            raise ConfigError(f"prefetch={prefetch}: must be at least 1")
+        self._url = url
+        self._topics = list(topics)
+        self._poll = poll_interval.total_seconds()
+        self._application = f"pillarbox inbox {consumer}"
+        self._lanes = Lanes(
+            lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
+        )
+        self._lease = Lease(
+            url,
+            lock_class=consumer_class(consumer),
+            groups=[range(BUCKETS)],
+            limit=lease,
+            application_name=f"{self._application} lease",
+            on_take=self._lanes.take,
+            on_lose=self._lanes.lose,
+        )
+        self._queue = Queue(
+            Link(url, application_name=self._application),
+            self._lanes,
+            consumer=consumer,
+            prefetch=prefetch,
+            sweep_interval=sweep_interval,
+        )
+        self._bell = Doorbell(
+            url,
+            lock=Lock.INBOX_DOORBELL,
+            channel="inbox_delivery",
+            application_name=f"{self._application} bell",
+        )
+        self._outcomes: Outcomes[Outcome] = Outcomes(self._queue.write)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from a URL of PostgreSQL.
+
+        Raises:
+            ConfigError: it isn't one.
+        """
+        return cls(url, consumer=consumer, topics=topics)
+
+    async def __aenter__(self) -> Self:
+        """Subscribe, and take lanes.
+
+        Raises:
+            BrokerUnavailableError: the database can't be reached.
+            ConfigError: it has no table `inbox.delivery`, we may not use it, or a
+                pooler is in between.
+        """
+        name = without_password(self._url)
+        try:
+            await refuse_pooler(self._url, application_name=self._application)
+            await self._queue.subscribe(self._topics)
+            await self._lease.beat()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            await self._queue.close()
+            raise ConfigError(
+                f"broker {name} has no schema inbox: run outbox migrate --database URL "
+                "for it"
+            ) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            await self._queue.close()
+            raise ConfigError(
+                f"broker {name}: {error}; grant the role pillarbox_consumer to its user"
+            ) from None
+        except AWAY as error:
+            await self._queue.close()
+            raise BrokerUnavailableError(str(error)) from error
+        self._tasks = [
+            asyncio.create_task(self._lease.run()),
+            asyncio.create_task(self._outcomes.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Write what was settled, then give the lanes back."""
+        holding, writing = self._tasks
+        self._outcomes.close()
+        await asyncio.wait({writing}, timeout=_LAST_WRITE)
+        holding.cancel()
+        writing.cancel()
+        await asyncio.gather(holding, writing, return_exceptions=True)
+        await self._bell.close()
+        await self._queue.close()
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what is ready in our lanes; sleep on the doorbell when nothing is."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        try:
+            return await self._receive(limit)
+        except AWAY as error:
+            raise BrokerUnavailableError(str(error)) from error
+
+    def acked(self, row: Claimed) -> None:
+        """Have a delivery marked as acked."""
+        self._outcomes.add(Outcome(row, None))
+
+    def nacked(self, row: Claimed, delay: timedelta | None) -> None:
+        """Give a delivery back: it is claimable at once, or waits with its key."""
+        if delay is None:
+            self._lanes.let_go(row)
+            self._lanes.rewind(row.lane, row.seq, row.created_at)
+        else:
+            self._lanes.block(row)
+            self._outcomes.add(Outcome(row, delay))
+            due = time.monotonic() + delay.total_seconds() + _LAST_LOOK
+            self._queue.sweep_at = min(self._queue.sweep_at, due)
+
+    async def _receive(self, limit: int) -> Sequence[Delivery]:
+        deadline = time.monotonic() + self._poll
+        look = _FIRST_LOOK
+        while True:
+            given = await self._look(limit)
+            if given or time.monotonic() >= deadline:
+                return given
+            if not await self._bell.arm():
+                # A writer is under way: its rows come any moment.
+                await asyncio.sleep(look)
+                look = min(look * 2, _LAST_LOOK)
+                continue
+            given = await self._look(limit)
+            if given:
+                await self._bell.disarm()
+                return given
+            until = min(deadline, self._queue.sweep_at)
+            await self._bell.wait(max(0.0, until - time.monotonic()))
+
+    async def _look(self, limit: int) -> Sequence[Delivery]:
+        rows = self._lanes.hand_out(limit, self._lease.lanes)
+        if not rows:
+            await self._queue.claim(self._lease.lanes)
+            rows = self._lanes.hand_out(limit, self._lease.lanes)
+        return [PostgresDelivery(self, row) for row in rows]

@@ -1,0 +1,32 @@
+-- Does:  Read the next deliveries of leased lanes, bounded in rows and in bytes. Locks nothing.
+-- Takes: consumer, lanes, floors (same length), held seqs, blocked keys, oldest and newest created_at, max_rows, max_bytes
+-- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version
+-- Index: delivery_ready_idx on each partition between oldest and newest
+SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version
+  FROM (
+      SELECT ready.*,
+             -- In the order of the nested loop, lane by lane: no sort, and LIMIT can stop it.
+             sum(ready.bytes) OVER (ROWS UNBOUNDED PRECEDING) - ready.bytes AS bytes_before
+        FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
+       CROSS JOIN LATERAL (
+           SELECT d.lane, d.seq, d.created_at, d.message_id, d.attempts, d.topic, d.key, d.tenant,
+                  d.payload, d.content_type, d.schema_version,
+                  -- Most have none: a null costs the client nothing to decode.
+                  nullif(d.headers, '{}'::jsonb) AS headers,
+                  octet_length(d.payload) AS bytes
+             FROM inbox.delivery AS d
+            WHERE d.consumer = %(consumer)s
+              AND d.lane = leased.lane
+              AND d.seq > leased.floor
+              AND d.created_at >= %(oldest)s
+              AND d.created_at < %(newest)s
+              AND d.acked_at IS NULL
+              AND d.available_at IS NULL
+              AND d.seq <> ALL (%(held)s::bigint[])
+              AND (d.key IS NULL OR d.key <> ALL (%(blocked)s::text[]))
+            ORDER BY d.seq
+            LIMIT %(max_rows)s
+       ) AS ready
+  ) AS claimed
+ WHERE bytes_before < %(max_bytes)s
+ LIMIT %(max_rows)s

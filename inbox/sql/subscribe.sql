@@ -1,0 +1,8 @@
+-- Does:  Subscribe a consumer of the postgres broker to topics; what is there stays.
+-- Takes: consumer, topics
+-- Gives: nothing
+-- Index: subscription_pkey
+INSERT INTO inbox.subscription (consumer, topic)
+SELECT %(consumer)s, topic
+  FROM unnest(%(topics)s::text[]) AS wanted (topic)
+    ON CONFLICT DO NOTHING
