@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
@@ -38,15 +39,12 @@ async def publish_batch(
         Nacked(row.problem, permanent=True) if row.problem is not None else None
         for row in rows
     ]
-    for wave in _waves(rows, strict=config.strict_order):
-        refused = {
-            rows[i].key
-            for i, answer in enumerate(answers)
-            if isinstance(answer, Nacked) and not answer.permanent
-        } - {None}
+    waves = deque(_waves(rows, strict=config.strict_order))
+    refused: set[str | None] = set()
+    while waves:
         # A head that was just refused holds back what follows it.
-        sendable = [i for i in wave if rows[i].key not in refused]
-        messages = [message for i in sendable if (message := rows[i].message)]
+        wave = [i for i in waves.popleft() if rows[i].key not in refused]
+        messages = [message for i in wave if (message := rows[i].message)]
         if not messages:
             continue
         if not leased():
@@ -57,8 +55,16 @@ async def publish_batch(
             confirmations = await _publish(messages, publisher, config)
         except BrokerUnavailableError as error:
             return answers, error
-        for i, confirmation in zip(sendable, confirmations, strict=True):
+        except Exception as error:  # noqa: BLE001 - whatever a publisher does, the relay lives
+            if len(wave) > 1:
+                # One message made the publisher stumble: find it, spare its neighbours.
+                waves.extendleft([i] for i in reversed(wave))
+                continue
+            confirmations = [Nacked(f"{type(error).__name__}: {error}"[:_MAX_REASON])]
+        for i, confirmation in zip(wave, confirmations, strict=True):
             answers[i] = confirmation
+            if isinstance(confirmation, Nacked) and not confirmation.permanent:
+                refused |= {rows[i].key} - {None}
         notify(
             BatchPublished(
                 messages=len(messages),
@@ -101,17 +107,16 @@ async def _publish(
 ) -> Sequence[Confirmation]:
     try:
         async with asyncio.timeout(config.publish_timeout.total_seconds()):
-            return await publisher.publish(messages)
+            confirmations = await publisher.publish(messages)
     except TimeoutError:
         raise BrokerUnavailableError(
             f"no answer within {config.publish_timeout.total_seconds():.0f} s"
         ) from None
-    except BrokerUnavailableError:
-        raise
     except OSError as error:
         raise BrokerUnavailableError(str(error)) from error
-    except Exception as error:  # noqa: BLE001 - whatever a publisher does, the relay lives
-        if len(messages) == 1:
-            return [Nacked(f"{type(error).__name__}: {error}"[:_MAX_REASON])]
-    # One message made the publisher stumble: find it, and spare its neighbours.
-    return [(await _publish([message], publisher, config))[0] for message in messages]
+    if len(confirmations) != len(messages):
+        raise ValueError(
+            f"the publisher gave {len(confirmations)} answers for"
+            f" {len(messages)} messages"
+        )
+    return confirmations

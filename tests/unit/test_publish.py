@@ -1,0 +1,309 @@
+"""One call after the other to the publisher, and one answer for each row."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from typing_extensions import override
+
+from outbox.errors import BrokerUnavailableError
+from outbox.events import Event
+from outbox.message import Message
+from relay.claim import Claimed
+from relay.config import RelayConfig
+from relay.events import BatchPublished, StaleBatchDropped
+from relay.publish import Answer, publish_batch
+from relay.publisher import Acked, Confirmation, Nacked
+from tests.fixtures.claimed import claimed
+from tests.fixtures.publisher import ScriptedPublisher
+
+ACKED = Acked()
+STRICT = RelayConfig(strict_order=True)
+
+
+class Desk:
+    """Runs `publish_batch` and keeps what it told."""
+
+    def __init__(self, config: RelayConfig | None = None) -> None:
+        self.publisher = ScriptedPublisher()
+        self.config = config or RelayConfig()
+        self.events: list[Event] = []
+        self.leases = iter([True] * 100)
+
+    async def publish(
+        self, *rows: Claimed
+    ) -> tuple[list[Answer], BrokerUnavailableError | None]:
+        return await publish_batch(
+            rows,
+            self.publisher,
+            self.config,
+            leased=lambda: next(self.leases),
+            notify=self.events.append,
+        )
+
+    def calls(self) -> list[list[str]]:
+        return [[m.topic for m in call] for call in self.publisher.calls]
+
+
+def nack(*topics: str, permanent: bool = False) -> ScriptedPublisher:
+    return ScriptedPublisher(
+        lambda m: Nacked("no", permanent) if m.topic in topics else ACKED
+    )
+
+
+async def test_a_batch_goes_down_in_one_call_in_its_order() -> None:
+    desk = Desk()
+
+    answers, lost = await desk.publish(
+        claimed("a", "k"), claimed("b"), claimed("c", "k"), claimed("d", "j")
+    )
+
+    assert desk.calls() == [["a", "b", "c", "d"]]
+    assert answers == [ACKED] * 4
+    assert lost is None
+    (event,) = desk.events
+    assert isinstance(event, BatchPublished)
+    assert (event.messages, event.acked) == (4, 4)
+
+
+async def test_answers_stay_with_their_rows() -> None:
+    desk = Desk()
+    desk.publisher = nack("b")
+
+    answers, _ = await desk.publish(claimed("a"), claimed("b"), claimed("c"))
+
+    assert answers == [ACKED, Nacked("no"), ACKED]
+
+
+async def test_a_row_that_can_not_be_read_is_a_permanent_nack_and_not_sent() -> None:
+    desk = Desk()
+
+    answers, _ = await desk.publish(
+        claimed("a", "k"), claimed("b", "k", problem="odd"), claimed("c", "k")
+    )
+
+    assert answers == [ACKED, Nacked("odd", permanent=True), ACKED]
+    assert desk.calls() == [["a", "c"]]
+
+
+async def test_nothing_readable_makes_no_call() -> None:
+    desk = Desk()
+
+    answers, lost = await desk.publish(claimed("a", problem="odd"))
+
+    assert answers == [Nacked("odd", permanent=True)]
+    assert (lost, desk.calls(), desk.events) == (None, [], [])
+
+
+async def test_what_was_refused_before_goes_ahead_of_the_rest_of_its_key() -> None:
+    desk = Desk()
+
+    answers, _ = await desk.publish(
+        claimed("a1", "a", attempts=1), claimed("b1", "b"), claimed("a2", "a")
+    )
+
+    assert desk.calls() == [["a1", "b1"], ["a2"]]
+    assert answers == [ACKED] * 3
+
+
+async def test_a_head_refused_again_holds_its_key_back_and_no_other() -> None:
+    desk = Desk()
+    desk.publisher = nack("a1")
+
+    answers, _ = await desk.publish(
+        claimed("a1", "a", attempts=1),
+        claimed("b1", "b", attempts=1),
+        claimed("a2", "a"),
+        claimed("b2", "b"),
+        claimed("c1"),
+    )
+
+    assert desk.calls() == [["a1", "b1", "c1"], ["b2"]]
+    assert answers == [Nacked("no"), ACKED, None, ACKED, ACKED]
+
+
+async def test_a_head_refused_for_good_lets_its_key_go_on() -> None:
+    desk = Desk()
+    desk.publisher = nack("a1", permanent=True)
+
+    answers, _ = await desk.publish(
+        claimed("a1", "a", attempts=1), claimed("a2", "a"), claimed("a3", "a")
+    )
+
+    assert desk.calls() == [["a1"], ["a2", "a3"]]
+    assert answers == [Nacked("no", permanent=True), ACKED, ACKED]
+
+
+async def test_in_strict_mode_no_call_holds_two_messages_of_a_key() -> None:
+    desk = Desk(STRICT)
+
+    await desk.publish(
+        *[claimed(f"a{n}", "a") for n in range(3)],
+        *[claimed(f"b{n}", "b") for n in range(2)],
+        *[claimed(f"-{n}") for n in range(2)],
+    )
+
+    assert desk.calls() == [["a0", "b0", "-0", "-1"], ["a1", "b1"], ["a2"]]
+
+
+async def test_in_strict_mode_nothing_overtakes_a_refused_message() -> None:
+    desk = Desk(STRICT)
+    desk.publisher = nack("a1")
+
+    answers, _ = await desk.publish(
+        *[claimed(f"a{n}", "a") for n in range(4)], claimed("b0", "b")
+    )
+
+    assert answers == [ACKED, Nacked("no"), None, None, ACKED]
+
+
+async def test_without_the_lease_nothing_is_published() -> None:
+    desk = Desk()
+    desk.leases = iter([False])
+
+    answers, lost = await desk.publish(claimed("a"), claimed("b", problem="odd"))
+
+    assert answers == [None, Nacked("odd", permanent=True)]
+    assert (lost, desk.calls()) == (None, [])
+    assert desk.events == [StaleBatchDropped(messages=1)]
+
+
+async def test_a_lease_lost_between_two_calls_stops_the_second() -> None:
+    desk = Desk(STRICT)
+    desk.leases = iter([True, False])
+
+    answers, _ = await desk.publish(claimed("a1", "a"), claimed("a2", "a"))
+
+    assert answers == [ACKED, None]
+    assert desk.calls() == [["a1"]]
+    assert desk.events[-1] == StaleBatchDropped(messages=1)
+
+
+async def test_an_absent_broker_gives_no_answers_and_its_reason() -> None:
+    desk = Desk()
+    desk.publisher.away = "gone fishing"
+
+    answers, lost = await desk.publish(claimed("a"), claimed("b", problem="odd"))
+
+    assert answers == [None, Nacked("odd", permanent=True)]
+    assert str(lost) == "gone fishing"
+
+
+async def test_what_was_acked_before_the_broker_went_stays_acked() -> None:
+    desk = Desk(STRICT)
+
+    def leave_after_the_first(_: Message) -> Confirmation:
+        desk.publisher.away = "gone"
+        return ACKED
+
+    desk.publisher.script = leave_after_the_first
+    answers, lost = await desk.publish(claimed("a1", "a"), claimed("a2", "a"))
+
+    assert answers == [ACKED, None]
+    assert str(lost) == "gone"
+
+
+async def test_a_broker_that_does_not_answer_counts_as_away() -> None:
+    desk = Desk(RelayConfig(publish_timeout=timedelta(milliseconds=10)))
+    desk.publisher.open.clear()
+
+    answers, lost = await desk.publish(claimed("a"))
+
+    assert answers == [None]
+    assert "no answer within" in str(lost)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), OSError("no route")])
+async def test_an_error_of_the_network_counts_as_away(error: OSError) -> None:
+    desk = Desk()
+
+    def fail(_: Message) -> Confirmation:
+        raise error
+
+    desk.publisher.script = fail
+    answers, lost = await desk.publish(claimed("a"))
+
+    assert answers == [None]
+    assert lost is not None
+    assert lost.__cause__ is error
+
+
+async def test_a_message_that_makes_the_publisher_stumble_spares_its_neighbours() -> (
+    None
+):
+    desk = Desk()
+
+    def stumble(message: Message) -> Confirmation:
+        if message.topic == "odd":
+            raise KeyError(message.topic)
+        return ACKED
+
+    desk.publisher.script = stumble
+    answers, lost = await desk.publish(claimed("a"), claimed("odd"), claimed("b"))
+
+    assert answers == [ACKED, Nacked("KeyError: 'odd'"), ACKED]
+    assert lost is None
+    assert desk.publisher.topics() == ["a", "b"]
+
+
+async def test_what_follows_a_stumbling_block_of_its_key_waits_for_it() -> None:
+    desk = Desk()
+
+    def stumble(message: Message) -> Confirmation:
+        if message.topic == "a1":
+            raise KeyError(message.topic)
+        return ACKED
+
+    desk.publisher.script = stumble
+    answers, _ = await desk.publish(
+        claimed("a1", "a"), claimed("a2", "a"), claimed("b1", "b")
+    )
+
+    assert isinstance(answers[0], Nacked)
+    assert not isinstance(answers[1], Acked)
+    assert answers[2] == ACKED
+    assert desk.publisher.topics() == ["b1"]
+
+
+async def test_a_broker_that_goes_during_the_search_is_away() -> None:
+    desk = Desk()
+
+    def stumble_then_go(message: Message) -> Confirmation:
+        if message.topic == "odd":
+            if len(desk.publisher.calls) > 1:
+                raise ConnectionResetError("reset")
+            raise ValueError
+        return ACKED
+
+    desk.publisher.script = stumble_then_go
+    _, lost = await desk.publish(claimed("a"), claimed("odd"), claimed("b"))
+
+    assert str(lost) == "reset"
+
+
+class Miscounting(ScriptedPublisher):
+    @override
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        return [*await super().publish(batch), ACKED][: 3 - len(self.calls)]
+
+
+async def test_a_publisher_that_miscounts_is_no_reason_to_believe_it() -> None:
+    desk = Desk()
+    desk.publisher = Miscounting()
+
+    answers, _ = await desk.publish(claimed("a"))
+
+    assert not any(isinstance(answer, Acked) for answer in answers)
+
+
+async def test_cancellation_reaches_the_publisher() -> None:
+    desk = Desk()
+    desk.publisher.open.clear()
+    publishing = asyncio.create_task(desk.publish(claimed("a")))
+    await desk.publisher.until(lambda: bool(desk.publisher.calls))
+
+    publishing.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
