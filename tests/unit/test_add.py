@@ -1,0 +1,116 @@
+"""What `add` refuses, and that a refusal leaves nothing behind."""
+
+import datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import outbox
+from outbox import InvalidMessageError, Limits, Message, NotASessionError
+from outbox.add import AnySession
+
+GOOD = Message("orders.placed", {"order": 1})
+BAD = Message("", b"")
+
+
+def sessions() -> list[AnySession]:
+    return [
+        Session(),
+        scoped_session(sessionmaker()),
+        AsyncSession(),
+        async_scoped_session(async_sessionmaker(), scopefunc=lambda: 1),
+    ]
+
+
+@pytest.mark.parametrize("session", sessions(), ids=lambda s: type(s).__name__)
+def test_one_bad_message_keeps_all_of_its_call_out(session: AnySession) -> None:
+    with pytest.raises(InvalidMessageError, match="message topic '': is empty"):
+        outbox.add(session, GOOD, BAD, GOOD)
+
+    assert list(session.new) == []
+    outbox.add(session, GOOD)
+    assert len(session.new) == 1
+
+
+def test_a_refusal_leaves_what_was_added_before() -> None:
+    session = Session()
+    outbox.add(session, GOOD)
+    (waiting,) = session.new
+
+    with pytest.raises(InvalidMessageError):
+        outbox.add(session, GOOD, BAD)
+
+    assert list(session.new) == [waiting]
+    assert waiting.messages == [GOOD]
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        None,
+        "session",
+        object(),
+        sessionmaker(),
+        create_engine("postgresql+psycopg://unused"),
+        Session,
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_what_is_not_a_session_is_refused_with_a_remedy(thing: Any) -> None:
+    with pytest.raises(NotASessionError, match=r"isn't a SQLAlchemy session; pass the"):
+        outbox.add(thing, GOOD)
+
+
+@pytest.mark.parametrize(
+    "thing", [None, {"topic": "t"}, b"payload", [GOOD], Message], ids=repr
+)
+def test_what_is_not_a_message_is_refused_with_a_remedy(thing: Any) -> None:
+    session = Session()
+
+    with pytest.raises(InvalidMessageError, match=r"isn't a Message; pass outbox\.Mes"):
+        outbox.add(session, GOOD, thing)
+
+    assert list(session.new) == []
+
+
+def test_adding_nothing_does_nothing() -> None:
+    session = Session()
+
+    outbox.add(session)
+
+    assert list(session.new) == []
+
+
+def test_limits_are_those_of_the_call() -> None:
+    session = Session()
+    small = Limits(max_payload_bytes=3)
+
+    with pytest.raises(InvalidMessageError, match="over the limit of 3 bytes"):
+        outbox.add(session, Message("t", b"four"), limits=small)
+    with pytest.raises(InvalidMessageError, match="over the limit of 3 bytes"):
+        outbox.insert_statement(Message("t", b"four"), limits=small)
+
+
+def test_a_statement_of_no_messages_is_refused() -> None:
+    with pytest.raises(InvalidMessageError, match=r"messages \(\): is empty; pass at"):
+        outbox.insert_statement()
+
+
+def test_a_statement_checks_its_messages() -> None:
+    naive = datetime.datetime(2030, 1, 1)  # noqa: DTZ001
+
+    with pytest.raises(InvalidMessageError, match="naive"):
+        outbox.insert_statement(GOOD, Message("t", b"", available_at=naive))
+
+
+def test_statements_of_any_number_of_messages_have_one_text() -> None:
+    assert str(outbox.insert_statement(GOOD)) == str(
+        outbox.insert_statement(GOOD, GOOD, GOOD)
+    )

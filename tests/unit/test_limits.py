@@ -1,0 +1,142 @@
+"""The rules of a message: each with the field, the value and the remedy."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from outbox import ConfigError, InvalidMessageError, Limits, Message, Priority, uuid7
+from outbox.errors import shorten
+
+NOW = datetime.now(UTC)
+
+
+def message(**fields: Any) -> Message:
+    return Message(**{"topic": "orders.placed", "payload": b"{}", **fields})
+
+
+def id_of(moment: datetime) -> UUID:
+    milliseconds = int(moment.timestamp() * 1000)
+    return UUID(int=milliseconds << 80 | uuid7().int & (1 << 80) - 1)
+
+
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001 - this is what is to be refused
+REFUSED: list[tuple[str, Any, str, str]] = [
+    ("topic", "", "is empty", "give it a name"),
+    ("topic", None, "isn't text", "pass a str"),
+    ("topic", b"bytes", "isn't text", "pass a str"),
+    ("topic", "t" * 256, "256 characters, the limit is 255", "shorten it"),
+    ("topic", "nul\0", "NUL", "remove it"),
+    ("topic", "\udcff", "lone surrogate", "errors='replace'"),
+    ("key", "", "is empty", "give it a name"),
+    ("key", 7, "isn't text", "pass a str"),
+    ("key", "k" * 513, "513 characters, the limit is 512", "shorten it"),
+    ("key", "\0", "NUL", "remove it"),
+    ("key", "a\ud83d", "lone surrogate", "errors='replace'"),
+    ("tenant", "", "is empty", "give it a name"),
+    ("tenant", "t" * 256, "the limit is 255", "shorten it"),
+    ("tenant", "\0", "NUL", "remove it"),
+    ("content_type", 1, "isn't text", "pass a str"),
+    ("content_type", "c" * 256, "the limit is 255", "shorten it"),
+    ("content_type", "\0", "NUL", "remove it"),
+    ("headers", None, "isn't a mapping", "dict of str to str"),
+    ("headers", [("a", "b")], "isn't a mapping", "dict of str to str"),
+    ("headers", {"a": 1}, "isn't text to text", "pass str for both"),
+    ("headers", {"a": b"b"}, "isn't text to text", "pass str for both"),
+    ("headers", {"a": None}, "isn't text to text", "pass str for both"),
+    ("headers", {1: "a"}, "isn't text to text", "pass str for both"),
+    ("headers", {"": "a"}, "empty name", "name the header"),
+    ("headers", {"a\0": "b"}, "NUL", "remove it"),
+    ("headers", {"a": "b\0"}, "NUL", "remove it"),
+    ("headers", {"a": "\ud800"}, "lone surrogate", "errors='replace'"),
+    ("headers", {"a": "ä" * 9000}, "over the limit of 16384 bytes", "payload"),
+    ("payload", b"x" * (1024 * 1024 + 1), "over the limit of 1048576", "a reference"),
+    ("payload", {"a": "ä" * 600_000}, "over the limit of 1048576", "a reference"),
+    ("id", uuid4(), "isn't a UUIDv7", "outbox.uuid7()"),
+    ("id", UUID(int=0), "isn't a UUIDv7", "outbox.uuid7()"),
+    ("id", str(uuid7()), "isn't a UUIDv7", "outbox.uuid7()"),
+    ("id", UUID(int=uuid7().int ^ 1 << 63), "isn't a UUIDv7", "outbox.uuid7()"),
+    ("id", id_of(NOW - timedelta(days=2)), "was made 2 days", "make a new one"),
+    ("id", id_of(NOW + timedelta(days=2)), "ahead of this clock", "make a new one"),
+    ("schema_version", 0, "isn't a whole number from 1", "pass 1, 2"),
+    ("schema_version", True, "isn't a whole number from 1", "pass 1, 2"),
+    ("schema_version", 1.0, "isn't a whole number from 1", "pass 1, 2"),
+    ("schema_version", "2", "isn't a whole number from 1", "pass 1, 2"),
+    ("schema_version", 2**31, "isn't a whole number from 1", "pass 1, 2"),
+    ("priority", "default", "isn't a Priority", "Priority.DEFAULT"),
+    ("priority", 1, "isn't a Priority", "Priority.BULK"),
+    ("available_at", NAIVE, "naive datetime", "datetime.now(UTC)"),
+    ("available_at", "2030-01-01", "isn't a datetime", "aware datetime"),
+    ("available_at", NOW.date(), "isn't a datetime", "aware datetime"),
+    ("available_at", NOW + timedelta(days=7), "more than 6 days", "add it later"),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem", "remedy"),
+    REFUSED,
+    ids=[f"{field}: {problem}" for field, _, problem, _ in REFUSED],
+)
+def test_a_broken_rule_names_field_value_and_remedy(
+    field: str, value: Any, problem: str, remedy: str
+) -> None:
+    with pytest.raises(InvalidMessageError) as refusal:
+        Limits().check(message(**{field: value}))
+
+    text = str(refusal.value)
+    assert refusal.value.field == field
+    assert text.startswith(f"message {field} {shorten(refusal.value.value)}: ")
+    assert problem in refusal.value.problem
+    assert remedy in refusal.value.remedy
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topic": "t" * 255, "key": "k" * 512, "tenant": "t" * 255},
+        {"topic": "\x01 ä😀\U0010ffff", "key": " ", "tenant": "\u2028"},
+        {"payload": b""},
+        {"payload": b"x" * 1024 * 1024},
+        {"headers": {"traceparent": "00-1-2-03", "empty": ""}},
+        {"headers": {"a": "x" * (16 * 1024 - 1)}},
+        {"schema_version": 2**31 - 1},
+        {"priority": Priority.REALTIME},
+        {"available_at": NOW - timedelta(days=365)},
+        {"available_at": NOW + timedelta(days=6)},
+        {"id": id_of(NOW - timedelta(hours=23))},
+    ],
+    ids=lambda fields: ", ".join(fields),
+)
+def test_what_is_just_within_the_limits_passes(fields: dict[str, Any]) -> None:
+    Limits().check(message(**fields))
+
+
+def test_limits_can_be_raised_and_lowered() -> None:
+    Limits(max_payload_bytes=2**21).check(message(payload=b"x" * 2**21))
+    Limits(max_key_chars=1000).check(message(key="k" * 1000))
+    Limits(max_delay=timedelta(days=30)).check(
+        message(available_at=NOW + timedelta(days=29))
+    )
+    with pytest.raises(InvalidMessageError, match="the limit is 3"):
+        Limits(max_topic_chars=3).check(message(topic="four"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_payload_bytes": 0},
+        {"max_topic_chars": 0},
+        {"max_key_chars": -1},
+        {"max_tenant_chars": 0},
+        {"max_header_bytes": 0},
+        {"max_delay": timedelta(seconds=-1)},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_limits_that_would_refuse_everything_are_refused(
+    setting: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*must"):
+        Limits(**setting)

@@ -1,0 +1,99 @@
+"""The value: what it takes, what it gives, what it shows."""
+
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from outbox import CodecError, Message, Priority, uuid7
+from outbox.identifier import is_uuid7
+
+
+def test_bytes_are_taken_as_they_are() -> None:
+    message = Message("orders.placed", b"\x00\xff")
+
+    assert message.payload == b"\x00\xff"
+    assert message.content_type == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("payload", "encoded"),
+    [
+        ({"order": 1, "total": 9.5}, b'{"order":1,"total":9.5}'),
+        (["ä", None, True], '["ä",null,true]'.encode()),
+        ("text", b'"text"'),
+        (None, b"null"),
+    ],
+)
+def test_anything_else_is_encoded_as_compact_json(
+    payload: object, encoded: bytes
+) -> None:
+    message = Message("orders.placed", payload)
+
+    assert message.payload == encoded
+    assert message.content_type == "application/json"
+    assert message.json() == payload
+
+
+@pytest.mark.parametrize("payload", [b"<a/>", {"a": 1}])
+def test_a_content_type_given_is_kept(payload: object) -> None:
+    assert Message("t", payload, content_type="text/xml").content_type == "text/xml"
+
+
+def test_a_payload_that_is_not_json_is_not_decoded() -> None:
+    with pytest.raises(CodecError, match=r"payload.*isn't JSON.*content_type"):
+        Message("t", b"\xff").json()
+
+
+def test_every_message_gets_an_id_of_its_own() -> None:
+    one, other = Message("t", b""), Message("t", b"")
+
+    assert is_uuid7(one.id)
+    assert one.id != other.id
+
+
+def test_what_is_given_is_kept() -> None:
+    id, moment = uuid7(), datetime(2030, 1, 1, tzinfo=UTC)
+
+    message = Message(
+        "t",
+        b"",
+        key="k",
+        tenant="acme",
+        headers={"a": "b"},
+        id=id,
+        schema_version=2,
+        priority=Priority.BULK,
+        available_at=moment,
+    )
+
+    assert (message.key, message.tenant, message.headers) == ("k", "acme", {"a": "b"})
+    assert (message.id, message.schema_version) == (id, 2)
+    assert (message.priority, message.available_at) == (Priority.BULK, moment)
+
+
+def test_a_message_can_not_be_changed() -> None:
+    message = Message("t", b"")
+
+    with pytest.raises(FrozenInstanceError):
+        message.topic = "other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        message.headers["a"] = "b"  # type: ignore[index]
+
+
+def test_equal_fields_make_equal_messages() -> None:
+    id = uuid7()
+
+    assert Message("t", {"a": 1}, id=id) == Message(
+        "t", b'{"a":1}', id=id, content_type="application/json"
+    )
+    assert Message("t", b"a", id=id) != Message("t", b"b", id=id)
+
+
+def test_a_log_does_not_show_the_payload() -> None:
+    message = Message("t", b"secret", key="k", id=UUID(int=7))
+
+    assert repr(message) == (
+        f"Message(topic='t', key='k', id='{UUID(int=7)}', payload=<6 bytes>)"
+    )
