@@ -1,0 +1,1 @@
+"""The promises, with real processes that are killed, stopped and cut off."""

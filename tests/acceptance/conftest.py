@@ -1,0 +1,85 @@
+"""What the acceptance tests share: relays as processes, a sink, a look inside."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.acceptance.writer import Writer
+from tests.fixtures.postgres import new_database
+
+Figures: TypeAlias = Callable[[str, object], None]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what the tests measured on their way."""
+    passed = terminalreporter.getreports("passed")
+    figures = [
+        (r.nodeid, name, value) for r in passed for name, value in r.user_properties
+    ]
+    if figures:
+        terminalreporter.section("figures")
+    for nodeid, name, value in figures:
+        terminalreporter.line(f"{nodeid.rpartition('::')[2]}: {name} {value}")
+
+
+@pytest.fixture
+def inspection(database_url: str) -> Iterator[Inspection]:
+    with Inspection(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def writer(database_url: str) -> Iterator[Writer]:
+    with Writer(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def relays(database_url: str, tmp_path: Path) -> Iterator[Relays]:
+    """Starts relays of `database_url`; their logs are shown when a test fails."""
+    with Relays(database_url, tmp_path) as started:
+        yield started
+        for relay in started:
+            sys.stdout.write(f"--- {relay.log_file.name}\n{relay.log()[-3000:]}\n")
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Sink:
+    """A sink that acks at once."""
+    return Sink(tmp_path / "arrivals")
+
+
+@pytest.fixture
+def slow_sink(tmp_path: Path) -> Sink:
+    """A sink that acks after a while: batches are in flight most of the time."""
+    return Sink(tmp_path / "arrivals", latency=0.05)
+
+
+@pytest.fixture
+def private_database_url(private_server: PostgresServer) -> Iterator[str]:
+    """A migrated database on a server that the test may stop."""
+    with new_database(private_server, "pillarbox_test") as name:
+        migrate(private_server.database_url(name), with_cron=False)
+        yield private_server.database_url(name)
+        private_server.stop("immediate")
+        private_server.start()
+
+
+@pytest.fixture
+def figures(record_property: Figures) -> Figures:
+    """Takes the name and value of what a test measured, to be shown at the end."""
+    return record_property
+
+
+@pytest.fixture
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether faults are to be tested in their full numbers, which takes minutes."""
+    return bool(pytestconfig.getoption("full"))

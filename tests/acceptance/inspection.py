@@ -1,0 +1,81 @@
+"""A look into the database: what is settled, who holds lanes, who is connected."""
+
+from collections import defaultdict
+from typing import Any, Literal, Self, TypeAlias
+
+import psycopg
+
+from outbox.lock import LOCK_CLASS
+
+Part: TypeAlias = Literal["lease", "doorbell", "tend", "worker"]
+
+_HOLDERS = """
+    SELECT split_part(a.application_name, ' ', 4)::int, l.objid::int
+      FROM pg_locks AS l
+      JOIN pg_stat_activity AS a USING (pid)
+     WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objid < 48 AND l.granted
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_BACKENDS = """
+    SELECT pid
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND application_name LIKE %s
+"""
+
+
+class Inspection:
+    """Looks with a superuser's connection of its own, opened anew when it broke."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def rows(self, query: str, *parameters: object) -> list[Any]:
+        """Run a query and give its rows."""
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(self._url, autocommit=True)
+        return self._connection.execute(query, parameters).fetchall()
+
+    def unsettled(self) -> int:
+        """How many messages are neither published nor given up."""
+        condition = "published_at IS NULL AND dead_lettered_at IS NULL"
+        return int(self._count(condition))
+
+    def published(self) -> set[str]:
+        """The ids of those marked as published."""
+        query = "SELECT id::text FROM outbox.message WHERE published_at IS NOT NULL"
+        return {id for (id,) in self.rows(query)}
+
+    def charged(self) -> int:
+        """How many messages were charged an attempt, or given up."""
+        return int(self._count("attempts > 0 OR dead_lettered_at IS NOT NULL"))
+
+    def lanes(self) -> dict[int, set[int]]:
+        """Which lanes each relay holds, by its process id."""
+        held: dict[int, set[int]] = defaultdict(set)
+        for pid, lane in self.rows(_HOLDERS, LOCK_CLASS):
+            assert all(lane not in others for others in held.values())
+            held[pid].add(lane)
+        return held
+
+    def backends(self, relay: int, part: Part) -> set[int]:
+        """The server processes behind a part of a relay."""
+        return {pid for (pid,) in self.rows(_BACKENDS, f"% {relay} {part}")}
+
+    def terminate(self, relay: int, part: Part) -> set[int]:
+        """End the server processes behind a part of a relay, and give them."""
+        pids = self.backends(relay, part)
+        self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [*pids])
+        return pids
+
+    def _count(self, condition: str) -> Any:
+        (row,) = self.rows(f"SELECT count(*) FROM outbox.message WHERE {condition}")
+        return row[0]

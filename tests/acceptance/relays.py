@@ -1,0 +1,55 @@
+"""Relay processes of one database."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from tests.fixtures.processes import ROOT, RunningProcess, command_line
+
+_ENTRY_POINT = "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher\n"
+
+
+class Relays:
+    """Starts `relay run`, with the rights of a relay; ends what is left at the end."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        separator = "&" if "?" in url else "?"
+        self._url = f"{url}{separator}options=-c%20role%3Dpillarbox_relay"
+        self._directory = directory
+        self._numbers = itertools.count(1)
+        self._started: list[RunningProcess] = []
+        # As if a distribution with the sink's publisher were installed.
+        installed = directory / "installed" / "sink-1.dist-info"
+        installed.mkdir(parents=True)
+        (installed / "METADATA").write_text("Name: sink\nVersion: 1\n")
+        (installed / "entry_points.txt").write_text(_ENTRY_POINT)
+        self._environment = {"PYTHONPATH": f"{installed.parent}:{ROOT}"}
+
+    def start(self, broker: str, *options: str) -> RunningProcess:
+        """Start one more, and return when it has reached database and broker."""
+        relay = self.start_without_waiting(broker, *options)
+        relay.wait_for_log("RelayStarted")
+        return relay
+
+    def start_without_waiting(self, broker: str, *options: str) -> RunningProcess:
+        """Start one more; it may well fail."""
+        line = command_line(
+            "relay", "run", f"--database={self._url}", f"--broker={broker}", *options
+        )
+        log = self._directory / f"relay-{next(self._numbers)}.log"
+        relay = RunningProcess(line, log, self._environment)
+        self._started.append(relay)
+        return relay
+
+    def __iter__(self) -> Iterator[RunningProcess]:
+        return iter(self._started)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for relay in self._started:
+            with suppress(ProcessLookupError):
+                relay.kill()

@@ -1,0 +1,121 @@
+"""A broker to count at: a file to which relays append whatever they publish.
+
+A batch is one write in append mode, so it survives the process that wrote it and is
+never mixed with another's. Its acks come after `latency`, during which a relay can
+be killed with the batch in flight.
+"""
+
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import parse_qs, urlsplit
+
+from outbox.message import Message
+from relay.publisher import Acked, Confirmation
+from tests.fixtures.waiting import answer_after, wait_for
+
+_LINE: Final = re.compile(r"(\d+) ([\d.]+) (\S+) (\S+) (\d+);")
+
+
+class SinkPublisher:
+    """Publishes to `sink:///path?latency=SECONDS`, as a third party's would."""
+
+    def __init__(self, path: Path, latency: float) -> None:
+        self._path = path
+        self._latency = latency
+        self._file = -1
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        parts = urlsplit(url)
+        options = parse_qs(parts.query)
+        return cls(Path(parts.path), float(options.get("latency", ["0"])[0]))
+
+    async def __aenter__(self) -> Self:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        os.close(self._file)
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        # What a killed writer has left of its last line is ended first.
+        lines = [""]
+        start = f"{os.getpid()} {time.monotonic()}"
+        lines += [f"{start} {m.id} {m.key} {m.payload.decode()};" for m in batch]
+        data = "\n".join([*lines, ""]).encode()
+        assert os.write(self._file, data) == len(data)
+        await answer_after(self._latency)
+        return [Acked()] * len(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message as it reached the sink."""
+
+    pid: int
+    at: float
+    id: str
+    key: str
+    number: int
+
+
+class Sink:
+    """What has arrived, in the order of its arrival."""
+
+    def __init__(self, path: Path, *, latency: float = 0.0) -> None:
+        self._path = path
+        self.url = f"sink://{path}?latency={latency}"
+        self._read_up_to = 0
+        self._rest = ""
+        self._arrivals: list[Arrival] = []
+        self._ids: set[str] = set()
+        self._by_pid: Counter[int] = Counter()
+
+    def arrivals(self) -> list[Arrival]:
+        """Everything that is there, duplicates included."""
+        if self._path.exists():
+            with self._path.open() as file:
+                file.seek(self._read_up_to)
+                *lines, self._rest = (self._rest + file.read()).split("\n")
+                self._read_up_to = file.tell()
+            for line in lines:
+                if (match := _LINE.fullmatch(line)) is not None:
+                    pid, at, id, key, number = match.groups()
+                    arrival = Arrival(int(pid), float(at), id, key, int(number))
+                    self._arrivals.append(arrival)
+                    self._ids.add(id)
+                    self._by_pid[arrival.pid] += 1
+        return self._arrivals
+
+    def count(self) -> int:
+        """How many messages are there, duplicates left out."""
+        self.arrivals()
+        return len(self._ids)
+
+    def count_of(self, pid: int) -> int:
+        """How many messages one relay has published, duplicates included."""
+        self.arrivals()
+        return self._by_pid[pid]
+
+    def wait_for_relay(self, pid: int) -> None:
+        """Wait until a relay has published something."""
+        wait_for(f"relay {pid} publishes", lambda: self.count_of(pid))
+
+    def duplicates(self) -> int:
+        """How many arrivals were not the first of their message."""
+        return len(self.arrivals()) - self.count()
+
+    def numbers(self) -> dict[str, list[int]]:
+        """The numbers of each key's messages, by first appearance."""
+        first = {arrival.id: arrival for arrival in reversed(self.arrivals())}
+        numbers: dict[str, list[int]] = defaultdict(list)
+        for arrival in self.arrivals():
+            if first.get(arrival.id) is arrival:
+                numbers[arrival.key].append(arrival.number)
+        return dict(numbers)

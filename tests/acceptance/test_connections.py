@@ -1,0 +1,69 @@
+"""Relays whose connections to PostgreSQL are cut, one after the other."""
+
+import pytest
+
+from tests.acceptance.inspection import Inspection, Part
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.fault
+
+OPTIONS = ("--batch-size=20", "--concurrency=2")
+IN_FLIGHT = 2 * 20
+PARTS: tuple[Part, ...] = ("lease", "doorbell", "tend", "worker")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_relay_that_loses_a_connection_comes_back_by_itself(
+    part: Part,
+    relays: Relays,
+    slow_sink: Sink,
+    writer: Writer,
+    inspection: Inspection,
+) -> None:
+    writer.add(3_000)
+    relay = relays.start(slow_sink.url, *OPTIONS)
+    slow_sink.wait_for_relay(relay.pid)
+
+    gone = inspection.terminate(relay.pid, part)
+    assert gone
+    wait_for(
+        f"another connection for {part}",
+        lambda: inspection.backends(relay.pid, part) - gone,
+    )
+    wait_for("all is settled", lambda: not inspection.unsettled())
+    writer.add(200)
+    wait_for("all is settled", lambda: not inspection.unsettled())
+
+    assert relay.is_running()
+    assert slow_sink.numbers() == writer.numbers()
+    assert slow_sink.duplicates() <= IN_FLIGHT
+    assert inspection.charged() == 0
+
+
+def test_a_lease_whose_connection_was_cut_is_lost_at_once_and_not_at_the_next_beat(
+    relays: Relays, sink: Sink, inspection: Inspection
+) -> None:
+    # Half a minute of lease makes a heartbeat every three seconds.
+    relay = relays.start(sink.url, "--lease=30")
+    relay.wait_for_log("LeaseTaken", times=3)
+    inspection.terminate(relay.pid, "lease")
+    relay.wait_for_log("LeaseLost", seconds=1)
+    wait_for("it has lanes again", lambda: len(inspection.lanes()[relay.pid]) == 48)
+
+
+def test_another_takes_over_when_a_lease_was_cut(
+    relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
+) -> None:
+    writer.add(6_000)
+    cut, other = (relays.start(slow_sink.url, *OPTIONS, "--lease=2") for _ in range(2))
+    for relay in (cut, other):
+        slow_sink.wait_for_relay(relay.pid)
+    inspection.terminate(cut.pid, "lease")
+    wait_for("all is settled", lambda: not inspection.unsettled())
+
+    assert slow_sink.numbers() == writer.numbers()
+    assert slow_sink.duplicates() <= IN_FLIGHT
+    assert len(inspection.lanes()) == 2

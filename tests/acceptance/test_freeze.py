@@ -1,0 +1,71 @@
+"""Relays that stand still for longer than their lease."""
+
+import time
+
+import pytest
+
+from tests.acceptance.conftest import Figures
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.fault
+
+LEASE = 2.0
+OPTIONS = ("--batch-size=20", "--concurrency=2", f"--lease={LEASE}")
+IN_FLIGHT = 2 * 20
+
+
+def test_a_frozen_relay_loses_its_lanes_and_publishes_nothing_stale(
+    relays: Relays,
+    slow_sink: Sink,
+    writer: Writer,
+    inspection: Inspection,
+    figures: Figures,
+) -> None:
+    writer.add(4_000)
+    frozen, other = (relays.start(slow_sink.url, *OPTIONS) for _ in range(2))
+    for relay in (frozen, other):
+        slow_sink.wait_for_relay(relay.pid)
+
+    frozen.freeze()
+    stopped_at = time.monotonic()
+    before = slow_sink.count_of(frozen.pid)
+    wait_for("its lanes are taken", lambda: len(inspection.lanes()[other.pid]) == 48)
+    figures("take-over", f"{time.monotonic() - stopped_at:.1f} s, lease {LEASE} s")
+    wait_for("the other drains all", lambda: not inspection.unsettled())
+
+    frozen.thaw()
+    wait_for("it has lanes again", lambda: inspection.lanes().get(frozen.pid))
+    assert slow_sink.count_of(frozen.pid) == before
+    assert slow_sink.numbers() == writer.numbers()
+    assert slow_sink.duplicates() <= IN_FLIGHT
+
+    writer.add(4_000)
+    wait_for("it publishes again", lambda: slow_sink.count_of(frozen.pid) > before)
+    wait_for("all is settled", lambda: not inspection.unsettled())
+    assert slow_sink.numbers() == writer.numbers()
+
+
+def test_a_relay_that_thaws_while_another_publishes_its_lanes_overtakes_nothing(
+    relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
+) -> None:
+    writer.add(8_000)
+    frozen, other = (relays.start(slow_sink.url, *OPTIONS) for _ in range(2))
+    for relay in (frozen, other):
+        slow_sink.wait_for_relay(relay.pid)
+
+    frozen.freeze()
+    before = slow_sink.count_of(frozen.pid)
+    wait_for("its lanes are taken", lambda: len(inspection.lanes()[other.pid]) == 48)
+    published = slow_sink.count()
+    wait_for("the other goes on", lambda: slow_sink.count() > published + 500)
+    frozen.thaw()
+    wait_for("it publishes again", lambda: slow_sink.count_of(frozen.pid) > before)
+    wait_for("all is settled", lambda: not inspection.unsettled())
+
+    assert slow_sink.numbers() == writer.numbers()
+    # What was in flight when it froze comes from the other again, and nothing else.
+    assert slow_sink.duplicates() <= IN_FLIGHT

@@ -1,0 +1,50 @@
+"""Relays that are killed."""
+
+import random
+
+import pytest
+
+from tests.acceptance.conftest import Figures
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import let_pass, wait_for
+
+pytestmark = pytest.mark.fault
+
+BATCH_SIZE = 20
+CONCURRENCY = 2
+OPTIONS = (
+    f"--batch-size={BATCH_SIZE}",
+    f"--concurrency={CONCURRENCY}",
+    "--lease=2",
+)
+
+
+@pytest.mark.timeout(300)
+def test_relays_killed_at_random_lose_nothing_and_keep_each_key_in_order(
+    relays: Relays,
+    slow_sink: Sink,
+    writer: Writer,
+    inspection: Inspection,
+    full: bool,
+    figures: Figures,
+) -> None:
+    kills, messages = (30, 50_000) if full else (6, 10_000)
+    writer.add(messages)
+    running = [relays.start(slow_sink.url, *OPTIONS) for _ in range(2)]
+    for _ in range(kills):
+        random.shuffle(running)
+        victim = running.pop()
+        slow_sink.wait_for_relay(victim.pid)
+        let_pass(random.uniform(0, 0.3))
+        assert inspection.unsettled(), "drained before the kills were over"
+        victim.kill()
+        running.append(relays.start(slow_sink.url, *OPTIONS))
+    wait_for("all is settled", lambda: not inspection.unsettled(), seconds=120)
+
+    assert slow_sink.numbers() == writer.numbers()
+    assert slow_sink.duplicates() <= kills * CONCURRENCY * BATCH_SIZE
+    assert inspection.charged() == 0
+    figures("duplicates", f"{slow_sink.duplicates()} after {kills} kills")
