@@ -48,9 +48,10 @@ async def claim_batch(
     a prefix of what is ready, less the keys that are blocked.
     """
     strange = [lane for lane in lanes if lane.strange]
+    # A head that became ready while its key was read may lie below the floor.
+    sweep = bool(strange) or any(lane.sweep for lane in lanes)
     if strange:
         await _read_blocked_keys(connection, strange)
-    sweep = any(lane.sweep for lane in lanes)
     cursor = connection.cursor(binary=True)
     await cursor.execute(
         load("relay", "claim_batch"),
@@ -104,8 +105,7 @@ def _note(
         elif seen:
             lane.found_empty()
         if sweep and seen:
-            lane.sweep = False
-            lane.oldest = board.oldest(oldest.get(lane.number))
+            lane.swept(board.oldest(oldest.get(lane.number)))
 
 
 async def _read_blocked_keys(connection: Connection, lanes: Sequence[Lane]) -> None:
@@ -113,9 +113,9 @@ async def _read_blocked_keys(connection: Connection, lanes: Sequence[Lane]) -> N
     cursor = await connection.execute(
         load("relay", "list_blocked_keys"), {"lanes": list(by_number)}
     )
-    async for number, key in cursor:
-        by_number[number].blocked.add(key)
+    blocked = await cursor.fetchall()
     for lane in lanes:
+        lane.blocked = {key for number, key in blocked if number == lane.number}
         lane.strange = False
 
 

@@ -46,7 +46,7 @@ class Lane:
         self.oldest = BEGINNING
         self.blocked: set[str] = set()
         self.strange = True
-        """Its blocked keys have not been read yet."""
+        """Its blocked keys are to be read from the database."""
         self.sweep = True
         """The next claim goes without floor."""
         self.dry = False
@@ -56,9 +56,10 @@ class Lane:
         """Something may have come since the claim that is under way."""
         self.rewound: int | None = None
 
-    def rewind(self, seq: int) -> None:
-        """Make `seq` claimable again."""
+    def rewind(self, seq: int, created_at: datetime) -> None:
+        """Make a row claimable again."""
         self.floor = min(self.floor, seq - 1)
+        self.oldest = min(self.oldest, created_at)
         # A claim may be under way, which raises the floor when it returns.
         if self.rewound is None or self.floor < self.rewound:
             self.rewound = self.floor
@@ -76,6 +77,11 @@ class Lane:
     def claimed_up_to(self, seq: int) -> None:
         """Raise the floor, unless it was rewound while the claim was under way."""
         self.floor = seq if self.rewound is None else min(seq, self.rewound)
+
+    def swept(self, oldest: datetime) -> None:
+        """Bound `created_at` anew, unless a row was rewound under way."""
+        self.sweep = False
+        self.oldest = oldest if self.rewound is None else min(oldest, self.oldest)
 
 
 class Lanes:
@@ -109,10 +115,15 @@ class Lanes:
         self._tell()
 
     def wake(self, *, sweep: bool = False) -> None:
-        """Look at every lane again; with `sweep`, without floors."""
+        """Look at every lane again; with `sweep`, without floors.
+
+        A sweep also reads the blocked keys again: somebody else may have settled
+        the message that blocked one.
+        """
         for lane in self._known.values():
             lane.stir()
             lane.sweep = lane.sweep or sweep
+            lane.strange = lane.strange or sweep
         self._look_everywhere = True
         self._tell()
 

@@ -46,12 +46,12 @@ async def tend_lanes(
 async def _ready_all_due(connection: Connection, board: Lanes, max_rows: int) -> None:
     while lanes := board.numbers():
         rows = await ready_due(connection, lanes, max_rows)
-        for number, seq, key, attempts in rows:
+        for number, seq, key, attempts, created_at in rows:
             lane = board.find(number)
             if lane is not None:
                 if attempts:
                     lane.blocked.discard(key)
-                lane.rewind(seq)
+                lane.rewind(seq, created_at)
         if rows:
             board.wake()
         if len(rows) < max_rows:

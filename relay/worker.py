@@ -93,10 +93,10 @@ class Worker:
             leased=lambda: self._lanes.owns(lanes),
             notify=self._notify,
         )
-        if lost is None:
-            self._breaker.close()
-        else:
+        if lost is not None:
             self._breaker.open(str(lost))
+        elif any(answers[i] for i, row in enumerate(batch.rows) if row.message):
+            self._breaker.close()
         settlement = decide(batch.rows, answers, self._config.retry)
         self._remember(batch, settlement)
         await self._settle(settlement)
@@ -137,7 +137,7 @@ class Worker:
                 )
             )
         for row in settlement.untouched:
-            lanes[row.lane].rewind(row.seq)
+            lanes[row.lane].rewind(row.seq, row.created_at)
 
     async def _settle(self, settlement: Settlement) -> None:
         """Settle until it is done: to claim again would publish again.

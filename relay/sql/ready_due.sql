@@ -1,6 +1,6 @@
 -- Does:  Make messages ready whose moment has come: scheduled ones and retries.
 -- Takes: lanes, max_rows
--- Gives: lane, seq, key, attempts of each
+-- Gives: lane, seq, key, attempts, created_at of each
 -- Index: message_waiting_idx to find them, message_pkey to update them
 WITH due AS MATERIALIZED (
     SELECT id, created_at
@@ -19,4 +19,4 @@ UPDATE outbox.message AS m
    AND m.created_at = due.created_at
    AND m.published_at IS NULL
    AND m.dead_lettered_at IS NULL
-RETURNING m.lane, m.seq, m.key, m.attempts
+RETURNING m.lane, m.seq, m.key, m.attempts, m.created_at

@@ -1,0 +1,280 @@
+"""The board: whose turn it is, and what is known of each lane."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
+from relay.config import RelayConfig
+from relay.lanes import Lane, Lanes
+from tests.fixtures.claimed import HeldLease
+
+WEIGHTS = RelayConfig().weights
+
+
+class Board(Lanes):
+    """A board that holds the lanes of some classes, all of them fresh."""
+
+    def __init__(self, *priorities: Priority, concurrency: int = 2) -> None:
+        numbers = [n for p in priorities or PRIORITIES for n in lanes_of(p)]
+        self.lease = HeldLease(numbers)
+        super().__init__(self.lease, WEIGHTS, concurrency)
+        self.take(numbers)
+
+    def pick_share(self) -> Sequence[Lane]:
+        """Pick as under load, not as after a wake-up."""
+        picked = self.pick()
+        if len(picked) == len(self.numbers()):
+            self.put_back(picked)
+            picked = self.pick()
+        return picked
+
+    def dry_out(self) -> None:
+        picked = self.pick()
+        for lane in picked:
+            lane.found_empty()
+        self.put_back(picked)
+
+
+def numbers(lanes: Sequence[Lane]) -> list[int]:
+    return [lane.number for lane in lanes]
+
+
+def test_after_a_wake_up_all_lanes_are_looked_at_most_urgent_first() -> None:
+    assert numbers(Board().pick()) == list(range(48))
+
+
+def test_a_lane_is_in_flight_once_at_most() -> None:
+    board = Board(concurrency=3)
+    first = board.pick_share()
+    second = board.pick_share()
+
+    assert not set(numbers(first)) & set(numbers(second))
+    board.wake()
+    third = board.pick()
+    assert not set(numbers(third)) & set(numbers([*first, *second]))
+    assert len({*numbers(first), *numbers(second), *numbers(third)}) == 48
+    assert board.pick() == []
+
+
+def test_classes_get_turns_by_their_weights() -> None:
+    board = Board()
+    turns: Counter[Priority] = Counter()
+
+    for _ in range(1000):
+        picked = board.pick_share()
+        turns[priority_of(picked[0].number)] += 1
+        board.put_back(picked)
+
+    assert turns == {
+        Priority.REALTIME: 600,
+        Priority.DEFAULT: 300,
+        Priority.BULK: 100,
+    }
+
+
+@pytest.mark.parametrize("flooded", list(Priority))
+def test_a_flood_in_one_class_starves_no_other(flooded: Priority) -> None:
+    board = Board()
+    for _ in range(100):
+        # The others run dry and are stirred now and then.
+        picked = board.pick_share()
+        for lane in picked:
+            if priority_of(lane.number) is not flooded:
+                lane.found_empty()
+        board.put_back(picked)
+    board.wake()
+    board.put_back(board.pick())
+
+    seen = set()
+    for _ in range(10):
+        picked = board.pick_share()
+        seen.add(priority_of(picked[0].number))
+        board.put_back(picked)
+
+    assert seen == set(Priority)
+
+
+def test_within_a_class_lanes_take_turns() -> None:
+    board = Board(Priority.DEFAULT, concurrency=4)
+    seen: list[int] = []
+
+    for _ in range(4):
+        picked = board.pick_share()
+        seen += numbers(picked)
+        board.put_back(picked)
+
+    assert sorted(seen[-16:]) == list(lanes_of(Priority.DEFAULT))
+
+
+def test_a_claim_raises_the_floor_and_an_empty_one_leaves_the_lane_alone() -> None:
+    board = Board(Priority.BULK)
+    (first, *_) = picked = board.pick()
+    for lane in picked:
+        lane.claimed_up_to(10)
+    board.put_back(picked)
+
+    assert first.floor == 10
+    board.wake()
+    board.dry_out()
+    assert board.pick() == []
+
+
+def test_a_rewind_during_a_claim_is_not_undone_by_it() -> None:
+    board = Board(Priority.DEFAULT)
+    lane = board.pick()[0]
+    lane.claimed_up_to(10)
+
+    lane.rewind(5, datetime.now(UTC))
+    lane.rewind(7, datetime.now(UTC))
+    lane.claimed_up_to(20)
+
+    assert lane.floor == 4
+
+
+def test_a_rewind_between_claims_lowers_the_floor_once() -> None:
+    board = Board(Priority.DEFAULT)
+    picked = board.pick()
+    for lane in picked:
+        lane.claimed_up_to(20)
+    board.put_back(picked)
+
+    picked[0].rewind(5, datetime.now(UTC))
+    assert picked[0].floor == 4
+    board.wake()
+    again = board.pick()[0]
+    again.claimed_up_to(30)
+
+    assert again.floor == 30
+
+
+def test_a_rewind_lowers_the_bound_in_time_too() -> None:
+    lane = Board(Priority.DEFAULT).pick()[0]
+    now = datetime.now(UTC)
+    lane.swept(now)
+
+    lane.rewind(5, now - timedelta(days=3))
+
+    assert lane.oldest == now - timedelta(days=3)
+
+
+def test_a_sweep_under_way_does_not_undo_a_rewind_in_time() -> None:
+    board = Board(Priority.DEFAULT)
+    lane = board.pick()[0]
+    now = datetime.now(UTC)
+    lane.rewind(5, now - timedelta(days=3))
+
+    lane.swept(now)
+
+    assert lane.oldest <= now - timedelta(days=3)
+
+
+def test_a_wake_up_during_a_claim_is_not_lost() -> None:
+    board = Board(Priority.DEFAULT)
+    picked = board.pick()
+
+    board.wake()
+    for lane in picked:
+        lane.found_empty()
+    board.put_back(picked)
+
+    assert len(board.pick()) == 16
+
+
+def test_a_sweep_ordered_during_a_claim_is_still_to_come() -> None:
+    board = Board(Priority.DEFAULT)
+    picked = board.pick()
+    for lane in picked:
+        lane.sweep = lane.strange = False
+
+    board.wake(sweep=True)
+    board.put_back(picked)
+
+    assert all(lane.sweep and lane.strange for lane in board.pick())
+
+
+def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
+    board = Board(Priority.DEFAULT)
+    picked = board.pick()
+    assert board.owns(picked)
+
+    board.lose([16])
+    assert not board.owns(picked)
+    board.take([16])
+    assert not board.owns(picked)
+    assert board.owns([lane for lane in picked if lane.number != 16])
+
+
+def test_a_lane_that_came_back_begins_anew() -> None:
+    board = Board(Priority.DEFAULT)
+    old = board.pick()[0]
+    old.claimed_up_to(100)
+    old.blocked.add("k")
+
+    board.lose([old.number])
+    board.take([old.number])
+    new = board.find(old.number)
+
+    assert new is not None
+    assert (new.floor, new.blocked, new.strange, new.sweep) == (-1, set(), True, True)
+
+
+def test_lanes_in_flight_are_kept_from_being_given_back() -> None:
+    board = Board(Priority.DEFAULT)
+    picked = board.pick()
+    assert board.lease.in_use == set(numbers(picked))
+
+    board.put_back(picked[:3])
+
+    assert board.lease.in_use == set(numbers(picked[3:]))
+
+
+def test_the_flight_of_a_lost_lane_does_not_end_that_of_its_successor() -> None:
+    board = Board(Priority.DEFAULT)
+    old = board.pick()
+    board.lose(numbers(old))
+    board.take(numbers(old))
+    new = board.pick()
+
+    board.put_back(old)
+
+    assert board.lease.in_use == set(numbers(new))
+
+
+def test_a_lane_about_to_be_given_back_is_not_picked() -> None:
+    board = Board(Priority.DEFAULT)
+    board.lease.giving_back = {16, 17}
+
+    assert numbers(board.pick()) == list(range(18, 32))
+
+
+async def test_work_and_dry_say_what_can_be_waited_for() -> None:
+    board = Board(Priority.DEFAULT)
+    working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.dry))
+    await working
+    picked = board.pick()
+    assert not drying.done()
+    for lane in picked:
+        lane.found_empty()
+
+    board.put_back(picked)
+
+    await drying
+    working = asyncio.create_task(board.work())
+    board.wake()
+    await working
+
+
+def test_moments_follow_the_clock_of_the_database() -> None:
+    board = Board()
+    behind = datetime.now(UTC) - timedelta(days=10)
+
+    board.set_clock(behind)
+
+    hour, minute = timedelta(hours=1), timedelta(minutes=1)
+    assert abs(board.newest() - behind - hour) < minute
+    assert abs(board.oldest(None) - behind + hour) < minute
+    assert board.oldest(behind) == behind - hour
