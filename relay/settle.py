@@ -43,20 +43,21 @@ def decide(
     behind it were never at fault, and wait.
     """
     settlement = Settlement()
-    waiting: set[str] = set()
+    charged: set[str | None] = set()
     for row, answer in zip(rows, answers, strict=True):
         match answer:
             case Acked():
                 settlement.published.append(row)
             case Nacked(reason, permanent) if permanent or (
-                row.key not in waiting and retry.spent(row.attempts + 1)
+                row.key not in charged and retry.spent(row.attempts + 1)
             ):
                 settlement.dead_lettered.append((row, reason))
-            case Nacked(reason) if row.key not in waiting:
+                if not permanent:
+                    charged |= {row.key} - {None}
+            case Nacked(reason) if row.key not in charged:
                 delay = retry.delay(row.attempts + 1).total_seconds()
                 settlement.retried.append((row, reason, delay))
-                if row.key is not None:
-                    waiting.add(row.key)
+                charged |= {row.key} - {None}
             case _:
                 settlement.untouched.append(row)
     return settlement

@@ -1,0 +1,124 @@
+"""From answers to what is written down."""
+
+from datetime import timedelta
+
+from outbox.retry import RetryPolicy
+from relay.claim import Claimed
+from relay.publish import Answer
+from relay.publisher import Acked, Nacked
+from relay.settle import Settlement, decide
+from tests.fixtures.claimed import claimed
+
+SECOND = timedelta(seconds=1)
+POLICY = RetryPolicy(max_attempts=3, first_delay=SECOND, max_delay=SECOND)
+ACKED, REFUSED, FORBIDDEN = Acked(), Nacked("no"), Nacked("never", permanent=True)
+
+
+def settle(*pairs: tuple[Claimed, Answer]) -> Settlement:
+    return decide([row for row, _ in pairs], [answer for _, answer in pairs], POLICY)
+
+
+def test_what_was_acked_is_published() -> None:
+    one, other = claimed("a", "k"), claimed("b")
+
+    settlement = settle((one, ACKED), (other, ACKED))
+
+    assert settlement.published == [one, other]
+    assert not settlement.empty
+
+
+def test_without_an_answer_nothing_is_written() -> None:
+    row = claimed("a", "k")
+
+    settlement = settle((row, None))
+
+    assert settlement.untouched == [row]
+    assert settlement.empty
+
+
+def test_a_refused_message_is_retried_with_its_reason_after_a_delay() -> None:
+    row = claimed("a", "k")
+
+    assert settle((row, REFUSED)).retried == [(row, "no", 1.0)]
+
+
+def test_only_the_first_refused_message_of_a_key_is_charged() -> None:
+    first, second, third = (claimed(topic, "k") for topic in "abc")
+
+    settlement = settle((first, REFUSED), (second, REFUSED), (third, None))
+
+    assert settlement.retried == [(first, "no", 1.0)]
+    assert settlement.untouched == [second, third]
+
+
+def test_messages_without_key_are_charged_each() -> None:
+    rows = [claimed(topic) for topic in "abc"]
+
+    settlement = settle(*[(row, REFUSED) for row in rows])
+
+    assert [row for row, _, _ in settlement.retried] == rows
+
+
+def test_other_keys_are_charged_on_their_own() -> None:
+    rows = [claimed("a", "k"), claimed("b", "j")]
+
+    settlement = settle(*[(row, REFUSED) for row in rows])
+
+    assert [row for row, _, _ in settlement.retried] == rows
+
+
+def test_the_last_refusal_gives_a_message_up() -> None:
+    row = claimed("a", "k", attempts=2)
+
+    settlement = settle((row, REFUSED))
+
+    assert settlement.dead_lettered == [(row, "no")]
+    assert settlement.retried == []
+
+
+def test_the_last_but_one_does_not() -> None:
+    row = claimed("a", "k", attempts=1)
+
+    assert settle((row, REFUSED)).retried == [(row, "no", 1.0)]
+
+
+def test_a_permanent_refusal_gives_a_message_up_at_once() -> None:
+    row = claimed("a", "k")
+
+    assert settle((row, FORBIDDEN)).dead_lettered == [(row, "never")]
+
+
+def test_a_permanent_refusal_behind_a_waiting_head_counts() -> None:
+    head, behind = claimed("a", "k"), claimed("b", "k")
+
+    settlement = settle((head, REFUSED), (behind, FORBIDDEN))
+
+    assert settlement.retried == [(head, "no", 1.0)]
+    assert settlement.dead_lettered == [(behind, "never")]
+
+
+def test_a_spent_message_behind_a_waiting_head_is_not_charged() -> None:
+    head, behind = claimed("a", "k"), claimed("b", "k", attempts=2)
+
+    settlement = settle((head, REFUSED), (behind, REFUSED))
+
+    assert settlement.untouched == [behind]
+    assert settlement.dead_lettered == []
+
+
+def test_an_ack_behind_a_refused_head_is_still_an_ack() -> None:
+    head, behind = claimed("a", "k"), claimed("b", "k")
+
+    settlement = settle((head, REFUSED), (behind, ACKED))
+
+    assert settlement.published == [behind]
+
+
+def test_the_follower_of_a_spent_head_is_not_at_fault() -> None:
+    head, behind = claimed("a", "k", attempts=2), claimed("b", "k", attempts=0)
+
+    settlement = settle((head, REFUSED), (behind, REFUSED))
+
+    assert settlement.dead_lettered == [(head, "no")]
+    assert settlement.retried == []
+    assert settlement.untouched == [behind]
