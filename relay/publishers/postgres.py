@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import psycopg
 
@@ -22,6 +21,7 @@ from outbox.errors import (
 from outbox.lane import bucket_of
 from outbox.message import Message
 from outbox.statement import load
+from outbox.url import take_options
 from relay.publisher import Acked, Confirmation, Nacked
 
 _OPTION: Final = "unsubscribed"
@@ -52,19 +52,14 @@ class PostgresPublisher:
         Raises:
             ConfigError: it isn't such a URL.
         """
-        parts = urlsplit(url)
-        options = parse_qsl(parts.query, keep_blank_values=True)
-        rest = [(name, value) for name, value in options if name != _OPTION]
-        choice = dict(options).get(_OPTION, "keep")
+        rest, options = take_options(url, (_OPTION,))
+        choice = options.get(_OPTION, "keep")
         if choice not in _CHOICES:
             raise ConfigError(
                 f"broker URL option {_OPTION}={shorten(choice)}: "
                 f"write one of {', '.join(_CHOICES)}"
             )
-        return cls(
-            parts._replace(query=urlencode(rest)).geturl(),
-            drop_unsubscribed=choice == "drop",
-        )
+        return cls(rest, drop_unsubscribed=choice == "drop")
 
     async def __aenter__(self) -> Self:
         """Connect, and see that the tables are there.

@@ -1,0 +1,52 @@
+"""A client of Redis from a URL, for the publisher and the source."""
+
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from outbox.database import without_password
+from outbox.errors import BrokerUnavailableError, ConfigError
+
+BROKEN: Final = (RedisError, OSError)
+_SETTINGS: Final[dict[str, Any]] = {
+    "protocol": 2,
+    "socket_connect_timeout": 10,
+    "socket_timeout": 30,
+    "socket_keepalive": True,
+}
+
+
+def redis_client(url: str) -> Redis:
+    """Make a client; it connects with its first command.
+
+    Raises:
+        ConfigError: the URL can't be used.
+    """
+    name = without_password(url)
+    database = url.partition("?")[0].partition("://")[2].partition("/")[2]
+    if database and not database.isdecimal() and not url.startswith("unix:"):
+        raise ConfigError(
+            f"broker URL {name}: {database!r} is no number of a Redis database; "
+            "write redis://host:port/0"
+        )
+    try:
+        # A retry hidden in the client would do things a second time unseen.
+        client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_SETTINGS)
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"broker URL {name}: {error}") from None
+    return client
+
+
+def redis_away(url: str, error: BaseException) -> BrokerUnavailableError:
+    """Say why Redis can't be used now."""
+    if isinstance(error, AuthenticationError):
+        said = f"refuses us: {error}"
+    elif isinstance(error, ResponseError):
+        said = f"refuses to work now: {error}"
+    else:
+        said = f"can't be reached: {str(error) or type(error).__name__}"
+    return BrokerUnavailableError(f"broker {without_password(url)} {said}")

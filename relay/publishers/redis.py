@@ -1,0 +1,127 @@
+"""Publishes to Redis Streams: the stream is the topic, the fields are `outbox.wire`'s.
+
+A batch is one MULTI … EXEC in one round trip: a server that is out of memory or has
+become a replica takes all of it or nothing, so order holds. Redis can refuse single
+entries only where a topic's name is that of something else than a stream; messages
+of the key to other topics then go before.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Self
+
+from redis.exceptions import NoPermissionError
+
+from outbox.errors import ConfigError
+from outbox.message import Message
+from outbox.redis import BROKEN, redis_away, redis_client
+from outbox.url import take_options, whole_number
+from outbox.wire import to_fields
+from relay.publisher import Acked, Confirmation, Nacked
+
+_OPTIONS: Final = ("maxlen", "max_payload_bytes")
+# Redis' own limit of one string, proto-max-bulk-len.
+_MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
+
+
+class RedisPublisher:
+    """Publishes by XADD.
+
+    Args:
+        url: `redis://` or `rediss://`, as redis-py takes it.
+        maxlen: about how many entries a stream keeps; None keeps all, for Redis
+            doesn't remove what is acked.
+        max_payload_bytes: a payload above it is nacked as permanent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        maxlen: int | None = None,
+        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+    ) -> None:
+        for name, value in (
+            ("maxlen", maxlen),
+            ("max_payload_bytes", max_payload_bytes),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: must be at least 1")
+        self._url = url
+        self._client = redis_client(url)
+        self._trim = () if maxlen is None else ("MAXLEN", "~", maxlen)
+        self._max_payload_bytes = max_payload_bytes
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `redis://host:port/db?maxlen=…&max_payload_bytes=…`.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        rest, options = take_options(url, _OPTIONS)
+        return cls(rest, **{n: whole_number(n, v) for n, v in options.items()})
+
+    async def __aenter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            BrokerUnavailableError: Redis can't be reached, or refuses us.
+        """
+        try:
+            await self._client.ping()
+        except BROKEN as error:
+            await self._client.aclose()
+            raise redis_away(self._url, error) from error
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        await self._client.aclose()
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Append the batch to its streams, in its order.
+
+        Raises:
+            BrokerUnavailableError: the connection broke, or Redis takes no writes;
+                the next call connects again.
+        """
+        answers: list[Confirmation] = [self._check(message) for message in batch]
+        sent = [i for i, answer in enumerate(answers) if isinstance(answer, Acked)]
+        if not sent:
+            return answers
+        try:
+            results = await self._append([batch[i] for i in sent])
+        except NoPermissionError as error:
+            if len(sent) == 1:
+                answers[sent[0]] = Nacked(str(error))
+                return answers
+            # One topic that we may not write to must not be charged to the others.
+            for i in sent:
+                (answers[i],) = await self.publish([batch[i]])
+            return answers
+        for i, result in zip(sent, results, strict=True):
+            if isinstance(result, Exception):
+                answers[i] = Nacked(f"Redis refused it: {result}")
+        return answers
+
+    def _check(self, message: Message) -> Confirmation:
+        size = len(message.payload)
+        if size <= self._max_payload_bytes:
+            return Acked()
+        return Nacked(
+            f"payload has {size} bytes, the publisher's limit is "
+            f"{self._max_payload_bytes} (max_payload_bytes)",
+            permanent=True,
+        )
+
+    async def _append(self, batch: Sequence[Message]) -> Sequence[Any]:
+        pipeline = self._client.pipeline(transaction=True)
+        for message in batch:
+            pairs = (part for pair in to_fields(message).items() for part in pair)
+            pipeline.execute_command("XADD", message.topic, *self._trim, "*", *pairs)
+        try:
+            return await pipeline.execute(raise_on_error=False)
+        except NoPermissionError:
+            raise
+        except BROKEN as error:
+            raise redis_away(self._url, error) from error
