@@ -5,7 +5,8 @@ from typing import Any, Literal, Self, TypeAlias
 
 import psycopg
 
-from outbox.lock import LOCK_CLASS
+from outbox.lock import LOCK_CLASS, Lock
+from tests.fixtures.waiting import wait_for
 
 Part: TypeAlias = Literal["lease", "doorbell", "tend", "worker"]
 
@@ -14,6 +15,13 @@ _HOLDERS = """
       FROM pg_locks AS l
       JOIN pg_stat_activity AS a USING (pid)
      WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objid < 48 AND l.granted
+       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_SLEEPERS = """
+    SELECT 1
+      FROM pg_locks AS l
+     WHERE l.locktype = 'advisory' AND l.classid = %s AND l.objid = %s AND l.granted
+       AND l.mode = 'ExclusiveLock'
        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 _BACKENDS = """
@@ -42,7 +50,12 @@ class Inspection:
         """Run a query and give its rows."""
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(self._url, autocommit=True)
-        return self._connection.execute(query, parameters).fetchall()
+        try:
+            return self._connection.execute(query, parameters).fetchall()
+        except psycopg.OperationalError:
+            if not self._connection.closed:
+                raise
+            return self.rows(query, *parameters)
 
     def unsettled(self) -> int:
         """How many messages are neither published nor given up."""
@@ -75,6 +88,13 @@ class Inspection:
         pids = self.backends(relay, part)
         self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [*pids])
         return pids
+
+    def wait_for_sleepers(self) -> None:
+        """Wait until a relay is idle and has armed the doorbell."""
+        wait_for(
+            "the doorbell is armed",
+            lambda: self.rows(_SLEEPERS, LOCK_CLASS, Lock.OUTBOX_DOORBELL),
+        )
 
     def _count(self, condition: str) -> Any:
         (row,) = self.rows(f"SELECT count(*) FROM outbox.message WHERE {condition}")

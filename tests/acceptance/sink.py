@@ -70,12 +70,16 @@ class Sink:
 
     def __init__(self, path: Path, *, latency: float = 0.0) -> None:
         self._path = path
-        self.url = f"sink://{path}?latency={latency}"
+        self.url = self.url_with(latency=latency)
         self._read_up_to = 0
         self._rest = ""
         self._arrivals: list[Arrival] = []
         self._ids: set[str] = set()
         self._by_pid: Counter[int] = Counter()
+
+    def url_with(self, *, latency: float) -> str:
+        """Give its URL with another latency."""
+        return f"sink://{self._path}?latency={latency}"
 
     def arrivals(self) -> list[Arrival]:
         """Everything that is there, duplicates included."""

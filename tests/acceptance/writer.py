@@ -42,6 +42,10 @@ class Writer:
                 outbox.add(session, *map(self._message, range(self.added, upto)))
             self.added = upto
 
+    def reconnect(self) -> None:
+        """Forget connections that a restart has broken."""
+        self._engine.dispose()
+
     def numbers(self) -> dict[str, list[int]]:
         """What a sink has to show by first appearance, once all is there."""
         rounds, more = divmod(self.added, self._keys)

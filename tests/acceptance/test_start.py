@@ -1,0 +1,83 @@
+"""Relays that can't start: one line that says why, and exit status 2."""
+
+import pytest
+
+from outbox.testing.lifetime import free_port
+from tests.acceptance.relays import Relays
+
+
+def refusal(relays: Relays, broker: str, **settings: str) -> str:
+    """Start a relay that must refuse, and give the one line that it writes."""
+    options = [f"--{name}={value}".replace("_", "-") for name, value in settings.items()]
+    relay = relays.start_without_waiting(broker, *options)
+    assert relay.wait() == 2, relay.log()
+    (line,) = relay.log().splitlines()
+    assert line.startswith("relay: ")
+    return line
+
+
+def test_an_unreachable_database_is_named(relays: Relays) -> None:
+    port = free_port()
+    url = f"postgresql://someone:secret@127.0.0.1:{port}/shop"
+    line = refusal(relays, "memory://", database=url)
+    assert (
+        f"can't reach the database postgresql://someone@127.0.0.1:{port}/shop" in line
+    )
+    assert "secret" not in line
+
+
+def test_an_unreachable_broker_is_named(relays: Relays) -> None:
+    port = free_port()
+    line = refusal(relays, f"postgresql://someone:secret@127.0.0.1:{port}/queue")
+    assert f"127.0.0.1:{port}/queue" in line
+    assert "secret" not in line
+
+
+def test_a_redis_that_is_away_is_named(relays: Relays) -> None:
+    port = free_port()
+    line = refusal(relays, f"redis://:secret@127.0.0.1:{port}/0")
+    assert f"127.0.0.1:{port}" in line
+    assert "secret" not in line
+
+
+def test_a_database_of_another_kind_is_refused(relays: Relays) -> None:
+    line = refusal(relays, "memory://", database="mysql://root@localhost/shop")
+    assert "'mysql'" in line
+    assert "use postgresql://" in line
+
+
+@pytest.mark.parametrize("broker", ["carrier-pigeon://coop", "nonsense", ":"])
+def test_an_unknown_publisher_is_answered_with_the_known_ones(
+    broker: str, relays: Relays
+) -> None:
+    line = refusal(relays, broker)
+    assert repr(broker.partition(":")[0]) in line
+    assert "memory" in line
+    # What a third party has installed is as good as ours.
+    assert "sink" in line
+
+
+def test_a_database_without_the_outbox_is_told_to_migrate(
+    relays: Relays, empty_database_url: str
+) -> None:
+    line = refusal(relays, "memory://", database=empty_database_url)
+    assert "run outbox migrate" in line
+
+
+def test_a_broker_without_the_inbox_is_told_to_migrate(
+    relays: Relays, empty_database_url: str
+) -> None:
+    assert "run outbox migrate" in refusal(relays, empty_database_url)
+
+
+def test_a_setting_that_makes_no_sense_is_refused(relays: Relays) -> None:
+    assert "batch_size=0" in refusal(relays, "memory://", batch_size="0")
+
+
+def test_a_missing_url_is_answered_with_where_to_give_it(
+    relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PILLARBOX_BROKER_URL", raising=False)
+    line = refusal(relays, "")
+    assert "--broker" in line
+    assert "PILLARBOX_BROKER_URL" in line

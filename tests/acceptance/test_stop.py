@@ -1,0 +1,85 @@
+"""Relays that are asked to end."""
+
+import signal
+
+import pytest
+
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.fault
+
+OPTIONS = ("--batch-size=20", "--concurrency=2")
+
+
+def test_a_relay_that_is_terminated_settles_what_was_acked(
+    relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
+) -> None:
+    writer.add(3_000)
+    for _ in range(5):
+        relay = relays.start(slow_sink.url, *OPTIONS)
+        slow_sink.wait_for_relay(relay.pid)
+        relay.terminate()
+        assert relay.wait() == 0
+        assert "RelayStopped" in relay.log()
+        assert inspection.unsettled()
+        assert inspection.published() == {a.id for a in slow_sink.arrivals()}
+
+    relays.start(slow_sink.url, *OPTIONS)
+    wait_for("all is settled", lambda: not inspection.unsettled())
+    assert slow_sink.numbers() == writer.numbers()
+    assert slow_sink.duplicates() == 0
+
+
+def test_lanes_of_a_terminated_relay_go_over_without_a_duplicate(
+    relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
+) -> None:
+    writer.add(5_000)
+    running = [relays.start(slow_sink.url, *OPTIONS, "--lease=2") for _ in range(2)]
+    for _ in range(3):
+        leaving = running.pop(0)
+        slow_sink.wait_for_relay(leaving.pid)
+        leaving.terminate()
+        running.append(relays.start(slow_sink.url, *OPTIONS, "--lease=2"))
+        assert leaving.wait() == 0
+    wait_for("all is settled", lambda: not inspection.unsettled())
+    assert slow_sink.numbers() == writer.numbers()
+    assert slow_sink.duplicates() == 0
+
+
+def test_an_idle_relay_ends_at_once_when_it_is_terminated(
+    relays: Relays, sink: Sink, inspection: Inspection
+) -> None:
+    relay = relays.start(sink.url)
+    inspection.wait_for_sleepers()
+    relay.terminate()
+    assert relay.wait(seconds=2) == 0
+    assert not inspection.lanes()
+
+
+def test_a_second_signal_ends_a_relay_at_once(
+    relays: Relays, sink: Sink, writer: Writer
+) -> None:
+    writer.add(100)
+    relay = relays.start(sink.url_with(latency=60))
+    sink.wait_for_relay(relay.pid)
+    relay.terminate()
+    wait_for("it drains", lambda: not relay.catches(signal.SIGTERM))
+    assert relay.is_running()
+    relay.terminate()
+    assert relay.wait(seconds=1) == -signal.SIGTERM
+
+
+def test_a_broker_that_does_not_answer_holds_up_the_end_for_the_drain_at_most(
+    relays: Relays, sink: Sink, writer: Writer, inspection: Inspection
+) -> None:
+    writer.add(100)
+    url = sink.url_with(latency=60)
+    relay = relays.start(url, "--drain=0.5")
+    sink.wait_for_relay(relay.pid)
+    relay.terminate()
+    assert relay.wait(seconds=5) == 0
+    assert inspection.unsettled()
