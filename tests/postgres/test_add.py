@@ -1,0 +1,324 @@
+"""Messages in the caller's own transaction, with each session and driver."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
+
+import outbox
+from outbox import InvalidMessageError, Message, Priority
+from outbox.database import sqlalchemy_url
+from outbox.lane import lane_of
+from tests.fixtures.relay import execute
+
+MESSAGES = [Message(f"t{n}", {"n": n}, key=f"k{n}") for n in range(3)]
+FULL = Message(
+    "orders.placed",
+    b"\x00\xff",
+    key="ä",
+    tenant="acme",
+    headers={"naïve": 'quo"te\\', "empty": ""},
+    content_type="text/xml",
+    schema_version=3,
+    priority=Priority.BULK,
+    available_at=datetime.now(UTC) + timedelta(hours=1),
+)
+COLUMNS = (
+    "id, lane, schema_version, available_at, topic, key, tenant, content_type,"
+    " headers, payload"
+)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "shop_order"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def topics(url: str) -> list[str]:
+    rows = execute(url, "SELECT topic FROM outbox.message ORDER BY seq")
+    return [topic for (topic,) in rows]
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = create_engine(sqlalchemy_url(database_url))
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def inserts(engine: Engine) -> list[str]:
+    """The statements on outbox.message that this engine executes."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "outbox.message" in statement:
+            seen.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    return seen
+
+
+Work: TypeAlias = Callable[[Session], None]
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def async_sessions(
+    request: pytest.FixtureRequest, database_url: str
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    engine = create_async_engine(
+        sqlalchemy_url(database_url).replace("+psycopg", f"+{request.param}")
+    )
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("messages", [[FULL], [*MESSAGES, FULL]], ids=["one", "many"])
+def test_every_field_arrives_by_a_session(
+    database_url: str, engine: Engine, messages: list[Message]
+) -> None:
+    with Session(engine) as session, session.begin():
+        outbox.add(session, *messages)
+
+    row = execute(
+        database_url,
+        f"SELECT {COLUMNS} FROM outbox.message ORDER BY seq DESC LIMIT 1",
+    )
+    assert row == [fields(FULL)]
+
+
+@pytest.mark.parametrize("messages", [[FULL], [*MESSAGES, FULL]], ids=["one", "many"])
+async def test_every_field_arrives_by_an_async_session(
+    database_url: str,
+    async_sessions: async_sessionmaker[AsyncSession],
+    messages: list[Message],
+) -> None:
+    async with async_sessions.begin() as session:
+        outbox.add(session, *messages)
+
+    row = execute(
+        database_url,
+        f"SELECT {COLUMNS} FROM outbox.message ORDER BY seq DESC LIMIT 1",
+    )
+    assert row == [fields(FULL)]
+
+
+async def test_a_statement_serves_async_connections_too(
+    database_url: str, async_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    async with async_sessions.begin() as session:
+        connection = await session.connection()
+        await connection.execute(outbox.insert_statement(*MESSAGES, FULL))
+
+    assert topics(database_url) == ["t0", "t1", "t2", "orders.placed"]
+    assert execute(
+        database_url,
+        f"SELECT {COLUMNS} FROM outbox.message ORDER BY seq DESC LIMIT 1",
+    ) == [fields(FULL)]
+
+
+def fields(message: Message) -> tuple[Any, ...]:
+    return (
+        message.id,
+        lane_of(message.key, message.id, message.priority),
+        message.schema_version,
+        message.available_at,
+        message.topic,
+        message.key,
+        message.tenant,
+        message.content_type,
+        message.headers,
+        message.payload,
+    )
+
+
+async def test_a_rolled_back_savepoint_takes_its_messages_in_async_too(
+    database_url: str, async_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    async with async_sessions.begin() as session:
+        outbox.add(session, Message("kept", b""))
+        savepoint = await session.begin_nested()
+        outbox.add(session, Message("pending", b""))
+        await savepoint.rollback()
+        async with session.begin_nested():
+            outbox.add(session, Message("kept too", b""))
+
+    assert topics(database_url) == ["kept", "kept too"]
+
+
+async def test_scoped_sessions_are_sessions(
+    database_url: str,
+    engine: Engine,
+    async_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    scoped = scoped_session(sessionmaker(engine))
+    outbox.add(scoped, Message("sync", b""))
+    scoped.commit()
+    scoped.remove()
+    async_scoped = async_scoped_session(async_sessions, scopefunc=lambda: 1)
+    outbox.add(async_scoped, Message("async", b""))
+    await async_scoped.commit()
+    await async_scoped.remove()
+
+    assert topics(database_url) == ["sync", "async"]
+
+
+def test_many_calls_make_one_insert_without_returning(
+    database_url: str, engine: Engine, inserts: list[str]
+) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Order(id=1))
+        for message in MESSAGES:
+            outbox.add(session, message)
+        outbox.add(session, FULL, Message("last", b""))
+
+    assert len(inserts) == 1
+    assert "RETURNING" not in inserts[0]
+    assert topics(database_url) == ["t0", "t1", "t2", "orders.placed", "last"]
+
+
+def test_one_message_makes_one_insert_without_returning(
+    engine: Engine, inserts: list[str]
+) -> None:
+    with Session(engine) as session, session.begin():
+        outbox.add(session, FULL)
+
+    assert len(inserts) == 1
+    assert "RETURNING" not in inserts[0]
+
+
+def test_the_order_of_seq_is_that_of_adding(database_url: str, engine: Engine) -> None:
+    expected = [f"t{n}" for n in range(500)]
+
+    with Session(engine) as session, session.begin():
+        for n in range(0, 500, 50):
+            outbox.add(session, *[Message(f"t{i}", b"") for i in range(n, n + 50)])
+            if n % 100 == 0:
+                session.flush()
+
+    assert topics(database_url) == expected
+
+
+def undo_by_rollback(session: Session) -> None:
+    session.rollback()
+
+
+def undo_by_flush_and_rollback(session: Session) -> None:
+    session.flush()
+    session.rollback()
+
+
+def undo_by_close(session: Session) -> None:
+    session.flush()
+    session.close()
+
+
+def undo_by_expunging(session: Session) -> None:
+    session.expunge_all()
+
+
+@pytest.mark.parametrize(
+    "undo",
+    [undo_by_rollback, undo_by_flush_and_rollback, undo_by_close, undo_by_expunging],
+)
+def test_what_is_undone_is_not_added_and_the_session_can_be_used_again(
+    database_url: str, engine: Engine, undo: Work
+) -> None:
+    with Session(engine) as session:
+        outbox.add(session, Message("undone", b""))
+        undo(session)
+        session.commit()
+        outbox.add(session, Message("kept", b""))
+        session.commit()
+
+    assert topics(database_url) == ["kept"]
+
+
+@pytest.mark.filterwarnings("ignore:New instance <Order")
+def test_a_failed_business_statement_takes_the_messages_with_it(
+    database_url: str, engine: Engine
+) -> None:
+    with Session(engine) as session:
+        outbox.add(session, *MESSAGES)
+        session.add_all([Order(id=1), Order(id=1)])
+        with pytest.raises(SQLAlchemyError):
+            session.commit()
+
+    assert topics(database_url) == []
+
+
+def test_savepoints_keep_and_lose_their_own(database_url: str, engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        outbox.add(session, Message("outer", b""))
+        with session.begin_nested():
+            outbox.add(session, Message("released", b""))
+            inner = session.begin_nested()
+            outbox.add(session, Message("flushed and lost", b""))
+            session.flush()
+            outbox.add(session, Message("pending and lost", b""))
+            inner.rollback()
+            outbox.add(session, Message("after", b""))
+        lost = session.begin_nested()
+        outbox.add(session, Message("lost", b""))
+        lost.rollback()
+        outbox.add(session, Message("last", b""))
+
+    assert topics(database_url) == ["outer", "released", "after", "last"]
+
+
+def test_a_flush_makes_them_visible_in_the_transaction_only(
+    database_url: str, engine: Engine
+) -> None:
+    count = text("SELECT count(*) FROM outbox.message")
+    with Session(engine) as session, session.begin():
+        outbox.add(session, *MESSAGES)
+        with session.no_autoflush:
+            assert session.scalar(count) == 0
+        session.flush()
+        assert session.scalar(count) == 3
+        assert topics(database_url) == []
+    assert len(topics(database_url)) == 3
+
+
+def test_an_orm_query_flushes_them_like_anything_pending(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        outbox.add(session, *MESSAGES)
+        session.query(Order).all()
+        assert session.scalar(text("SELECT count(*) FROM outbox.message")) == 3
+
+
+def test_a_refused_message_leaves_the_transaction_usable(
+    database_url: str, engine: Engine
+) -> None:
+    with Session(engine) as session, session.begin():
+        outbox.add(session, Message("before", b""))
+        with pytest.raises(InvalidMessageError):
+            outbox.add(session, Message("good", b""), Message("\0", b""))
+        session.add(Order(id=7))
+        outbox.add(session, Message("after", b""))
+
+    assert topics(database_url) == ["before", "after"]
+    assert execute(database_url, "SELECT id FROM shop_order") == [(7,)]
