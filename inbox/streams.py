@@ -1,0 +1,223 @@
+"""The commands on Redis Streams of one consumer group, seen from one member."""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final, NamedTuple
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from outbox.errors import ConfigError, InvalidMessageError, shorten
+from outbox.identifier import uuid7
+from outbox.message import Message
+from outbox.wire import PAYLOAD, from_fields
+
+RETURNED: Final = "returned"
+"""The member to which entries are given that were given back."""
+
+_AT_ONCE: Final = 7 * 86_400_000
+_DISCOVERY: Final = 5.0
+_PAGE: Final = 1000
+
+
+class EntryId(NamedTuple):
+    """Where an entry is."""
+
+    stream: bytes
+    id: bytes
+
+
+class Entry(NamedTuple):
+    """An entry as it was read, with what is wrong with it if anything is."""
+
+    at: EntryId
+    message: Message
+    attempts: int
+    problem: str | None
+
+
+class Streams:
+    """The streams of a consumer's topics. Needs Redis 6.2.
+
+    Each method raises what `outbox.redis.BROKEN` lists when Redis is away.
+    """
+
+    def __init__(self, client: Redis, *, group: str, topics: Sequence[str]) -> None:
+        self._client = client
+        self._group = group
+        self._topics = [t.encode() for t in topics if not t.endswith("*")]
+        self._prefixes = [t[:-1].encode() for t in topics if t.endswith("*")]
+        self._member = f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}"
+        self._known: set[bytes] = set()
+        self._discover_at = 0.0
+
+    async def join(self) -> None:
+        """Make the group on every stream there is, from its first entry on.
+
+        Raises:
+            ConfigError: a topic's name is that of something else than a stream.
+        """
+        found = set(self._topics)
+        for prefix in self._prefixes:
+            pattern = re.sub(rb"([\\*?\[\]^-])", rb"\\\1", prefix) + b"*"
+            async for name in self._client.scan_iter(
+                pattern, count=_PAGE, _type="STREAM"
+            ):
+                found.add(name)
+        for stream in found - self._known:
+            try:
+                await self._client.xgroup_create(
+                    stream, self._group, id="0", mkstream=True
+                )
+            except ResponseError as error:
+                if str(error).startswith("WRONGTYPE"):
+                    raise ConfigError(
+                        f"topic {shorten(stream.decode())}: is the name of something "
+                        "else than a stream in this Redis; use another database of it"
+                    ) from None
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+            self._known.add(stream)
+        self._discover_at = time.monotonic() + _DISCOVERY
+
+    async def read(self, limit: int, seconds: float) -> list[Entry]:
+        """Wait for new entries; gives up to `limit` of each stream."""
+        if not self._known or (
+            self._prefixes and time.monotonic() >= self._discover_at
+        ):
+            await self.join()
+        if not self._known:
+            return []
+        try:
+            answer: Any = await self._client.xreadgroup(
+                self._group,
+                self._member,
+                dict.fromkeys(self._known, ">"),
+                count=limit,
+                block=max(1, round(seconds * 1000)),
+            )
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            self._known.clear()  # somebody deleted a stream or the group
+            return []
+        return [
+            _read(EntryId(stream, id), fields, 0)
+            for stream, entries in answer
+            for id, fields in entries
+        ]
+
+    async def reclaim(self, idle: float, limit: int) -> list[Entry]:
+        """Take over entries that nobody kept alive for `idle` seconds."""
+        entries: list[Entry] = []
+        for stream in list(self._known):
+            if len(entries) >= limit:
+                break
+            answer: Any = await self._client.xautoclaim(
+                stream,
+                self._group,
+                self._member,
+                round(idle * 1000),
+                count=limit - len(entries),
+            )
+            taken = {id: fields for id, fields in answer[1] if fields is not None}
+            if not taken:
+                continue
+            times = await self._times_delivered(stream, taken)
+            entries += [
+                _read(EntryId(stream, id), fields, times.get(id, 1) - 1)
+                for id, fields in taken.items()
+            ]
+        return entries
+
+    async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
+        """Reset the idle time of entries that are ours; give those that no longer are."""
+        lost: set[EntryId] = set()
+        for stream, ids in _by_stream(held).items():
+            ours = await self._times_delivered(stream, ids)
+            lost.update(EntryId(stream, id) for id in ids if id not in ours)
+            kept: list[Any] = [id for id in ids if id in ours]
+            if kept:
+                await self._client.xclaim(
+                    stream, self._group, self._member, 0, kept, justid=True
+                )
+        return lost
+
+    async def acknowledge(self, entries: Iterable[EntryId]) -> None:
+        """Settle entries for the whole group."""
+        pipeline = self._client.pipeline(transaction=False)
+        for stream, ids in _by_stream(entries).items():
+            pipeline.xack(stream, self._group, *ids)
+        await pipeline.execute()
+
+    async def leave(self, attempts: Mapping[EntryId, int]) -> None:
+        """Give back all that this member has, and end its membership.
+
+        Args:
+            attempts: how many have failed, of entries with any.
+        """
+        for stream in self._known:
+            while pending := await self._pending(stream):
+                pipeline = self._client.pipeline(transaction=False)
+                for item in pending:
+                    id = item["message_id"]
+                    # Taking it over counts one up again.
+                    pipeline.xclaim(
+                        stream,
+                        self._group,
+                        RETURNED,
+                        0,
+                        [id],
+                        idle=_AT_ONCE,
+                        retrycount=attempts.get(EntryId(stream, id), 0),
+                        justid=True,
+                    )
+                await pipeline.execute()
+            await self._client.xgroup_delconsumer(stream, self._group, self._member)
+
+    async def _pending(self, stream: bytes) -> Sequence[Mapping[str, Any]]:
+        pending: Sequence[Mapping[str, Any]] = await self._client.xpending_range(
+            stream, self._group, "-", "+", _PAGE, self._member
+        )
+        return pending
+
+    async def _times_delivered(
+        self, stream: bytes, ids: Collection[bytes]
+    ) -> dict[bytes, int]:
+        pipeline = self._client.pipeline(transaction=False)
+        for id in ids:
+            pipeline.xpending_range(stream, self._group, id, id, 1, self._member)
+        return {
+            item["message_id"]: item["times_delivered"]
+            for found in await pipeline.execute()
+            for item in found
+        }
+
+
+def _by_stream(entries: Iterable[EntryId]) -> dict[bytes, list[bytes]]:
+    streams: dict[bytes, list[bytes]] = {}
+    for entry in entries:
+        streams.setdefault(entry.stream, []).append(entry.id)
+    return streams
+
+
+def _read(at: EntryId, fields: Mapping[bytes, bytes], attempts: int) -> Entry:
+    try:
+        return Entry(at, from_fields(fields), attempts, None)
+    except InvalidMessageError as error:
+        # What can be said of it, so that it can be found among the dead letters.
+        message = Message(
+            at.stream.decode(errors="replace"),
+            fields.get(PAYLOAD, b""),
+            id=uuid7(),
+            headers={
+                name.decode(errors="replace"): value.decode(errors="replace")
+                for name, value in fields.items()
+                if name != PAYLOAD
+            },
+        )
+        return Entry(at, message, attempts, f"entry {at.id.decode()}: {error}")
