@@ -84,7 +84,9 @@ ALTER TABLE inbox.delivery_template SET (
 );
 
 CREATE TRIGGER delivery_doorbell AFTER INSERT ON inbox.delivery
-    FOR EACH STATEMENT EXECUTE FUNCTION outbox.ring_doorbell('1885957228', '101', 'inbox_delivery');
+    FOR EACH STATEMENT
+    WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 101))
+    EXECUTE FUNCTION outbox.ring_doorbell('inbox_delivery');
 
 CREATE TABLE inbox.dead_letter (
     LIKE outbox.dead_letter INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING COMMENTS,
