@@ -1,1 +1,34 @@
-"""The consuming side of pillarbox: a handler's effects happen exactly once."""
+"""The consuming side of pillarbox: a handler's effects happen exactly once.
+
+`idempotent` guards a handler in any consumer, by `receipt`. `consumer` is a process
+of its own: it receives from a `source` (implementations in `sources/`), keeps what is
+in `flight` in order, runs each handler in a transaction (`handle`) and settles it
+(`settle`). `lanes`, `queue` and `claim` serve the postgres source, `streams` redis.
+"""
+
+from inbox.consumer import Consumer
+from inbox.errors import (
+    DeadLetter,
+    InvalidReceiptError,
+    MessageTooNewError,
+    MessageTooOldError,
+    RetryLater,
+)
+from inbox.idempotent import idempotent, message_id
+from inbox.receipt import ForeignId, record_receipt
+from inbox.source import Delivery, Source
+
+__all__ = [
+    "Consumer",
+    "DeadLetter",
+    "Delivery",
+    "ForeignId",
+    "InvalidReceiptError",
+    "MessageTooNewError",
+    "MessageTooOldError",
+    "RetryLater",
+    "Source",
+    "idempotent",
+    "message_id",
+    "record_receipt",
+]

@@ -11,6 +11,7 @@ import psycopg
 
 from inbox.claim import read_delivery
 from inbox.lanes import SKEW, Claimed, Lanes
+from inbox.subscribe import subscribe
 from outbox.database import Link
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.statement import load
@@ -59,7 +60,8 @@ class Queue:
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Have the consumer's deliveries made from now on."""
-        await self._execute("subscribe", topics=list(topics))
+        async with self._turn:
+            await subscribe(await self._link.connection(), self._consumer, topics)
 
     async def claim(self, leased: Collection[int]) -> None:
         """Read what is next in these lanes; at most `prefetch`."""

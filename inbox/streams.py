@@ -135,7 +135,7 @@ class Streams:
         return entries
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
-        """Reset the idle time of entries that are ours; give those that no longer are."""
+        """Reset the idle time of entries that are ours; give those that aren't."""
         lost: set[EntryId] = set()
         for stream, ids in _by_stream(held).items():
             ours = await self._times_delivered(stream, ids)
