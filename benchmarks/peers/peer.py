@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.workload import Workload
+from outbox.errors import OutboxError
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENTS = REPOSITORY / ".venv-peers"
 
 
-class PeerError(Exception):
+class PeerError(OutboxError):
     """A peer's environment could not be made, or its driver failed."""
 
 

@@ -1,0 +1,106 @@
+"""Ask the questions, print one table; exit status 1 if a target was missed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+
+import psycopg
+
+from benchmarks.conditions import SERVER_SETTINGS, Conditions
+from benchmarks.measure import Answer, table
+from outbox.errors import OutboxError
+from outbox.testing.postgres import PostgresServer, postgres_server
+
+QUESTIONS = (
+    "relay_to_nothing",
+    "pinned_snapshot",
+    "partitions_90",
+    "redis_streams",
+    "writer",
+    "doorbell",
+    "memory",
+    "webhooks",
+)
+WEBHOOKS = Path("shared") / "data" / "github-webhooks.jsonl.gz"
+USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    try:
+        with (
+            postgres_server(arguments.database_url, settings=SERVER_SETTINGS) as server,
+            closing(
+                Conditions(
+                    server=server, quick=arguments.quick, webhooks=arguments.webhooks
+                )
+            ) as conditions,
+        ):
+            machine = describe(server)
+            answers = list(ask(arguments.names or QUESTIONS, conditions))
+    except OutboxError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    print(f"{machine}{'; quick look: figures are rough' if arguments.quick else ''}\n")
+    print(table(answers))
+    return int(any(answer.missed for answer in answers))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure speed and memory, beside other libraries.",
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="question", help=f"of {', '.join(QUESTIONS)}"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer messages, 2 runs: a rough look"
+    )
+    parser.add_argument(
+        "--database-url",
+        default=os.environ.get("PILLARBOX_DATABASE_URL"),
+        help="a server to use instead of a private one; its role must be superuser",
+    )
+    parser.add_argument(
+        "--webhooks",
+        type=Path,
+        default=default_webhooks(),
+        help="github-webhooks.jsonl.gz, the input of the question about real payloads",
+    )
+    arguments = parser.parse_args(argv)
+    for name in arguments.names:
+        if name not in QUESTIONS:
+            parser.error(f"question {name!r} is none of {', '.join(QUESTIONS)}")
+    return arguments
+
+
+def default_webhooks() -> Path | None:
+    if given := os.environ.get("PILLARBOX_WEBHOOKS"):
+        return Path(given)
+    beside = Path(__file__).parents[2] / WEBHOOKS
+    return beside if beside.exists() else None
+
+
+def ask(names: Sequence[str], conditions: Conditions) -> Iterator[Answer]:
+    for name in names:
+        print(f"{name} …", file=sys.stderr)
+        yield from import_module(f"benchmarks.{name}").answers(conditions)
+
+
+def describe(server: PostgresServer) -> str:
+    with psycopg.connect(server.url) as connection:
+        version = connection.info.parameter_status("server_version")
+    python = platform.python_version()
+    return f"PostgreSQL {version}, Python {python}, {os.cpu_count()} processors"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""A relay in a process of its own that notes when each message reaches its publisher.
+
+It says READY when it has its lanes, and after the last message prints the moments by
+message id, in nanoseconds of the clock that all processes of the machine share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Self
+from uuid import UUID
+
+from benchmarks.drain import REPOSITORY
+from benchmarks.null_publisher import ACKED
+from outbox.errors import OutboxError
+from outbox.events import Event
+from outbox.message import Message
+from relay.events import LeaseTaken
+from relay.publisher import Confirmation
+from relay.relay import Relay
+
+READY = "ready"
+
+
+class NotingPublisher:
+    """Acks every message at once, notes when it came, and stops after the last."""
+
+    def __init__(self, messages: int) -> None:
+        self.messages = messages
+        self.moments: dict[str, int] = {}
+        self.complete = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """There is nothing to leave."""
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        now = time.monotonic_ns()
+        for message in batch:
+            self.moments[str(message.id)] = now
+        if len(self.moments) >= self.messages:
+            self.complete.set()
+        return [ACKED] * len(batch)
+
+
+class Arrivals:
+    """The running process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def wait(self) -> Mapping[UUID, int]:
+        """Wait until all messages have come; give their moments."""
+        out, _ = self._process.communicate()
+        if self._process.returncode:
+            raise OutboxError(f"the relay ended with {self._process.returncode}")
+        return {UUID(id): moment for id, moment in json.loads(out).items()}
+
+
+@contextmanager
+def arrivals(database_url: str, messages: int) -> Iterator[Arrivals]:
+    """Start the process, and enter when it has taken its lanes."""
+    command = [sys.executable, "-m", "benchmarks.arrivals", database_url]
+    process = subprocess.Popen(
+        [*command, str(messages)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != READY:
+            raise OutboxError(f"the relay ended with {process.wait()} at its start")
+        yield Arrivals(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def main(database_url: str, messages: int) -> None:
+    publisher = NotingPublisher(messages)
+
+    def say_ready(event: Event) -> None:
+        if isinstance(event, LeaseTaken) and not publisher.complete.is_set():
+            leased.set()
+
+    leased = asyncio.Event()
+    relay = Relay(database_url, publisher, observers=[say_ready], name="benchmark")
+    running = asyncio.create_task(relay.run())
+    await leased.wait()
+    print(READY, flush=True)
+    await publisher.complete.wait()
+    relay.stop()
+    await running
+    print(json.dumps(publisher.moments))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("database_url")
+    parser.add_argument("messages", type=int)
+    given = parser.parse_args()
+    asyncio.run(main(given.database_url, given.messages))

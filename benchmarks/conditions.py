@@ -1,0 +1,84 @@
+"""Under which conditions the measurements run: servers, sizes, real input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from benchmarks.measure import quantity
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+
+PREFIX = "pillarbox_bench"
+
+# No checkpoint falls into a run, and a run of megabytes fits into the write-ahead log.
+SERVER_SETTINGS = {
+    "shared_buffers": "512MB",
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1h",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Conditions:
+    """What every question is asked under.
+
+    Each run gets a database of its own: what one leaves behind slows no other.
+    """
+
+    server: PostgresServer
+    quick: bool = False
+    webhooks: Path | None = None
+    _numbers: Iterator[int] = field(default_factory=count, init=False)
+    _template: str | None = field(default=None, init=False)
+
+    def size(self, full: int, quick: int) -> int:
+        """A number of messages or transactions: the full one, or a quick look."""
+        return quick if self.quick else full
+
+    def runs(self, full: int = 5) -> int:
+        """How often each variant runs."""
+        return 2 if self.quick else full
+
+    @contextmanager
+    def empty_database(self) -> Iterator[str]:
+        """Give the URL of a new database that is gone after the block."""
+        with self._database(template=None) as url:
+            yield url
+
+    @contextmanager
+    def migrated_database(self) -> Iterator[str]:
+        """Give the URL of a new database with our schema, gone after the block."""
+        if self._template is None:
+            template = f"{PREFIX}_template"
+            self.server.drop_database(template)
+            self.server.create_database(template)
+            migrate(self.server.database_url(template), with_cron=False)
+            self._template = template
+        with self._database(template=self._template) as url:
+            yield url
+
+    def close(self) -> None:
+        """Drop what the runs shared."""
+        if self._template is not None:
+            self.server.drop_database(self._template)
+            self._template = None
+
+    @contextmanager
+    def _database(self, template: str | None) -> Iterator[str]:
+        name = f"{PREFIX}_{next(self._numbers)}"
+        self.server.drop_database(name)
+        self.server.create_database(name, template)
+        try:
+            yield self.server.database_url(name)
+        finally:
+            self.server.drop_database(name)
+
+
+def show(label: str, figure: float, unit: str) -> None:
+    """Tell whoever watches how one run went."""
+    print(f"  {label}: {quantity(figure, unit)}", file=sys.stderr)

@@ -1,0 +1,124 @@
+"""What the doorbell costs those who write, and how soon it wakes the relay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import median, quantiles
+from uuid import UUID
+
+import psycopg
+
+from benchmarks import pgbench
+from benchmarks.arrivals import arrivals
+from benchmarks.conditions import Conditions, show
+from benchmarks.measure import Answer, Series, Variant, at_most, measure, noise
+from benchmarks.workload import TOPIC, payload
+from outbox.identifier import uuid7
+from outbox.lane import Priority, lane_of
+
+CLIENTS = 16
+COST = 1.05
+WITHOUT_DOORBELL = "DROP TRIGGER message_doorbell ON outbox.message"
+
+MESSAGES_A_SECOND = 200
+WARM_UP = 50
+INSERT = """
+INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
+VALUES (%s, %s, %s, %s, 'application/json', %s)
+"""
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    yield writers(conditions)
+    yield from latency(conditions)
+
+
+def writers(conditions: Conditions) -> Answer:
+    """Compare the throughput of many writers; no relay runs beside them."""
+    without = Variant(label="without", run=rate(conditions, WITHOUT_DOORBELL))
+    ringing = Variant(label="with", run=rate(conditions))
+    found = measure(
+        without,
+        ringing,
+        runs=conditions.runs(9),
+        on_run=lambda label, figure: show(label, figure, "/s"),
+    )
+    return Answer(
+        question=f"doorbell: {CLIENTS} writers without it against with it",
+        figure=found.ratio(ringing.label),
+        target=at_most(COST * found.noise),
+        noise=found.noise,
+        detail=f"transactions {found.medians('/s')}",
+    )
+
+
+def rate(conditions: Conditions, *statements: str) -> Callable[[], float]:
+    def run() -> float:
+        with conditions.migrated_database() as url:
+            with psycopg.connect(url) as connection:
+                for statement in (pgbench.TABLE, *statements):
+                    connection.execute(statement)
+            seconds = conditions.size(3, quick=2)
+            return pgbench.transactions_a_second(url, clients=CLIENTS, seconds=seconds)
+
+    return run
+
+
+def latency(conditions: Conditions) -> Iterator[Answer]:
+    """From the commit to the publisher's hands, in a relay that sleeps in between."""
+    messages = conditions.size(2_000, quick=400)
+    middles, highs = [], []
+
+    def run() -> float:
+        with conditions.migrated_database() as url:
+            waits = sorted(milliseconds(url, messages))
+        middles.append(median(waits))
+        highs.append(quantiles(waits, n=100)[-1])
+        return middles[-1]
+
+    label = "commit to claim"
+    measure(
+        Variant(label=label, run=run),
+        runs=conditions.runs(3),
+        on_run=lambda label, figure: show(label, figure, "ms (median)"),
+    )
+    for name, figures, bound in (
+        ("median", middles, 5),
+        ("99th percentile", highs, 30),
+    ):
+        first = Series(label=label, figures=tuple(figures[0::2]))
+        again = Series(label=label, figures=tuple(figures[1::2]))
+        yield Answer(
+            question=f"doorbell: {label} when idle, {name}",
+            figure=median(figures),
+            unit="ms",
+            target=at_most(bound),
+            noise=noise(first, again),
+            detail=f"{messages:,} transactions, {MESSAGES_A_SECOND} a second",
+        )
+
+
+def milliseconds(database_url: str, messages: int) -> list[float]:
+    """How long each message took, less those of the warm-up."""
+    with arrivals(database_url, WARM_UP + messages) as arriving:
+        committed = write(database_url, WARM_UP + messages)
+        claimed = arriving.wait()
+    measured = list(committed.items())[WARM_UP:]
+    return [(claimed[id] - moment) / 1_000_000 for id, moment in measured]
+
+
+def write(database_url: str, messages: int) -> dict[UUID, int]:
+    """Commit one message at a time, evenly spaced; give when each commit began."""
+    committed = {}
+    with psycopg.connect(database_url) as connection:
+        started = time.monotonic()
+        for number in range(messages):
+            due = started + number / MESSAGES_A_SECOND
+            time.sleep(max(0.0, due - time.monotonic()))
+            id, key = uuid7(), f"order-{number}"
+            lane = lane_of(key, id, Priority.DEFAULT)
+            connection.execute(INSERT, (id, lane, TOPIC, key, payload(number, 300)))
+            committed[id] = time.monotonic_ns()
+            connection.commit()
+    return committed

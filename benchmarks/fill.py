@@ -1,0 +1,42 @@
+"""Fill the outbox by COPY, for runs that measure only how it is drained."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from benchmarks.workload import TOPIC, Workload
+from outbox.codec import JSON
+from outbox.identifier import uuid7
+from outbox.lane import Priority, lane_of
+
+COPY = (
+    "COPY outbox.message (id, lane, topic, key, content_type, headers, payload)"
+    " FROM STDIN (FORMAT BINARY)"
+)
+NO_HEADERS = Jsonb({})
+TYPES = ("uuid", "int2", "text", "text", "text", "jsonb", "bytea")
+
+
+def fill(database_url: str, workload: Workload) -> None:
+    """Add all messages of a workload in its order, and vacuum as autovacuum would."""
+    lanes: dict[str, int] = {}
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        with connection.cursor() as cursor, cursor.copy(COPY) as copy:
+            copy.set_types(TYPES)
+            for key, payload in workload:
+                id = uuid7()
+                if (lane := lanes.get(key)) is None:
+                    lane = lanes[key] = lane_of(key, id, Priority.DEFAULT)
+                copy.write_row((id, lane, TOPIC, key, JSON, NO_HEADERS, payload))
+        connection.execute("VACUUM ANALYZE outbox.message")
+
+
+def unpublished(database_url: str) -> int:
+    """Count the messages that still wait or were given up."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])

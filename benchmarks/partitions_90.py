@@ -1,0 +1,87 @@
+"""Whether the drain is as fast with 90 daily partitions as with 8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.conditions import Conditions, show
+from benchmarks.drain import drain
+from benchmarks.fill import fill
+from benchmarks.measure import Answer, Variant, at_least, measure
+from benchmarks.workload import Workload
+
+SETTLED_A_DAY = 1_000
+DAYS_BEFORE = """
+SELECT partition::text FROM outbox.partitions('outbox.message') WHERE ends_at <= now()
+"""
+MAKE_DAYS_BEFORE = """
+SELECT partman.create_partition_time(
+    p_parent_table := 'outbox.message',
+    p_partition_times := (
+        SELECT array_agg(date_trunc('day', now(), 'UTC') - day * interval '1 day')
+          FROM generate_series(1, %(days)s) AS day))
+"""
+FILL_DAYS_BEFORE = """
+INSERT INTO outbox.message
+       (id, created_at, published_at, lane, topic, key, content_type, payload)
+SELECT gen_random_uuid(), moment, moment, 16 + number %% 16, 'orders.placed',
+       'order-' || number, 'application/json', '{}'
+  FROM generate_series(1, %(days)s) AS day, generate_series(1, %(rows)s) AS number,
+       LATERAL (SELECT now() - day * interval '1 day') AS settled (moment)
+"""
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    workload = Workload(messages=conditions.size(50_000, quick=20_000))
+    many, few = (
+        Variant(label=f"{count} partitions", run=rate(conditions, workload, count))
+        for count in (90, 8)
+    )
+    found = measure(many, few, runs=conditions.runs(7), on_run=on_run)
+    yield Answer(
+        question=f"partitions: {many.label} against {few.label}",
+        figure=found.ratio(few.label),
+        target=at_least(0.9),
+        noise=found.noise,
+        detail=f"{workload.messages:,} messages of today: {found.medians('/s')}",
+    )
+
+
+def rate(
+    conditions: Conditions, workload: Workload, partitions: int
+) -> Callable[[], float]:
+    def run() -> float:
+        with conditions.migrated_database() as url:
+            with psycopg.connect(url) as connection:
+                set_partitions(connection, partitions)
+            fill(url, workload)
+            return drain(url, workload.messages).rate
+
+    return run
+
+
+def set_partitions(connection: psycopg.Connection, wanted: int) -> None:
+    """Keep today and the days ahead, and make so many days before, all settled."""
+    connection.execute("SET timezone = 'UTC'")
+    for (before,) in connection.execute(DAYS_BEFORE).fetchall():
+        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(before)))
+    if days := wanted - count_partitions(connection):
+        connection.execute(MAKE_DAYS_BEFORE, {"days": days})
+        connection.execute(FILL_DAYS_BEFORE, {"days": days, "rows": SETTLED_A_DAY})
+    made = count_partitions(connection)
+    assert made == wanted, f"{made} partitions instead of {wanted}"
+
+
+def count_partitions(connection: psycopg.Connection) -> int:
+    found = connection.execute(
+        "SELECT count(*) FROM outbox.partitions('outbox.message')"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def on_run(label: str, figure: float) -> None:
+    show(label, figure, "/s")

@@ -1,0 +1,188 @@
+"""Real payloads through the whole path, from business transaction to handler.
+
+Writer, relay and consumer run beside each other, each in a process of its own, with
+PostgreSQL as the broker. The consumer compares every payload byte for byte.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Engine, Text, create_engine
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+import outbox
+from benchmarks.conditions import Conditions, show
+from benchmarks.drain import draining
+from benchmarks.handling import handling
+from benchmarks.measure import Answer, Variant, measure
+from outbox.database import sqlalchemy_url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """One event as GitHub sent it."""
+
+    event: str
+    action: str | None
+    repository: str | None
+    owner: str | None
+    sender: str
+    payload: bytes
+
+    @property
+    def message(self) -> outbox.Message:
+        return outbox.Message(
+            topic=f"github.{self.event}",
+            payload=self.payload,
+            key=self.repository or self.owner,
+            content_type="application/json",
+        )
+
+
+class Base(DeclarativeBase):
+    """The tables of an application that follows what happens on GitHub."""
+
+
+class Repository(Base):
+    __tablename__ = "bench_repository"
+
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    owner: Mapped[str | None]
+    events: Mapped[int]
+
+
+class Sender(Base):
+    __tablename__ = "bench_sender"
+
+    login: Mapped[str] = mapped_column(Text, primary_key=True)
+    events: Mapped[int]
+
+
+class Happened(Base):
+    __tablename__ = "bench_event"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    event: Mapped[str]
+    action: Mapped[str | None]
+    repository: Mapped[str | None]
+    sender: Mapped[str]
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    if conditions.webhooks is None:
+        print(
+            "  skipped: github-webhooks.jsonl.gz is not known; "
+            "give its path by --webhooks or in PILLARBOX_WEBHOOKS",
+            file=sys.stderr,
+        )
+        return
+    path = conditions.webhooks
+    webhooks = read(path)
+    transactions = conditions.size(20_000, quick=2_000)
+    written = []
+
+    def run() -> float:
+        with conditions.migrated_database() as url:
+            started = time.monotonic()
+            with (
+                handling(url, path, transactions) as consumer,
+                draining(url, transactions, publisher=url) as relay,
+            ):
+                started = time.monotonic()
+                write(url, islice(cycle(webhooks), transactions))
+                written.append(transactions / (time.monotonic() - started))
+                relay.wait()
+                handled_at = consumer.wait()
+        return transactions / (handled_at - started)
+
+    found = measure(
+        Variant(label="handled", run=run),
+        runs=conditions.runs(1),
+        on_run=lambda label, figure: show(label, figure, "/s"),
+    )
+    yield Answer(
+        question=f"webhooks: {transactions:,} real payloads, added to handled",
+        figure=found.median,
+        unit="/s",
+        noise=found.noise,
+        detail=(
+            f"each byte for byte the same, written at {median(written):,.0f} "
+            "transactions/s by one writer on the same machine"
+        ),
+    )
+
+
+def read(path: Path) -> Sequence[Webhook]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [webhook_of(json.loads(line)) for line in lines]
+
+
+def webhook_of(record: dict[str, Any]) -> Webhook:
+    payload = record["payload"]
+    sender = payload.get("sender") if isinstance(payload, dict) else None
+    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return Webhook(
+        event=record["event"],
+        action=record["action"],
+        repository=record["repository"],
+        owner=record["owner"],
+        sender=sender["login"] if sender else "nobody",
+        payload=body.encode(),
+    )
+
+
+def write(database_url: str, webhooks: Iterator[Webhook]) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    try:
+        Base.metadata.create_all(engine)
+        record_all(engine, webhooks)
+    finally:
+        engine.dispose()
+
+
+def record_all(engine: Engine, webhooks: Iterator[Webhook]) -> None:
+    sessions = sessionmaker(engine)
+    for webhook in webhooks:
+        with sessions.begin() as session:
+            record(session, webhook)
+
+
+def record(session: Session, webhook: Webhook) -> None:
+    """The business transaction: what it changes, and the message that says so."""
+    if webhook.repository is not None:
+        seen = insert(Repository).values(
+            name=webhook.repository, owner=webhook.owner, events=1
+        )
+        session.execute(
+            seen.on_conflict_do_update(
+                index_elements=[Repository.name],
+                set_={Repository.events: Repository.events + 1},
+            )
+        )
+    session.execute(
+        insert(Sender)
+        .values(login=webhook.sender, events=1)
+        .on_conflict_do_update(
+            index_elements=[Sender.login], set_={Sender.events: Sender.events + 1}
+        )
+    )
+    session.add(
+        Happened(
+            event=webhook.event,
+            action=webhook.action,
+            repository=webhook.repository,
+            sender=webhook.sender,
+        )
+    )
+    outbox.add(session, webhook.message)

@@ -1,0 +1,98 @@
+"""What a message costs the transaction that adds it, in an application's session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from sqlalchemy import BigInteger, Engine, Text, create_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+import outbox
+from benchmarks.conditions import Conditions, show
+from benchmarks.measure import Answer, Variant, at_most, measure
+from benchmarks.workload import TOPIC, payload
+from outbox.database import sqlalchemy_url
+
+WARM_UP = 100
+PAYLOADS = [payload(number, 300) for number in range(1_000)]
+
+
+class Base(DeclarativeBase):
+    """The application's own tables."""
+
+
+class Order(Base):
+    """The one row that each transaction writes for itself."""
+
+    __tablename__ = "bench_order"
+
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    customer: Mapped[str] = mapped_column(Text)
+    total: Mapped[int]
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    transactions = conditions.size(1_000, quick=200)
+    with conditions.migrated_database() as url, engine(url) as connected:
+        bare = Variant(label="none", run=milliseconds(connected, 0, transactions))
+        bounds = {1: 1.35, 10: 1.8}
+        variants = {
+            messages: Variant(
+                label=f"{messages}", run=milliseconds(connected, messages, transactions)
+            )
+            for messages in bounds
+        }
+        found = measure(
+            bare, *variants.values(), runs=conditions.runs(7), on_run=on_run
+        )
+    for messages, bound in bounds.items():
+        yield Answer(
+            question=f"writer: ORM transaction, {messages} messages against none",
+            figure=1 / found.ratio(variants[messages].label),
+            target=at_most(bound),
+            noise=found.noise,
+            detail=f"a transaction with so many messages: {found.medians('ms')}",
+        )
+
+
+@contextmanager
+def engine(url: str) -> Iterator[Engine]:
+    connected = create_engine(sqlalchemy_url(url))
+    Base.metadata.create_all(connected)
+    try:
+        yield connected
+    finally:
+        connected.dispose()
+
+
+def milliseconds(
+    connected: Engine, messages: int, transactions: int
+) -> Callable[[], float]:
+    """Run transactions one after the other; give the mean time of one."""
+    sessions = sessionmaker(connected)
+    numbers = count(1)
+
+    def run() -> float:
+        for _ in range(WARM_UP):
+            place_order(sessions, next(numbers), messages)
+        started = time.perf_counter()
+        for _ in range(transactions):
+            place_order(sessions, next(numbers), messages)
+        return (time.perf_counter() - started) * 1_000 / transactions
+
+    return run
+
+
+def place_order(sessions: sessionmaker[Session], number: int, messages: int) -> None:
+    body = PAYLOADS[number % len(PAYLOADS)]
+    with sessions.begin() as session:
+        session.add(Order(customer="someone", total=number))
+        for _ in range(messages):
+            outbox.add(session, outbox.Message(TOPIC, body, key=f"order-{number}"))
+
+
+def on_run(label: str, figure: float) -> None:
+    show(label, figure, "ms")
