@@ -1,0 +1,126 @@
+"""What is computed in Python and in SQL alike comes out alike."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psycopg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psycopg.rows import TupleRow
+
+from outbox.identifier import is_uuid7, moment_of, uuid7
+from outbox.lane import BUCKETS, LANES, Priority, lane_of, lanes_of, priority_of
+from outbox.limits import Limits
+from outbox.message import Message
+
+Connection = psycopg.Connection[TupleRow]
+
+# All of Unicode that PostgreSQL and UTF-8 can hold.
+TEXTS = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1
+)
+PRIORITIES = st.sampled_from(Priority)
+# A double is exact to the microsecond until 2255, which is when this ends.
+MILLISECONDS = st.integers(0, 2**53 // 1000)
+
+
+def uuid7_of(milliseconds: int, tail: int) -> UUID:
+    tail = tail & ~(0xF << 76) & ~(0b11 << 62)
+    return UUID(int=milliseconds << 80 | 7 << 76 | 0b10 << 62 | tail)
+
+
+UUIDS = st.builds(uuid7_of, MILLISECONDS, st.integers(0, 2**80 - 1))
+
+
+@given(st.lists(st.tuples(st.none() | TEXTS, UUIDS, PRIORITIES), min_size=1))
+@settings(max_examples=300, deadline=None)
+def test_python_and_sql_put_a_message_into_the_same_lane(
+    connection: Connection, messages: Sequence[tuple[str | None, UUID, Priority]]
+) -> None:
+    keys, ids, priorities = zip(*messages, strict=True)
+
+    rows = connection.execute(
+        "SELECT outbox.lane_of(key, id, priority)"
+        " FROM unnest(%s::text[], %s::uuid[], %s::text[])"
+        " WITH ORDINALITY AS m (key, id, priority, position) ORDER BY position",
+        (list(keys), list(ids), [str(priority) for priority in priorities]),
+    ).fetchall()
+
+    assert [lane for (lane,) in rows] == [lane_of(*message) for message in messages]
+
+
+@given(st.none() | TEXTS, UUIDS, PRIORITIES)
+def test_a_lane_belongs_to_its_priority(
+    key: str | None, id: UUID, priority: Priority
+) -> None:
+    lane = lane_of(key, id, priority)
+
+    assert 0 <= lane < LANES
+    assert lane in lanes_of(priority)
+    assert priority_of(lane) is priority
+
+
+@given(TEXTS, UUIDS, UUIDS)
+def test_a_key_has_one_bucket_whatever_the_id(key: str, one: UUID, other: UUID) -> None:
+    assert {lane_of(key, id, p) % BUCKETS for id in (one, other) for p in Priority} == {
+        lane_of(key, one, Priority.REALTIME)
+    }
+
+
+def test_keys_and_ids_spread_over_all_buckets() -> None:
+    lanes = {lane_of(None, uuid7(), Priority.DEFAULT) for _ in range(1000)}
+    keyed = {lane_of(str(n), uuid7(), Priority.DEFAULT) for n in range(1000)}
+
+    assert lanes == keyed == set(lanes_of(Priority.DEFAULT))
+
+
+@given(st.lists(UUIDS, min_size=1))
+@settings(max_examples=300, deadline=None)
+def test_python_and_sql_read_the_same_moment_from_an_id(
+    connection: Connection, ids: Sequence[UUID]
+) -> None:
+    rows = connection.execute(
+        "SELECT inbox.moment_of(id) FROM unnest(%s::uuid[])"
+        " WITH ORDINALITY AS m (id, position) ORDER BY position",
+        (list(ids),),
+    ).fetchall()
+
+    assert [moment for (moment,) in rows] == [moment_of(id) for id in ids]
+
+
+def test_ids_made_in_python_ascend_and_tell_their_moment() -> None:
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    ids = [uuid7() for _ in range(20_000)]
+    # The tick counts on when many fall into one, which may run ahead a little.
+    after = datetime.now(UTC) + timedelta(milliseconds=5)
+
+    assert ids == sorted(ids)
+    assert len(set(ids)) == len(ids)
+    assert all(map(is_uuid7, ids))
+    assert all(before <= moment_of(id) <= after for id in ids)
+
+
+def test_ids_made_in_sql_are_valid_and_tell_their_moment(
+    connection: Connection,
+) -> None:
+    rows = connection.execute(
+        "SELECT clock_timestamp() - interval '1 ms', outbox.uuid7(),"
+        " clock_timestamp() + interval '1 ms' FROM generate_series(1, 5000)"
+    ).fetchall()
+
+    ids = [id for _, id, _ in rows]
+    assert len(set(ids)) == len(ids)
+    assert all(map(is_uuid7, ids))
+    assert all(start <= moment_of(id) <= end for start, id, end in rows)
+    moments = [moment_of(id) for id in ids]
+    assert moments == sorted(moments)
+    for id in ids[:100]:
+        Limits().check(Message("t", b"", id=id))
+
+
+@given(st.integers(0, 2**128 - 1))
+def test_an_id_is_told_by_its_version_and_variant(value: int) -> None:
+    id = UUID(int=value)
+
+    assert is_uuid7(id) == (id.version == 7)

@@ -1,0 +1,95 @@
+"""Whatever text and bytes a message holds arrive in the table as they are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psycopg.rows import TupleRow
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox import Message, Priority
+from outbox.database import sqlalchemy_url
+
+CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+# What means something in a literal of an array, of bytea or of JSON.
+AWKWARD = st.text(
+    st.sampled_from("\"\\{}(),; \t\r\n'%:$NUL\b\x7f\u00a0\u2028😀"), max_size=12
+)
+TEXTS = (st.text(CHARACTERS, max_size=30) | AWKWARD).filter(bool) | st.sampled_from(
+    ["NULL", "null", "{}", '""', "\\", '"', "\\x00", " ", "%s", ":a", "%(a)s"]
+)
+HEADERS = st.dictionaries(TEXTS, TEXTS | st.just(""), max_size=3)
+NOW = datetime.now(UTC)
+MESSAGES = st.builds(
+    Message,
+    TEXTS,
+    st.binary(max_size=40),
+    key=st.none() | TEXTS,
+    tenant=st.none() | TEXTS,
+    headers=HEADERS,
+    content_type=TEXTS,
+    schema_version=st.integers(1, 2**31 - 1),
+    priority=st.sampled_from(Priority),
+    available_at=st.none()
+    | st.timedeltas(timedelta(days=-400), timedelta(days=5)).map(lambda t: NOW + t),
+)
+
+
+@pytest.fixture(scope="module")
+def engine(connection: psycopg.Connection[TupleRow]) -> Iterator[Engine]:
+    info = connection.info
+    engine = create_engine(
+        sqlalchemy_url(
+            f"postgresql://{info.user}@{info.host}:{info.port}/{info.dbname}"
+        )
+    )
+    yield engine
+    engine.dispose()
+
+
+def seen(
+    session: Session, messages: Sequence[Message]
+) -> list[tuple[object, Mapping[str, str]]]:
+    cursor = session.connection().connection.cursor()
+    cursor.execute(
+        "SELECT topic, payload, key, tenant, content_type, schema_version,"
+        " available_at, lane, headers FROM outbox.message"
+        " WHERE id = ANY (%s) ORDER BY seq",
+        ([message.id for message in messages],),
+    )
+    return [(row[:-1], row[-1]) for row in cursor.fetchall()]
+
+
+def expected(message: Message) -> tuple[object, Mapping[str, str]]:
+    return (
+        message.topic,
+        message.payload,
+        message.key,
+        message.tenant,
+        message.content_type,
+        message.schema_version,
+        message.available_at,
+        outbox.lane.lane_of(message.key, message.id, message.priority),
+    ), dict(message.headers)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_by_a_session(engine: Engine, messages: list[Message]) -> None:
+    with Session(engine) as session:
+        outbox.add(session, *messages)
+        session.flush()
+        assert seen(session, messages) == [expected(m) for m in messages]
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_by_a_statement(engine: Engine, messages: list[Message]) -> None:
+    with Session(engine) as session:
+        session.execute(outbox.insert_statement(*messages))
+        assert seen(session, messages) == [expected(m) for m in messages]
