@@ -9,11 +9,13 @@ import pytest
 
 from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
+from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
 from tests.fixtures.postgres import new_database
+from tests.fixtures.processes import RunningProcess
 
 Figures: TypeAlias = Callable[[str, object], None]
 
@@ -28,6 +30,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
     for nodeid, name, value in figures:
         terminalreporter.line(f"{nodeid.rpartition('::')[2]}: {name} {value}")
+
+
+def show(process: RunningProcess) -> None:
+    """Write the end of a log to where pytest finds it for a test that failed."""
+    sys.stdout.write(f"--- {process.log_file.name}\n{process.log()[-3000:]}\n")
 
 
 @pytest.fixture
@@ -48,7 +55,18 @@ def relays(database_url: str, tmp_path: Path) -> Iterator[Relays]:
     with Relays(database_url, tmp_path) as started:
         yield started
         for relay in started:
-            sys.stdout.write(f"--- {relay.log_file.name}\n{relay.log()[-3000:]}\n")
+            show(relay)
+
+
+@pytest.fixture
+def counters(
+    database_url: str, tmp_path: Path, inspection: Inspection
+) -> Iterator[Counters]:
+    """Starts consumers that count in `database_url`, which is their broker, too."""
+    with Counters(database_url, tmp_path, inspection) as started:
+        yield started
+        for counter in started:
+            show(counter)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class Inspection:
     """Looks with a superuser's connection of its own, opened anew when it broke."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._connection: psycopg.Connection[Any] | None = None
 
     def __enter__(self) -> Self:
@@ -49,13 +49,18 @@ class Inspection:
     def rows(self, query: str, *parameters: object) -> list[Any]:
         """Run a query and give its rows."""
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self._url, autocommit=True)
+            self._connection = psycopg.connect(self.url, autocommit=True)
         try:
             return self._connection.execute(query, parameters).fetchall()
         except psycopg.OperationalError:
             if not self._connection.closed:
                 raise
             return self.rows(query, *parameters)
+
+    def run(self, script: str) -> None:
+        """Run statements that give nothing."""
+        with psycopg.connect(self.url) as connection:
+            connection.execute(script.encode())
 
     def unsettled(self) -> int:
         """How many messages are neither published nor given up."""

@@ -11,12 +11,17 @@ from tests.fixtures.processes import ROOT, RunningProcess, command_line
 _ENTRY_POINT = "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher\n"
 
 
+def as_role(url: str, role: str) -> str:
+    """Give the URL for a connection with the rights of a role, and no others."""
+    separator = "&" if "?" in url else "?"
+    return f"{url}{separator}options=-c%20role%3D{role}"
+
+
 class Relays:
     """Starts `relay run`, with the rights of a relay; ends what is left at the end."""
 
     def __init__(self, url: str, directory: Path) -> None:
-        separator = "&" if "?" in url else "?"
-        self._url = f"{url}{separator}options=-c%20role%3Dpillarbox_relay"
+        self._url = as_role(url, "pillarbox_relay")
         self._directory = directory
         self._numbers = itertools.count(1)
         self._started: list[RunningProcess] = []

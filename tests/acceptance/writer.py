@@ -33,13 +33,16 @@ class Writer:
     ) -> None:
         self._engine.dispose()
 
-    def add(self, count: int) -> None:
+    def add(self, count: int, *, topic: str = "numbers.counted") -> None:
         """Commit `count` more messages."""
         end = self.added + count
         while self.added < end:
             upto = min(end, self.added + _IN_A_TRANSACTION)
             with Session(self._engine) as session, session.begin():
-                outbox.add(session, *map(self._message, range(self.added, upto)))
+                outbox.add(
+                    session,
+                    *(self._message(topic, n) for n in range(self.added, upto)),
+                )
             self.added = upto
 
     def reconnect(self) -> None:
@@ -55,6 +58,6 @@ class Writer:
             if rounds or key < more
         }
 
-    def _message(self, position: int) -> Message:
+    def _message(self, topic: str, position: int) -> Message:
         number, key = divmod(position, self._keys)
-        return Message("numbers.counted", b"%d" % number, key=f"key-{key}")
+        return Message(topic, b"%d" % number, key=f"key-{key}")

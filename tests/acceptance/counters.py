@@ -1,0 +1,106 @@
+"""Counter processes of one database, and what they have counted."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from outbox.lock import consumer_class
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import as_role
+from tests.fixtures.processes import RunningProcess, command_line
+
+_CONSUMER = "tests.acceptance.counter:counter"
+_TABLES = """
+    CREATE TABLE counted (
+        position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        message_id uuid, key text, number int, pid int
+    );
+    CREATE TABLE doubt (about text);
+    GRANT SELECT, INSERT ON counted, doubt TO pillarbox_consumer;
+    INSERT INTO inbox.subscription (consumer, topic)
+    VALUES ('counter', 'numbers.counted'), ('counter', 'numbers.doubted');
+"""
+_SHARES = """
+    SELECT count(*)
+      FROM pg_locks
+     WHERE locktype = 'advisory' AND classid = %s AND objid < 16 AND granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+     GROUP BY pid
+"""
+
+
+class Counters:
+    """Starts counters, subscribed from the start; ends what is left at the end."""
+
+    def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
+        self._url = as_role(url, "pillarbox_consumer")
+        self._directory = directory
+        self._inspection = inspection
+        self._numbers = itertools.count(1)
+        self._started: list[RunningProcess] = []
+        inspection.run(_TABLES)
+
+    def start(self) -> RunningProcess:
+        """Start one more, and return when it has reached database and broker."""
+        counter = RunningProcess(
+            command_line("inbox", "--log-level=debug", "run", _CONSUMER),
+            self._directory / f"counter-{next(self._numbers)}.log",
+            {"PILLARBOX_DATABASE_URL": self._url},
+        )
+        self._started.append(counter)
+        counter.wait_for_log("ConsumerStarted")
+        return counter
+
+    def count(self) -> int:
+        """How often a message was handled."""
+        ((count,),) = self._inspection.rows("SELECT count(*) FROM counted")
+        return int(count)
+
+    def count_of(self, pid: int) -> int:
+        """How often one counter has handled a message."""
+        query = "SELECT count(*) FROM counted WHERE pid = %s"
+        ((count,),) = self._inspection.rows(query, pid)
+        return int(count)
+
+    def shares(self) -> list[int]:
+        """How many lanes of the broker each counter holds."""
+        rows = self._inspection.rows(_SHARES, consumer_class("counter") & 0xFFFFFFFF)
+        return [int(share) for (share,) in rows]
+
+    def receipts(self) -> int:
+        """How many messages have a receipt."""
+        query = "SELECT count(*) FROM inbox.receipt WHERE consumer = 'counter'"
+        ((count,),) = self._inspection.rows(query)
+        return int(count)
+
+    def waiting(self) -> int:
+        """How many deliveries are not acked."""
+        query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+        ((count,),) = self._inspection.rows(query)
+        return int(count)
+
+    def duplicates(self) -> int:
+        """How many deliveries were not the first of their message."""
+        query = "SELECT count(*) - count(DISTINCT message_id) FROM inbox.delivery"
+        ((count,),) = self._inspection.rows(query)
+        return int(count)
+
+    def numbers(self) -> dict[str, list[int]]:
+        """The numbers of each key's messages, each time that they were handled."""
+        numbers: dict[str, list[int]] = defaultdict(list)
+        query = "SELECT key, number FROM counted ORDER BY position"
+        for key, number in self._inspection.rows(query):
+            numbers[key].append(number)
+        return dict(numbers)
+
+    def __iter__(self) -> Iterator[RunningProcess]:
+        return iter(self._started)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for counter in self._started:
+            counter.kill()
