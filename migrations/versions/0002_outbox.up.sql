@@ -141,12 +141,19 @@ DECLARE
         WHEN length(add.key) > 512 THEN format('key has %s characters, the limit is 512', length(add.key))
         WHEN add.tenant = '' OR length(add.tenant) > 255 THEN 'tenant must have 1 to 255 characters'
         WHEN coalesce(add.content_type, '') = '' THEN 'content_type is empty'
+        WHEN length(add.content_type) > 255 THEN format('content_type has %s characters, the limit is 255', length(add.content_type))
         WHEN coalesce(add.schema_version, 0) < 1 THEN format('schema_version is %s, it starts at 1', coalesce(add.schema_version::text, 'null'))
         WHEN coalesce(add.priority, '') NOT IN ('realtime', 'default', 'bulk') THEN format('priority is %L, not realtime, default or bulk', add.priority)
         WHEN add.available_at > clock_timestamp() + interval '6 days' THEN format('available_at is %s, more than 6 days ahead', add.available_at)
         WHEN get_byte(uuid_send(v_id), 6) >> 4 <> 7 OR get_byte(uuid_send(v_id), 8) >> 6 <> 2 THEN format('id %s is not a UUIDv7', v_id)
+        -- Receipts live in daily partitions that are found by the moment in the id.
+        WHEN abs(('x' || encode(substring(uuid_send(v_id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint
+                 - extract(epoch FROM clock_timestamp()) * 1000) >= 86400000
+            THEN format('id %s was made more than a day from now: make a new one with outbox.uuid7()', v_id)
         WHEN coalesce(jsonb_typeof(add.headers), '') <> 'object' THEN 'headers is not a JSON object'
-        WHEN jsonb_path_exists(add.headers, '$.* ? (@.type() <> "string")') THEN 'headers has a value that is not a string'
+        -- Strict, or arrays would be looked into.
+        WHEN jsonb_path_exists(add.headers, 'strict $.* ? (@.type() <> "string")') THEN 'headers has a value that is not a string'
+        WHEN (SELECT sum(octet_length(h.key) + octet_length(h.value)) FROM jsonb_each_text(add.headers) h) > 16384 THEN 'headers is over the limit of 16384 bytes'
     END;
 BEGIN
     IF v_problem IS NOT NULL THEN
