@@ -1,0 +1,168 @@
+"""Each role has what it needs and nothing else, found by trying."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox import Message
+from outbox.database import sqlalchemy_url
+
+As: TypeAlias = Callable[[str], AbstractContextManager[psycopg.Connection[Any]]]
+REFUSED = psycopg.errors.InsufficientPrivilege
+ADD = "SELECT outbox.add('t', '{}'::jsonb, key => 'k')"
+RECEIVE = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT id, inbox.moment_of(id), 'billing' FROM (SELECT outbox.uuid7() AS id) AS m
+"""
+DELIVER = """
+    INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,
+                                content_type, headers, payload)
+    VALUES (outbox.uuid7(), 0, 1, 'billing', 't', 'text/plain', '{}', '')
+"""
+GIVE_UP = """
+    INSERT INTO {schema}.dead_letter (origin, message_id, topic, attempts,
+        schema_version, content_type, headers, payload, error_reason)
+    VALUES ('o', 'm', 't', 1, 1, 'text/plain', '{{}}', '', 'why')
+"""
+
+ALLOWED = {
+    "application": [ADD],
+    "relay": [
+        "SELECT * FROM outbox.message",
+        "UPDATE outbox.message SET published_at = now()",
+        "UPDATE outbox.message SET attempts = 1, available_at = now(), last_error = ''",
+        GIVE_UP.format(schema="outbox"),
+        "SELECT * FROM outbox.dead_letter",
+        DELIVER,
+        "SELECT * FROM inbox.subscription",
+        "SELECT * FROM outbox.partition_health",
+    ],
+    "consumer": [
+        RECEIVE,
+        "SELECT * FROM inbox.receipt",
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 't')",
+        "SELECT * FROM inbox.delivery",
+        "UPDATE inbox.delivery SET acked_at = now()",
+        GIVE_UP.format(schema="inbox"),
+    ],
+    "maintainer": ["CALL outbox.maintain()", "SELECT * FROM outbox.partition_policy"],
+    "monitor": [
+        "SELECT id, topic, key, attempts FROM outbox.message",
+        "SELECT topic, error_reason, attempts FROM outbox.dead_letter",
+        "SELECT * FROM outbox.partition_health",
+        "SELECT count(*) FROM inbox.receipt",
+    ],
+}
+FORBIDDEN = {
+    "application": [
+        "SELECT payload FROM outbox.message",
+        "SELECT count(*) FROM outbox.message",
+        "UPDATE outbox.message SET published_at = now()",
+        "DELETE FROM outbox.message",
+        "INSERT INTO outbox.message (id, lane, topic, content_type, payload,"
+        " published_at) VALUES (outbox.uuid7(), 0, 't', 'c', '', now())",
+        "SELECT * FROM outbox.dead_letter",
+        "SELECT nextval('inbox.delivery_seq')",
+        "CALL outbox.maintain()",
+        "CREATE TABLE outbox.mine (id int)",
+    ],
+    "relay": [
+        ADD,
+        "UPDATE outbox.message SET payload = ''",
+        "UPDATE outbox.message SET seq = 1",
+        "DELETE FROM outbox.message",
+        "TRUNCATE outbox.message",
+        "UPDATE inbox.delivery SET acked_at = now()",
+        "SELECT payload FROM inbox.delivery",
+        "SELECT * FROM inbox.receipt",
+    ],
+    "consumer": [
+        ADD,
+        "SELECT * FROM outbox.message",
+        "DELETE FROM inbox.receipt",
+        "UPDATE inbox.receipt SET consumer = 'other'",
+        DELIVER,
+        "DELETE FROM inbox.delivery",
+    ],
+    "maintainer": [
+        ADD,
+        "SELECT * FROM outbox.message",
+        "DELETE FROM outbox.message",
+        "UPDATE outbox.partition_policy SET retention = '1 day'",
+        "SELECT outbox.adopt_table('outbox.message')",
+        "DROP TABLE outbox.message",
+    ],
+    "monitor": [
+        "SELECT payload FROM outbox.message",
+        "SELECT headers FROM outbox.message",
+        "SELECT payload FROM outbox.dead_letter",
+        "UPDATE outbox.message SET published_at = now()",
+        ADD,
+    ],
+}
+
+
+def pairs(table: dict[str, list[str]]) -> list[Any]:
+    return [
+        pytest.param(role, query, id=f"{role}: {' '.join(query.split())[:60]}")
+        for role, queries in table.items()
+        for query in queries
+    ]
+
+
+@pytest.fixture
+def acting(database_url: str) -> As:
+    @contextmanager
+    def act(role: str) -> Iterator[psycopg.Connection[Any]]:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(f"SET SESSION AUTHORIZATION pillarbox_{role}")
+            yield connection
+
+    return act
+
+
+@pytest.mark.parametrize(("role", "query"), pairs(ALLOWED))
+def test_a_role_may(acting: As, role: str, query: str) -> None:
+    with acting(role) as connection:
+        connection.execute(query)
+
+
+@pytest.mark.parametrize(("role", "query"), pairs(FORBIDDEN))
+def test_a_role_may_not(acting: As, role: str, query: str) -> None:
+    with acting(role) as connection, pytest.raises(REFUSED):
+        connection.execute(query)
+
+
+def test_everybody_else_may_nothing(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE nobody_in_particular")
+        try:
+            connection.execute("SET SESSION AUTHORIZATION nobody_in_particular")
+            for query in (ADD, "SELECT * FROM outbox.message", "TABLE inbox.receipt"):
+                with pytest.raises(REFUSED):
+                    connection.execute(query)
+        finally:
+            connection.execute("RESET SESSION AUTHORIZATION")
+            connection.execute("DROP ROLE nobody_in_particular")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_application_adds_by_its_session(database_url: str, count: int) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    with Session(engine) as session, session.begin():
+        session.execute(text("SET LOCAL ROLE pillarbox_application"))
+        outbox.add(session, *[Message("t", b"", key="k") for _ in range(count)])
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL ROLE pillarbox_application"))
+        connection.execute(outbox.insert_statement(Message("t", b"")))
+    engine.dispose()
+
+    with psycopg.connect(database_url) as owner:
+        row = owner.execute("SELECT count(*) FROM outbox.message").fetchone()
+    assert row == (count + 1,)
