@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 import outbox
 from outbox import Message
 from outbox.database import sqlalchemy_url
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import new_database
 
 As: TypeAlias = Callable[[str], AbstractContextManager[psycopg.Connection[Any]]]
 REFUSED = psycopg.errors.InsufficientPrivilege
@@ -46,7 +48,7 @@ ALLOWED = {
     "consumer": [
         RECEIVE,
         "SELECT * FROM inbox.receipt",
-        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('billing', 't')",
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
         "SELECT * FROM inbox.delivery",
         "UPDATE inbox.delivery SET acked_at = now()",
         GIVE_UP.format(schema="inbox"),
@@ -116,15 +118,19 @@ def pairs(table: dict[str, list[str]]) -> list[Any]:
     ]
 
 
-@pytest.fixture
-def acting(database_url: str) -> As:
-    @contextmanager
-    def act(role: str) -> Iterator[psycopg.Connection[Any]]:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            connection.execute(f"SET SESSION AUTHORIZATION pillarbox_{role}")
-            yield connection
+@pytest.fixture(scope="module")
+def acting(server: PostgresServer, template_database: str) -> Iterator[As]:
+    """One database for all: what one test leaves behind disturbs no other."""
+    with new_database(server, "pillarbox_rights", template_database) as name:
 
-    return act
+        @contextmanager
+        def act(role: str) -> Iterator[psycopg.Connection[Any]]:
+            url = server.database_url(name)
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(f"SET SESSION AUTHORIZATION pillarbox_{role}")
+                yield connection
+
+        yield act
 
 
 @pytest.mark.parametrize(("role", "query"), pairs(ALLOWED))

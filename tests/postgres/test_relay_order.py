@@ -1,0 +1,269 @@
+"""A relay on a real database: order per key, retries, dead letters."""
+
+from datetime import UTC, datetime, timedelta
+
+from outbox import Message, Priority
+from outbox.retry import RetryPolicy
+from relay.events import BatchSettled, KeyBlocked, MessageDeadLettered
+from relay.publisher import Acked, Confirmation, Nacked
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import (
+    dead_letters,
+    execute,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
+
+LONG = timedelta(hours=1)
+PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
+
+
+def refuse(*topics: str, times: int = 1) -> ScriptedPublisher:
+    """Nack each of these topics that often, then ack."""
+    left = dict.fromkeys(topics, times)
+
+    def script(message: Message) -> Confirmation:
+        if left.get(message.topic, 0) > 0:
+            left[message.topic] -= 1
+            return Nacked("not now")
+        return Acked()
+
+    return ScriptedPublisher(script)
+
+
+def make_due(url: str) -> None:
+    execute(
+        url,
+        "UPDATE outbox.message SET available_at = now() WHERE available_at IS NOT NULL",
+    )
+
+
+async def test_everything_is_published_once_and_in_order_per_key(
+    database_url: str,
+) -> None:
+    messages = numbered("abcde", 100)
+    insert(database_url, *messages)
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, batch_size=37, concurrency=3):
+        await publisher.until_acked(500)
+
+    assert len(publisher.acked) == 500
+    for key in "abcde":
+        assert publisher.of_key(key) == [f"{key}/{n}" for n in range(100)]
+    assert unsettled(database_url) == 0
+
+
+async def test_a_message_arrives_at_the_publisher_as_it_was_added(
+    database_url: str,
+) -> None:
+    message = Message(
+        "orders.placed",
+        b"\x00\xff",
+        key="ä😀",
+        tenant="acme",
+        headers={"traceparent": "00-1-2-03", 'quo"te': "\\"},
+        content_type="text/xml",
+        schema_version=4,
+        priority=Priority.REALTIME,
+    )
+    insert(database_url, message)
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher):
+        assert await publisher.until_acked(1) == [message]
+
+
+async def test_a_refused_message_holds_up_its_key_and_no_other(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("abc", 3))
+    publisher = refuse("a/1")
+
+    async with running(database_url, publisher, retry=PATIENT) as relay:
+        await publisher.until_acked(7)
+        (blocked,) = await relay.events.wait_for(KeyBlocked)
+        assert (blocked.topic, blocked.key, blocked.attempts) == ("a/1", "a", 1)
+        insert(database_url, Message("a/3", b"", key="a"), Message("b/3", b"", key="b"))
+        await publisher.until_acked(8)
+        assert publisher.of_key("a") == ["a/0"]
+        make_due(database_url)
+        await publisher.until_acked(11)
+
+    assert publisher.of_key("a") == ["a/0", "a/1", "a/2", "a/3"]
+    assert publisher.of_key("b") == ["b/0", "b/1", "b/2", "b/3"]
+    assert unsettled(database_url) == 0
+
+
+async def test_a_refusal_is_written_down(database_url: str) -> None:
+    insert(database_url, Message("t", b"", key="k"))
+    publisher = refuse("t")
+
+    async with running(database_url, publisher, retry=PATIENT) as relay:
+        await relay.events.wait_for(BatchSettled)
+
+    ((attempts, error, waits),) = execute(
+        database_url,
+        "SELECT attempts, last_error, available_at > now() + interval '50 minutes'"
+        " FROM outbox.message",
+    )
+    assert (attempts, error, waits) == (1, "not now", True)
+
+
+async def test_refused_messages_are_retried_in_order_until_they_pass(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("ab", 10))
+    publisher = refuse("a/0", "a/5", "b/9", times=2)
+
+    async with running(database_url, publisher) as relay:
+        await publisher.until_acked(20)
+        assert len(relay.events.of(KeyBlocked)) == 6
+
+    assert publisher.of_key("a") == [f"a/{n}" for n in range(10)]
+    assert publisher.of_key("b") == [f"b/{n}" for n in range(10)]
+    assert dead_letters(database_url) == []
+
+
+async def test_after_the_last_attempt_it_is_a_dead_letter_and_its_key_goes_on(
+    database_url: str,
+) -> None:
+    bad = Message("bad", b"\xff", key="k", tenant="acme", headers={"a": "b"})
+    insert(database_url, bad, Message("next", b"", key="k"))
+    publisher = refuse("bad", times=99)
+
+    async with running(database_url, publisher) as relay:
+        await publisher.until_acked(1)
+        (given_up,) = await relay.events.wait_for(MessageDeadLettered)
+
+    assert (given_up.id, given_up.attempts, given_up.reason) == (bad.id, 3, "not now")
+    assert publisher.topics() == ["next"]
+    assert unsettled(database_url) == 0
+    rows = execute(
+        database_url,
+        "SELECT origin, message_id, topic, key, tenant, attempts, schema_version,"
+        " content_type, headers, payload, error_reason, status, retry_count"
+        " FROM outbox.dead_letter",
+    )
+    assert rows == [
+        (
+            *("publisher:ScriptedPublisher", str(bad.id), "bad", "k", "acme", 3, 1),
+            *("application/octet-stream", {"a": "b"}, b"\xff", "not now"),
+            *("PENDING", 0),
+        )
+    ]
+
+
+async def test_a_permanent_refusal_is_a_dead_letter_at_once(database_url: str) -> None:
+    insert(database_url, *numbered("a", 3))
+    publisher = ScriptedPublisher(
+        lambda m: (
+            Nacked("no\0 such topic \ud800", True) if m.topic == "a/1" else Acked()
+        )
+    )
+
+    async with running(database_url, publisher):
+        await publisher.until_acked(2)
+
+    assert publisher.topics() == ["a/0", "a/2"]
+    assert dead_letters(database_url) == [("a/1", 1, "no␀ such topic ?")]
+
+
+async def test_strict_order_sends_one_message_of_a_key_at_a_time(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("ab", 5))
+    publisher = refuse("a/2", times=2)
+
+    async with running(database_url, publisher, strict_order=True):
+        await publisher.until_acked(10)
+
+    for call in publisher.calls:
+        keys = [message.key for message in call]
+        assert len(keys) == len(set(keys))
+    assert publisher.of_key("a") == [f"a/{n}" for n in range(5)]
+
+
+async def test_a_scheduled_message_is_not_published_before_its_time(
+    database_url: str,
+) -> None:
+    soon = datetime.now(UTC) + timedelta(milliseconds=400)
+    insert(
+        database_url,
+        Message("later", b"", key="k", available_at=soon),
+        Message("tomorrow", b"", available_at=soon + timedelta(days=1)),
+        Message("now", b"", key="k"),
+        Message("overdue", b"", available_at=soon - timedelta(days=1)),
+    )
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher):
+        await publisher.until(lambda: "later" in publisher.topics())
+        assert datetime.now(UTC) >= soon
+
+    assert sorted(publisher.topics()[:2]) == ["now", "overdue"]
+    assert publisher.topics()[2:] == ["later"]
+    assert unsettled(database_url) == 1
+
+
+async def test_an_old_message_that_is_due_goes_before_younger_ones_of_its_key(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("old", b"", key="k"))
+    execute(
+        database_url,
+        "UPDATE outbox.message SET created_at = created_at - interval '3 hours',"
+        " attempts = 1, available_at = now() + interval '1 hour'",
+    )
+    publisher = ScriptedPublisher()
+    # The first sweep finds nothing ready and bounds created_at; no other comes.
+    async with running(database_url, publisher, sweep_interval=LONG) as relay:
+        insert(database_url, Message("warm up", b""))
+        await publisher.until_acked(1)
+        await relay.events.wait_for(BatchSettled)
+        insert(database_url, Message("young", b"", key="k"), Message("other", b""))
+        await publisher.until_acked(2)
+        assert publisher.of_key("k") == []
+        make_due(database_url)
+        await publisher.until_acked(4)
+
+    assert publisher.of_key("k") == ["old", "young"]
+
+
+async def test_a_key_goes_on_when_somebody_else_settles_what_blocks_it(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("a", 3))
+    publisher = refuse("a/0")
+
+    async with running(database_url, publisher, retry=PATIENT) as relay:
+        await relay.events.wait_for(BatchSettled)
+        execute(
+            database_url,
+            "UPDATE outbox.message SET published_at = now() WHERE topic = 'a/0'",
+        )
+        await publisher.until_acked(2)
+
+    assert publisher.topics() == ["a/1", "a/2"]
+
+
+async def test_another_relay_reads_the_blocked_keys_from_the_database(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("ab", 2))
+    first = refuse("a/0")
+    async with running(database_url, first, retry=PATIENT) as relay:
+        await first.until_acked(2)
+        await relay.events.wait_for(KeyBlocked)
+
+    second = ScriptedPublisher()
+    async with running(database_url, second):
+        insert(database_url, Message("b/2", b"", key="b"))
+        await second.until_acked(1)
+        assert second.topics() == ["b/2"]
+        make_due(database_url)
+        await second.until_acked(3)
+
+    assert second.of_key("a") == ["a/0", "a/1"]
