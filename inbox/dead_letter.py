@@ -65,13 +65,13 @@ def dead_letter_values(
 
 
 def _stacktrace(error: BaseException) -> str | None:
-    trace = "".join(traceback.format_exception(error))
-    if len(trace) > MAX_STACKTRACE_CHARS:
-        # The end says what was raised, the beginning how it came there.
-        head = MAX_STACKTRACE_CHARS // 4
-        tail = MAX_STACKTRACE_CHARS - head - len(_CUT)
-        trace = f"{trace[:head]}{_CUT}{trace[-tail:]}"
-    return _storable(trace)
+    trace = _storable("".join(traceback.format_exception(error)))
+    if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
+        return trace
+    # The end says what was raised, the beginning how it came there.
+    head = MAX_STACKTRACE_CHARS // 4
+    tail = MAX_STACKTRACE_CHARS - head - len(_CUT)
+    return f"{trace[:head]}{_CUT}{trace[-tail:]}"
 
 
 def _storable(value: str | None) -> str | None:

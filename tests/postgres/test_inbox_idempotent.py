@@ -1,0 +1,152 @@
+"""`@idempotent`: receipt and effects together, once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from inbox import ForeignId, InvalidReceiptError, MessageTooOldError, idempotent
+from outbox import Message
+from outbox.database import sqlalchemy_url
+from outbox.errors import NotASessionError
+from tests.fixtures.consumers import async_sessions_of, id_of
+from tests.fixtures.relay import execute
+
+CHARGE = text("INSERT INTO charge (what) VALUES (:what)")
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    execute(database_url, "CREATE TABLE charge (what text)")
+    return database_url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    engine = create_engine(sqlalchemy_url(url))
+    yield engine
+    engine.dispose()
+
+
+def charges(url: str) -> list[str]:
+    return [what for (what,) in execute(url, "SELECT what FROM charge ORDER BY what")]
+
+
+@idempotent(consumer="billing")
+def bill(session: Session, message: Message) -> str:
+    session.execute(CHARGE, {"what": message.topic})
+    return f"billed {message.topic}"
+
+
+@idempotent(consumer="billing")
+async def bill_async(session: AsyncSession, message: Message) -> str:
+    await session.execute(CHARGE, {"what": message.topic})
+    return f"billed {message.topic}"
+
+
+@dataclass(frozen=True)
+class StripeEvent:
+    id: str
+
+
+def stripe_id(event: StripeEvent) -> ForeignId:
+    return ForeignId("stripe", event.id)
+
+
+@idempotent(consumer="billing", key=stripe_id)
+def on_stripe(session: Session, event: StripeEvent) -> str:
+    session.execute(CHARGE, {"what": event.id})
+    return event.id
+
+
+def test_a_duplicate_is_not_handled_again(engine: Engine, url: str) -> None:
+    message = Message("orders", b"")
+    answers = []
+    for _ in range(2):
+        with Session(engine) as session, session.begin():
+            answers.append(bill(session, message))
+    assert answers == ["billed orders", None]
+    assert charges(url) == ["orders"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_an_async_duplicate_is_not_handled_again(url: str, driver: str) -> None:
+    message = Message("orders", b"")
+    answers = []
+    async with async_sessions_of(url, driver) as sessions:
+        for _ in range(2):
+            async with sessions.begin() as session:
+                answers.append(await bill_async(session, message))
+    assert answers == ["billed orders", None]
+    assert charges(url) == ["orders"]
+
+
+def test_what_raises_leaves_no_receipt_and_no_effects(engine: Engine, url: str) -> None:
+    message = Message("orders", b"")
+
+    @idempotent(consumer="billing")
+    def fail(session: Session, message: Message) -> None:
+        session.execute(CHARGE, {"what": "never"})
+        raise RuntimeError("no money")
+
+    with (
+        pytest.raises(RuntimeError, match="no money"),
+        Session(engine) as session,
+        session.begin(),
+    ):
+        fail(session, message)
+    with Session(engine) as session, session.begin():
+        assert bill(session, message) == "billed orders"
+    assert charges(url) == ["orders"]
+
+
+def test_a_rolled_back_transaction_takes_receipt_and_effects_along(
+    engine: Engine, url: str
+) -> None:
+    message = Message("orders", b"")
+    with Session(engine) as session:
+        bill(session, message)
+        session.rollback()
+    with Session(engine) as session, session.begin():
+        assert bill(session, message) is not None
+    assert charges(url) == ["orders"]
+
+
+def test_messages_of_others_are_known_by_a_key_of_choice(
+    engine: Engine, url: str
+) -> None:
+    event = StripeEvent("evt_1")
+    for expected in ("evt_1", None):
+        with Session(engine) as session, session.begin():
+            assert on_stripe(session, event) == expected
+    assert charges(url) == ["evt_1"]
+
+
+def test_a_message_too_old_to_judge_is_not_handled(engine: Engine, url: str) -> None:
+    message = Message("orders", b"", id=id_of(datetime(2020, 1, 1, tzinfo=UTC)))
+    with Session(engine) as session, pytest.raises(MessageTooOldError):
+        bill(session, message)
+    assert charges(url) == []
+
+
+def test_a_handler_keeps_its_name_and_words() -> None:
+    assert bill.__name__ == "bill"
+    assert bill_async.__name__ == "bill_async"
+
+
+async def test_the_wrong_kind_of_session_is_refused(engine: Engine, url: str) -> None:
+    message = Message("orders", b"")
+    with Session(engine) as session, pytest.raises(NotASessionError, match="plain"):
+        await bill_async(session, message)  # type: ignore[arg-type]
+    async with async_sessions_of(url) as sessions, sessions() as session_:
+        with pytest.raises(NotASessionError, match="run_sync"):
+            bill(session_, message)  # type: ignore[arg-type]
+
+
+def test_a_consumer_without_a_name_is_refused_at_once() -> None:
+    with pytest.raises(InvalidReceiptError, match="receipt consumer ''"):
+        idempotent(consumer="")

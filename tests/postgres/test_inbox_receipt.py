@@ -1,0 +1,179 @@
+"""Receipts tell new from known, exactly, with each session and driver."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import InternalError
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import (
+    ForeignId,
+    InvalidReceiptError,
+    MessageTooNewError,
+    MessageTooOldError,
+    record_receipt,
+)
+from outbox import uuid7
+from outbox.errors import NotASessionError
+from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+Record: TypeAlias = Callable[..., Awaitable[bool]]
+
+
+@pytest.fixture(params=["psycopg", "psycopg async", "asyncpg"])
+def record(request: pytest.FixtureRequest, database_url: str) -> Record:
+    """Record a receipt in a transaction of its own."""
+
+    async def in_session(message_id: UUID | ForeignId, consumer: str = "c") -> bool:
+        if request.param == "psycopg":
+            with sessions_of(database_url) as sessions, sessions.begin() as session:
+                return record_receipt(session, message_id, consumer)
+        driver = request.param.partition(" ")[0]
+        async with (
+            async_sessions_of(database_url, driver) as sessions_,
+            sessions_.begin() as session_,
+        ):
+            return await session_.run_sync(record_receipt, message_id, consumer)
+
+    return in_session
+
+
+async def test_the_first_receipt_is_new_and_the_second_is_not(record: Record) -> None:
+    message_id = uuid7()
+    assert await record(message_id)
+    assert not await record(message_id)
+
+
+async def test_each_consumer_has_receipts_of_its_own(record: Record) -> None:
+    message_id = uuid7()
+    assert await record(message_id, "billing")
+    assert await record(message_id, "shipping")
+
+
+async def test_the_day_of_a_receipt_is_that_of_the_message(
+    record: Record, database_url: str
+) -> None:
+    moment = (datetime.now(UTC) + timedelta(days=2)).replace(microsecond=123000)
+    assert await record(id_of(moment))
+    assert execute(database_url, "SELECT message_at FROM inbox.receipt") == [(moment,)]
+
+
+async def test_a_message_beyond_retention_is_too_old(record: Record) -> None:
+    with pytest.raises(MessageTooOldError, match=r"was made 400 days.* ago"):
+        await record(id_of(datetime.now(UTC) - timedelta(days=400)))
+
+
+async def test_a_message_ahead_of_the_partitions_is_too_new(record: Record) -> None:
+    with pytest.raises(MessageTooNewError, match="check the clock of its producer"):
+        await record(id_of(datetime.now(UTC) + timedelta(days=400)))
+
+
+async def test_a_broken_constraint_is_told_from_a_missing_partition(
+    record: Record, database_url: str
+) -> None:
+    execute(
+        database_url,
+        "ALTER TABLE inbox.receipt ADD CONSTRAINT no_billing CHECK (consumer <> 'b')",
+    )
+    with pytest.raises(InvalidReceiptError, match="constraint 'no_billing'") as raised:
+        await record(uuid7(), "b")
+    assert type(raised.value) is InvalidReceiptError
+
+
+async def test_foreign_ids_are_unique_within_their_source(record: Record) -> None:
+    assert await record(ForeignId("stripe", "evt_1"))
+    assert await record(ForeignId("kafka", "evt_1"))
+    assert not await record(ForeignId("stripe", "evt_1"))
+
+
+@pytest.mark.parametrize("message_id", [uuid4(), "evt_1", None])
+async def test_an_id_that_is_no_uuid7_is_refused_with_the_way_out(
+    record: Record, message_id: UUID
+) -> None:
+    with pytest.raises(InvalidReceiptError, match=r"pass ForeignId\(source, id\)"):
+        await record(message_id)
+
+
+@pytest.mark.parametrize("consumer", ["", "a\0b", None])
+async def test_a_consumer_without_a_name_is_refused(
+    record: Record, consumer: str
+) -> None:
+    with pytest.raises(InvalidReceiptError, match="receipt consumer"):
+        await record(uuid7(), consumer)
+
+
+def test_something_else_than_a_session_is_refused() -> None:
+    with pytest.raises(NotASessionError, match="run_sync"):
+        record_receipt("session", uuid7(), "c")  # type: ignore[arg-type]
+
+
+def test_a_receipt_goes_with_its_transaction(database_url: str) -> None:
+    message_id = uuid7()
+    with sessions_of(database_url) as sessions:
+        with sessions() as session:
+            assert record_receipt(session, message_id, "c")
+            session.rollback()
+        with sessions.begin() as session:
+            assert record_receipt(session, message_id, "c")
+
+
+def test_after_a_message_that_is_too_old_the_transaction_is_over(
+    database_url: str,
+) -> None:
+    with sessions_of(database_url) as sessions, sessions() as session:
+        with pytest.raises(MessageTooOldError):
+            record_receipt(session, id_of(datetime(2020, 1, 1, tzinfo=UTC)), "c")
+        with pytest.raises(InternalError, match="transaction is aborted"):
+            session.execute(text("SELECT 1"))
+
+
+class Rival:
+    """Records the same receipt in another transaction at the same time."""
+
+    def __init__(self, sessions: sessionmaker[Session], message_id: UUID) -> None:
+        self.answer: bool | None = None
+        self._sessions = sessions
+        self._message_id = message_id
+        self._thread = threading.Thread(target=self._record)
+        self._thread.start()
+
+    def _record(self) -> None:
+        with self._sessions.begin() as session:
+            self.answer = record_receipt(session, self._message_id, "c")
+
+    def join(self) -> bool | None:
+        self._thread.join(30)
+        return self.answer
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+def test_of_two_at_once_the_second_waits_for_the_first(
+    database_url: str, commits: bool
+) -> None:
+    message_id = uuid7()
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with sessions_of(database_url) as sessions, sessions() as session:
+        assert record_receipt(session, message_id, "c")
+        rival = Rival(sessions, message_id)
+        wait_for("the rival waits", lambda: execute(database_url, waiting))
+        assert rival.answer is None
+        if commits:
+            session.commit()
+        else:
+            session.rollback()
+        assert rival.join() is not commits
+
+
+def test_of_many_at_once_exactly_one_is_first(database_url: str) -> None:
+    with sessions_of(database_url) as sessions:
+        for _ in range(20):
+            message_id = uuid7()
+            rivals = [Rival(sessions, message_id) for _ in range(8)]
+            assert sum(bool(rival.join()) for rival in rivals) == 1

@@ -1,0 +1,267 @@
+"""The postgres source: one consumer's deliveries, shared by its replicas, in order."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from inbox.source import Delivery
+from inbox.sources.postgres import PostgresSource
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import numbered
+from tests.fixtures.relay import execute
+
+HOUR = timedelta(hours=1)
+
+
+@asynccontextmanager
+async def source(url: str, **changes: Any) -> AsyncIterator[PostgresSource]:
+    quick: dict[str, Any] = {
+        "poll_interval": timedelta(milliseconds=100),
+        "sweep_interval": timedelta(milliseconds=200),
+        "lease": timedelta(seconds=2),
+    }
+    async with PostgresSource(
+        url, consumer="billing", topics=["orders*"], **(quick | changes)
+    ) as entered:
+        yield entered
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with PostgresPublisher.from_url(url) as publisher:
+        await publisher.publish(messages)
+
+
+async def receive(
+    source: PostgresSource, count: int, *, limit: int = 100
+) -> list[Delivery]:
+    received: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(received) < count:
+            received += await source.receive(limit=limit)
+    return received
+
+
+async def nothing_comes(source: PostgresSource, times: int = 3) -> bool:
+    return not any([await source.receive(limit=100) for _ in range(times)])
+
+
+def payloads(deliveries: Sequence[Delivery]) -> list[int]:
+    return sorted(int(delivery.message.payload) for delivery in deliveries)
+
+
+def unacked(url: str) -> int:
+    query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    ((count,),) = execute(url, query)
+    return int(count)
+
+
+async def test_a_message_arrives_as_it_was_published(database_url: str) -> None:
+    message = Message(
+        "orders.placed",
+        bytes(range(256)),
+        key="ä",
+        tenant="acme",
+        headers={"h": "ü"},
+        content_type="x/y",
+        schema_version=7,
+    )
+    async with source(database_url) as consumer:
+        await publish(database_url, message)
+        (delivery,) = await receive(consumer, 1)
+    assert delivery.message == message
+    assert (delivery.attempts, delivery.problem) == (0, None)
+
+
+async def test_keys_are_in_order_and_nothing_comes_twice(database_url: str) -> None:
+    async with source(database_url, prefetch=7) as consumer:
+        await publish(database_url, *numbered(100, keys=10))
+        deliveries = await receive(consumer, 100, limit=5)
+        seen: dict[str | None, list[int]] = defaultdict(list)
+        for delivery in deliveries:
+            seen[delivery.message.key].append(int(delivery.message.payload))
+            await delivery.ack()
+        assert await nothing_comes(consumer)
+    assert {key: sorted(numbers) for key, numbers in seen.items()} == seen
+    assert payloads(deliveries) == list(range(100))
+    assert unacked(database_url) == 0
+
+
+async def test_the_limit_holds(database_url: str) -> None:
+    async with source(database_url) as consumer:
+        await publish(database_url, *numbered(10, keys=10))
+        assert len(await receive(consumer, 1, limit=3)) == 3
+
+
+async def test_what_was_not_acked_comes_again_elsewhere(database_url: str) -> None:
+    async with source(database_url) as consumer:
+        await publish(database_url, *numbered(4, keys=4))
+        deliveries = await receive(consumer, 4)
+        await deliveries[0].ack()
+        await deliveries[1].nack()
+    async with source(database_url) as consumer:
+        again = await receive(consumer, 3)
+        assert payloads(again) == payloads(deliveries[1:])
+        assert {delivery.attempts for delivery in again} == {0}
+
+
+async def test_a_nack_without_delay_comes_back_at_once_and_in_order(
+    database_url: str,
+) -> None:
+    async with source(database_url) as consumer:
+        await publish(database_url, *numbered(3))
+        for delivery in reversed(await receive(consumer, 3)):
+            await delivery.nack()
+        again = await receive(consumer, 3)
+    assert [int(delivery.message.payload) for delivery in again] == [0, 1, 2]
+
+
+async def test_a_nack_with_delay_blocks_its_key_and_no_other(
+    database_url: str,
+) -> None:
+    async with source(database_url) as consumer:
+        await publish(database_url, *numbered(2, keys=2))
+        first, other = sorted(
+            await receive(consumer, 2), key=lambda d: int(d.message.payload)
+        )
+        await first.nack(HOUR)
+        await other.ack()
+        await publish(
+            database_url,
+            Message("orders", b"2", key="key 0"),
+            Message("orders", b"3", key="key 1"),
+        )
+        assert payloads(await receive(consumer, 1)) == [3]
+        assert await nothing_comes(consumer)
+    async with source(database_url) as another:
+        # Whoever gets the lane next knows of it too.
+        assert payloads(await receive(another, 1)) == [3]
+        assert await nothing_comes(another)
+        execute(
+            database_url,
+            "UPDATE inbox.delivery SET available_at = now() WHERE attempts = 1",
+        )
+        again = await receive(another, 2)
+    assert [int(delivery.message.payload) for delivery in again] == [0, 2]
+    assert [delivery.attempts for delivery in again] == [1, 0]
+
+
+async def test_a_nacked_delivery_comes_back_when_it_is_due(database_url: str) -> None:
+    async with source(database_url, sweep_interval=HOUR) as consumer:
+        await publish(database_url, *numbered(1))
+        for attempts in range(3):
+            (delivery,) = await receive(consumer, 1)
+            assert delivery.attempts == attempts
+            await delivery.nack(timedelta(milliseconds=20))
+
+
+async def test_what_commits_late_below_the_floor_is_found(database_url: str) -> None:
+    late, early = numbered(2)
+    async with source(database_url) as consumer:
+        with psycopg.connect(database_url) as slow:
+            slow.execute(
+                "INSERT INTO inbox.delivery (message_id, lane, schema_version, topic,"
+                " consumer, key, content_type, headers, payload)"
+                " VALUES (%s, 5, 1, 'orders', 'billing', 'late', 'x/y', '{}', '0')",
+                (late.id,),
+            )
+            await publish(database_url, early)
+            await publish(database_url, *numbered(1))
+            received = await receive(consumer, 2)
+            slow.commit()
+        received += await receive(consumer, 1)
+    assert received[-1].message.id == late.id
+
+
+async def test_replicas_share_the_lanes_and_hand_out_nothing_twice(
+    database_url: str,
+) -> None:
+    async with source(database_url) as one, source(database_url) as other:
+        # Lanes go over in a few heartbeats; each is with one of them at any time.
+        received: dict[PostgresSource, list[Delivery]] = {one: [], other: []}
+        async with asyncio.timeout(30):
+            while not received[one] or not received[other]:
+                await publish(database_url, *numbered(32, keys=32))
+                for replica in (one, other):
+                    for delivery in await replica.receive(limit=100):
+                        received[replica].append(delivery)
+                        await delivery.ack()
+        async with asyncio.timeout(30):
+            while unacked(database_url):
+                for replica in (one, other):
+                    for delivery in await replica.receive(limit=100):
+                        received[replica].append(delivery)
+                        await delivery.ack()
+    handed_out = [d.message.id for got in received.values() for d in got]
+    assert len(set(handed_out)) == len(handed_out)
+
+
+async def test_a_broken_connection_is_told_and_mended(database_url: str) -> None:
+    async with source(database_url) as consumer:
+        await publish(database_url, *numbered(1))
+        (delivery,) = await receive(consumer, 1)
+        execute(
+            database_url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'pillarbox inbox%%'",
+        )
+        await delivery.ack()
+        await publish(database_url, Message("orders", b"1"))
+        received: list[Delivery] = []
+        async with asyncio.timeout(20):
+            while not received:
+                try:
+                    received += await consumer.receive(limit=10)
+                except BrokerUnavailableError:
+                    continue
+        assert payloads(received) == [1]
+        await received[0].ack()
+    assert unacked(database_url) == 0
+
+
+async def test_rows_inserted_by_hand_are_handed_out_with_what_is_wrong(
+    database_url: str,
+) -> None:
+    async with source(database_url) as consumer:
+        execute(
+            database_url,
+            "INSERT INTO inbox.delivery (message_id, lane, schema_version, topic,"
+            " consumer, content_type, headers, payload)"
+            " SELECT gen_random_uuid(), 3, n, '', 'billing', '', h::jsonb, ''"
+            "   FROM (VALUES (0, '{}'), (1, '[1]'), (1, '{\"a\": 1}')) v (n, h)",
+        )
+        problems = {delivery.problem for delivery in await receive(consumer, 3)}
+    assert problems == {
+        "schema_version is 0, it starts at 1",
+        "headers is not a JSON object of strings",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda url: "redis://x", ConfigError, "use postgresql://"),
+        (lambda url: "postgresql://127.0.0.1:1/x", BrokerUnavailableError, "reach"),
+    ],
+)
+async def test_a_url_that_leads_nowhere_is_told_at_the_start(
+    database_url: str, change: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        async with source(change(database_url)):
+            pass
+
+
+async def test_a_database_without_the_inbox_is_told_at_the_start(
+    empty_database_url: str,
+) -> None:
+    with pytest.raises(ConfigError, match="run outbox migrate"):
+        async with source(empty_database_url):
+            pass
