@@ -1,0 +1,269 @@
+"""A relay on a real database when things go wrong, and when it is told to stop."""
+
+import asyncio
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox import ConfigError, Message
+from outbox.database import conninfo
+from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.testing.lifetime import free_port
+from outbox.testing.postgres import PostgresServer
+from relay.events import (
+    BatchClaimed,
+    BatchSettled,
+    BrokerFound,
+    BrokerLost,
+    LeaseTaken,
+    MessageDeadLettered,
+    RelayStopped,
+)
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import (
+    dead_letters,
+    execute,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
+
+MIB = 1024 * 1024
+
+
+async def test_an_absent_broker_costs_no_attempts_and_is_found_again(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("ab", 20))
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, batch_size=5) as relay:
+        await publisher.until_acked(5)
+        publisher.away = "gone fishing"
+        await relay.events.wait_for(BrokerLost, 2)
+        publisher.away = None
+        await relay.events.wait_for(BrokerFound)
+        await publisher.until_acked(40)
+        assert relay.events.of(BrokerLost)[0].reason == "gone fishing"
+
+    for key in "ab":
+        assert publisher.of_key(key) == [f"{key}/{n}" for n in range(20)]
+    assert execute(database_url, "SELECT DISTINCT attempts FROM outbox.message") == [
+        (0,)
+    ]
+    assert dead_letters(database_url) == []
+
+
+async def test_who_commits_late_is_found_by_the_sweep(database_url: str) -> None:
+    publisher = ScriptedPublisher()
+    with psycopg.connect(conninfo(database_url)) as slow:
+        slow.execute("SELECT outbox.add('late', '{}'::jsonb, key => 'k')")
+        async with running(database_url, publisher) as relay:
+            insert(database_url, Message("early", b"", key="k"))
+            await publisher.until_acked(1)
+            await relay.events.wait_for(BatchSettled)
+            slow.commit()
+            await publisher.until_acked(2)
+
+    assert publisher.topics() == ["early", "late"]
+
+
+async def test_a_claim_is_bounded_in_bytes(database_url: str) -> None:
+    insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(10)])
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, max_batch_bytes=3 * MIB) as relay:
+        await publisher.until_acked(10)
+        sizes = [claim.messages for claim in relay.events.of(BatchClaimed)]
+
+    assert publisher.topics() == [f"t{n}" for n in range(10)]
+    assert sizes == [3, 3, 3, 1]
+
+
+async def test_one_message_over_the_bound_of_a_claim_passes(database_url: str) -> None:
+    insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(3)])
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, max_batch_bytes=1000) as relay:
+        await publisher.until_acked(3)
+        assert all(c.messages == 1 for c in relay.events.of(BatchClaimed))
+
+
+NONSENSE = {
+    "topic": ("''", "topic is empty"),
+    "key": ("''", "key is empty: null means no order"),
+    "content_type": ("''", "content_type is empty"),
+    "schema_version": ("0", "schema_version is 0, it starts at 1"),
+    "id": ("gen_random_uuid()", "is not a UUIDv7"),
+    "payload": ("convert_to(repeat('x', 2000), 'UTF8')", "payload is over 1000 bytes"),
+}
+HEADERS = [
+    "1",
+    "[]",
+    "[1]",
+    '"text"',
+    "true",
+    '{"a": 1}',
+    '{"a": {"b": "c"}}',
+    '{"a": []}',
+    '{"a": null}',
+    "[" * 3000 + "]" * 3000,
+]
+
+
+def insert_by_hand(url: str, column: str, value: str) -> None:
+    values = {
+        "id": "outbox.uuid7()",
+        "lane": "16",
+        "topic": "'by hand'",
+        "key": "'k'",
+        "content_type": "'text/plain'",
+        "headers": "'{}'",
+        "schema_version": "1",
+        "payload": "''",
+    } | {column: value}
+    execute(
+        url,
+        f"INSERT INTO outbox.message ({', '.join(values)})"
+        f" VALUES ({', '.join(values.values())})",
+    )
+
+
+async def test_nonsense_inserted_by_hand_ends_in_the_dead_letters(
+    database_url: str,
+) -> None:
+    insert_by_hand(database_url, "topic", "'before'")
+    for column, (value, _) in NONSENSE.items():
+        insert_by_hand(database_url, column, value)
+    for headers in HEADERS:
+        insert_by_hand(database_url, "headers", f"'{headers}'")
+    insert_by_hand(database_url, "topic", "'after'")
+    insert_by_hand(database_url, "content_type", "repeat(E'odd\\n\\x01', 1000)")
+    insert_by_hand(database_url, "topic", "repeat('long', 1000)")
+    insert(database_url, Message("elsewhere", b"", key="j"))
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, max_payload_bytes=1000) as relay:
+        count = len(NONSENSE) + len(HEADERS)
+        await publisher.until_acked(5)
+        await relay.events.wait_for(MessageDeadLettered, count)
+
+    assert [t[:9] for t in publisher.topics() if t != "elsewhere"] == [
+        *("before", "after", "by hand", "longlongl")
+    ]
+    reasons = [reason for _, _, reason in dead_letters(database_url)]
+    for _, reason in NONSENSE.values():
+        assert sum(reason in given for given in reasons) == 1
+    assert sum("headers" in given for given in reasons) == len(HEADERS)
+    assert unsettled(database_url) == 0
+
+
+async def test_a_graceful_stop_settles_what_is_in_flight(database_url: str) -> None:
+    insert(database_url, *numbered("abcd", 10))
+    publisher = ScriptedPublisher()
+    publisher.open.clear()
+
+    async with running(database_url, publisher, batch_size=10) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        relay.relay.stop()
+        publisher.open.set()
+        await relay.task
+        assert isinstance(relay.events.events[-1], RelayStopped)
+
+    published = len(publisher.acked)
+    assert published == sum(len(call) for call in publisher.calls) < 40
+    assert unsettled(database_url) == 40 - published
+    second = ScriptedPublisher()
+    async with running(database_url, second):
+        await second.until_acked(40 - published)
+    ids = [message.id for message in [*publisher.acked, *second.acked]]
+    assert len(set(ids)) == len(ids) == 40
+
+
+async def test_a_broker_that_never_answers_does_not_keep_a_relay_from_stopping(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b""))
+    publisher = ScriptedPublisher()
+    publisher.open.clear()
+    drain = timedelta(milliseconds=50)
+
+    async with running(database_url, publisher, drain=drain) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        await relay.stop()
+
+    assert unsettled(database_url) == 1
+
+
+async def test_cancelling_drains_too(database_url: str) -> None:
+    insert(database_url, Message("t", b""))
+    publisher = ScriptedPublisher()
+    publisher.open.clear()
+    async with running(database_url, publisher) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        relay.task.cancel()
+        publisher.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await relay.task
+
+    assert unsettled(database_url) == 0
+
+
+async def test_a_relay_outlives_its_connections(database_url: str) -> None:
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as relay:
+        for n in range(2):
+            insert(database_url, Message(f"before/{n}", b"", key="k"))
+            await publisher.until_acked(2 * n + 1)
+            execute(
+                database_url,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'pillarbox relay%'"
+                " AND datname = current_database()",
+            )
+            insert(database_url, Message(f"after/{n}", b"", key="k"))
+            await publisher.until_acked(2 * n + 2)
+        assert len(relay.events.of(LeaseTaken)) >= 3
+
+    order = ["before/0", "after/0", "before/1", "after/1"]
+    assert publisher.of_key("k") == order
+    assert unsettled(database_url) == 0
+
+
+async def test_a_database_without_the_schema_is_refused_at_the_start(
+    empty_database_url: str,
+) -> None:
+    with pytest.raises(ConfigError, match="no outbox: run outbox migrate"):
+        async with running(empty_database_url, ScriptedPublisher()):
+            pass
+
+
+async def test_a_role_without_rights_is_refused_at_the_start(
+    server: PostgresServer, database_url: str
+) -> None:
+    execute(database_url, "CREATE ROLE powerless LOGIN")
+    try:
+        url = database_url.replace("postgres@", "powerless@")
+        with pytest.raises(ConfigError, match="GRANT pillarbox_relay TO its role"):
+            async with running(url, ScriptedPublisher()):
+                pass
+    finally:
+        execute(server.url, "DROP ROLE powerless")
+
+
+async def test_an_unreachable_database_is_refused_at_the_start() -> None:
+    url = f"postgresql://someone:secret@127.0.0.1:{free_port()}/nowhere"
+    with pytest.raises(DatabaseUnavailableError, match="can't reach") as refusal:
+        async with running(url, ScriptedPublisher()):
+            pass
+    assert "secret" not in str(refusal.value)
+
+
+async def test_an_absent_broker_is_refused_at_the_start(database_url: str) -> None:
+    publisher = ScriptedPublisher()
+    publisher.away = "no such host"
+    with pytest.raises(BrokerUnavailableError, match="no such host"):
+        async with running(database_url, publisher):
+            pass
