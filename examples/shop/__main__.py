@@ -71,9 +71,13 @@ def show(url: str, arguments: argparse.Namespace) -> int:
         + (", upkeep by pg_cron" if cron else "; pg_cron does not run in this database")
     )
     with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA IF EXISTS shop CASCADE"))
-        connection.execute(text("CREATE SCHEMA shop"))
+        connection.execute(text("DROP SCHEMA IF EXISTS pillarbox_demo CASCADE"))
+        connection.execute(text("CREATE SCHEMA pillarbox_demo"))
         Base.metadata.create_all(connection)
+    if broker.startswith(("redis:", "rediss:")):
+        from examples.shop.streams import begin_anew
+
+        begin_anew(broker)
     tenant = f"demo-{uuid7()}"
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
         logs = Path(folder)
@@ -109,7 +113,9 @@ def play(
     consumers = ("billing", "shipping")
     for name in consumers:
         pid = processes.start(
-            name, "inbox.cli", "run", f"examples.shop.consumers:{name}"
+            name,
+            "inbox.cli",
+            *("--log-level", "debug", "run", f"examples.shop.consumers:{name}"),
         )
         say(f"started    {name:<8} (pid {pid})")
     pid = processes.start("relay-1", "relay.cli", "run", "--lease", "3")
@@ -117,18 +123,31 @@ def play(
     say()
     shop = Shop(sessionmaker(engine), tenant=tenant, customers=arguments.customers)
     with taking_orders(shop, arguments.orders):
-        watch(engine, processes, tenant, lambda p: p.committed > arguments.orders // 3)
+        watch(
+            engine, processes, tenant, lambda p: p.committed > arguments.orders * 2 // 5
+        )
         processes.kill("relay-1")
         say("  ✂ SIGKILL relay-1: what it had in flight is in nobody's hands")
         pid = processes.start("relay-2", "relay.cli", "run", "--lease", "3")
         say(f"  ↻ started relay-2 (pid {pid})")
-        watch(engine, processes, tenant, lambda p: p.published > arguments.orders // 2)
+        watch(
+            engine, processes, tenant, lambda p: p.published > arguments.orders * 3 // 5
+        )
         count = tally.publish_again(engine, tenant, arguments.duplicates)
         say(f"  ⧉ {count:,} published messages are published a second time")
-    watch(engine, processes, tenant, lambda p: p.finished)
+
+    def everything_arrived(progress: tally.Progress) -> bool:
+        return progress.finished and all(
+            processes.logged(name, "DuplicateSkipped") >= count for name in consumers
+        )
+
+    watch(engine, processes, tenant, everything_arrived)
     statuses = processes.stop_all()
     say()
     good = report(shop, tally.progress(engine, tenant), tally.faults(engine, tenant))
+    for name in consumers:
+        skipped = processes.logged(name, "DuplicateSkipped")
+        good &= line(f"duplicates that {name} skipped", skipped, skipped >= count)
     for name, status in statuses.items():
         good &= line(f"{name} stopped with exit status", status, status == 0)
     if not good:

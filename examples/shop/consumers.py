@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from examples.shop.model import Handled
+from examples.shop.orders import TOPIC
 from inbox import Consumer
 from outbox import Message
 from outbox.database import sqlalchemy_url
@@ -29,32 +30,27 @@ shipping = Consumer(
 )
 
 
-def effect(consumer: str, kind: str, message: Message) -> Handled:
+def effect(consumer: str, effects: dict[str, str], message: Message) -> Handled:
     """Build the row that stands for what a handler did."""
     order = message.json()
     return Handled(
         consumer=consumer,
-        effect=kind,
+        effect=effects[order["kind"]],
         message_id=message.id,
         customer=order["customer"],
         step=order["step"],
     )
 
 
-@billing.handles("orders.placed")
-async def invoice(session: AsyncSession, message: Message) -> None:
-    """Write an invoice."""
-    session.add(effect("billing", "invoice", message))
+@billing.handles(TOPIC)
+async def bill(session: AsyncSession, message: Message) -> None:
+    """Write an invoice, or a credit note."""
+    effects = {"placed": "invoice", "cancelled": "credit note"}
+    session.add(effect("billing", effects, message))
 
 
-@billing.handles("orders.cancelled")
-async def credit(session: AsyncSession, message: Message) -> None:
-    """Write a credit note."""
-    session.add(effect("billing", "credit note", message))
-
-
-@shipping.handles("orders.*")
-def parcel(session: Session, message: Message) -> None:
-    """Pack a parcel, or unpack it."""
-    kind = "parcel" if message.topic == "orders.placed" else "return"
-    session.add(effect("shipping", kind, message))
+@shipping.handles(TOPIC)
+def ship(session: Session, message: Message) -> None:
+    """Pack a parcel, or take it back."""
+    effects = {"placed": "parcel", "cancelled": "return"}
+    session.add(effect("shipping", effects, message))

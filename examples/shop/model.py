@@ -8,9 +8,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
-    """All tables lie in the schema `shop`."""
+    """All tables lie in the schema `pillarbox_demo`."""
 
-    metadata = MetaData(schema="shop")
+    metadata = MetaData(schema="pillarbox_demo")
 
 
 class Order(Base):

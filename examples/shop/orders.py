@@ -10,6 +10,10 @@ import outbox
 from examples.shop.model import Order
 from outbox import Message
 
+# One topic for all that happens to a customer's orders: most brokers keep a queue for
+# each topic, and so no order between two of them.
+TOPIC = "demo.orders"
+
 
 class PaymentDeclinedError(Exception):
     """The bank said no after the order was written: everything rolls back."""
@@ -64,8 +68,13 @@ class Shop:
             outbox.add(
                 session,
                 Message(
-                    f"orders.{kind}",
-                    {"customer": customer, "step": step, "amount": amount},
+                    TOPIC,
+                    {
+                        "kind": kind,
+                        "customer": customer,
+                        "step": step,
+                        "amount": amount,
+                    },
                     key=customer,
                     tenant=self._tenant,
                 ),

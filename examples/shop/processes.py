@@ -60,6 +60,11 @@ class Processes:
             if process.poll() is not None
         ]
 
+    def logged(self, name: str, event: str) -> int:
+        """Count an event in what a process logged."""
+        log = (self._logs / f"{name}.log").read_text(encoding="utf-8")
+        return log.count(f" {event} ")
+
     def stop_all(self) -> dict[str, int]:
         """End the processes by SIGTERM, and give the exit status of each."""
         for process in self._running.values():

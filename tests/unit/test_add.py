@@ -69,7 +69,9 @@ def test_what_is_not_a_session_is_refused_with_a_remedy(thing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "thing", [None, {"topic": "t"}, b"payload", [GOOD], Message], ids=repr
+    "thing",
+    [None, {"topic": "t"}, b"payload", [GOOD], Message],
+    ids=["None", "dict", "bytes", "list", "class"],
 )
 def test_what_is_not_a_message_is_refused_with_a_remedy(thing: Any) -> None:
     session = Session()
