@@ -1,0 +1,169 @@
+"""The postgres publisher: one delivery for each consumer that subscribes, in order."""
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from relay.publisher import Acked, Nacked
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import numbered
+from tests.fixtures.relay import execute
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    return database_url
+
+
+def subscribe(url: str, *pairs: tuple[str, str]) -> None:
+    for pair in pairs:
+        execute(url, "INSERT INTO inbox.subscription VALUES (%s, %s)", pair)
+
+
+def delivered(url: str) -> list[Any]:
+    query = "SELECT consumer, topic, payload FROM inbox.delivery ORDER BY seq"
+    return execute(url, query)
+
+
+async def test_each_subscribed_consumer_gets_a_message_once(url: str) -> None:
+    subscribe(
+        url,
+        ("billing", "orders.placed"),
+        ("billing", "orders.*"),
+        ("billing", "*"),
+        ("shipping", "orders.placed"),
+        ("audit", "orders*"),
+        ("other", "orders"),
+        ("other", "orders.placed.*"),
+    )
+    async with PostgresPublisher.from_url(url) as publisher:
+        assert await publisher.publish([Message("orders.placed", b"1")]) == [Acked()]
+    consumers = sorted(consumer for consumer, _, _ in delivered(url))
+    assert consumers == ["audit", "billing", "shipping"]
+
+
+async def test_a_star_is_the_only_wildcard(url: str) -> None:
+    subscribe(url, ("billing", "a_%*"))
+    async with PostgresPublisher.from_url(url) as publisher:
+        answers = await publisher.publish([Message("a_%b", b""), Message("axyb", b"")])
+    assert [type(answer) for answer in answers] == [Acked, Nacked]
+
+
+async def test_the_order_of_a_batch_is_kept(url: str) -> None:
+    subscribe(url, ("billing", "orders"), ("shipping", "orders"))
+    async with PostgresPublisher.from_url(url) as publisher:
+        for _ in range(3):
+            await publisher.publish(numbered(200, keys=7))
+    for name in ("billing", "shipping"):
+        numbers = [int(p) for consumer, _, p in delivered(url) if consumer == name]
+        assert numbers == [*range(200)] * 3
+
+
+async def test_a_message_without_subscribers_is_nacked_with_the_remedy(
+    url: str,
+) -> None:
+    subscribe(url, ("billing", "orders"))
+    async with PostgresPublisher.from_url(url) as publisher:
+        answers = await publisher.publish(
+            [Message("orders", b""), Message("nobody", b""), Message("orders", b"")]
+        )
+    assert answers == [
+        Acked(),
+        Nacked(
+            "nobody subscribes to topic 'nobody'; run inbox subscribe CONSUMER nobody"
+        ),
+        Acked(),
+    ]
+    assert len(delivered(url)) == 2
+
+
+async def test_messages_without_subscribers_are_dropped_if_the_url_says_so(
+    url: str,
+) -> None:
+    async with PostgresPublisher.from_url(f"{url}?unsubscribed=drop") as publisher:
+        assert await publisher.publish([Message("nobody", b"")]) == [Acked()]
+
+
+async def test_what_cannot_be_stored_is_refused_alone_and_for_ever(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    async with PostgresPublisher.from_url(url) as publisher:
+        first, second, third = await publisher.publish(
+            [
+                Message("orders", b"1"),
+                Message("orders", b"2", key="a\0b"),
+                Message("orders", b"3"),
+            ]
+        )
+    assert first == third == Acked()
+    assert isinstance(second, Nacked)
+    assert second.permanent
+    assert [payload for _, _, payload in delivered(url)] == [b"1", b"3"]
+
+
+async def test_it_connects_again_after_a_broken_connection(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    async with PostgresPublisher.from_url(url) as publisher:
+        execute(
+            url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'pillarbox publisher'",
+        )
+        with pytest.raises(BrokerUnavailableError, match="broke"):
+            await publisher.publish([Message("orders", b"")])
+        assert await publisher.publish([Message("orders", b"")]) == [Acked()]
+
+
+async def test_a_missing_partition_is_nobodys_message(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    with psycopg.connect(url) as connection:
+        for (partition,) in connection.execute(
+            "SELECT inhrelid::regclass::text FROM pg_inherits"
+            " WHERE inhparent = 'inbox.delivery'::regclass"
+        ).fetchall():
+            connection.execute(f"DROP TABLE {partition}")
+    async with PostgresPublisher.from_url(url) as publisher:
+        with pytest.raises(BrokerUnavailableError, match="run outbox maintain"):
+            await publisher.publish([Message("orders", b"")])
+
+
+async def test_the_relays_role_is_enough(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
+    async with PostgresPublisher.from_url(as_relay) as publisher:
+        assert await publisher.publish([Message("orders", b"")]) == [Acked()]
+
+
+async def test_a_database_without_the_inbox_is_told_at_the_start(
+    empty_database_url: str,
+) -> None:
+    with pytest.raises(ConfigError, match="run outbox migrate"):
+        async with PostgresPublisher.from_url(empty_database_url):
+            pass
+
+
+async def test_a_missing_right_is_told_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match="grant the role pillarbox_relay"):
+        async with PostgresPublisher.from_url(
+            f"{url}?options=-crole%3Dpillarbox_application"
+        ):
+            pass
+
+
+@pytest.mark.parametrize("option", ["unsubscribed=maybe", "nonsense=1"])
+def test_an_unknown_option_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=option.partition("=")[0]):
+        PostgresPublisher.from_url(f"postgresql://host/name?{option}")
+
+
+async def test_two_tasks_may_publish_at_once(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    async with PostgresPublisher.from_url(url) as publisher:
+        answers = await asyncio.gather(
+            publisher.publish(numbered(50)), publisher.publish(numbered(50))
+        )
+    assert all(answer == Acked() for each in answers for answer in each)
+    assert len(delivered(url)) == 100

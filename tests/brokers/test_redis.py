@@ -1,0 +1,299 @@
+"""Redis Streams: what is published arrives, and nothing gets lost on the way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from inbox.source import Delivery
+from inbox.sources.redis import RedisSource
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.redis import RedisServer
+from relay.publisher import Acked, Nacked
+from relay.publishers.redis import RedisPublisher
+from tests.fixtures.consumers import numbered
+
+FULL = Message(
+    "orders",
+    bytes(range(256)),
+    key="ä",
+    tenant="acme",
+    headers={"h:x": "ü", "empty": ""},
+    content_type="x/y",
+    schema_version=7,
+)
+SOON = timedelta(milliseconds=50)
+
+
+@asynccontextmanager
+async def source(
+    url: str, *topics: str, consumer: str = "billing", **changes: Any
+) -> AsyncIterator[RedisSource]:
+    quick: dict[str, Any] = {"poll_interval": SOON}
+    async with RedisSource(
+        url, consumer=consumer, topics=topics or ("orders",), **(quick | changes)
+    ) as entered:
+        yield entered
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with RedisPublisher.from_url(url) as publisher:
+        answers = await publisher.publish(messages)
+    assert answers == [Acked()] * len(messages)
+
+
+async def receive(
+    source: RedisSource, count: int, *, limit: int = 100
+) -> list[Delivery]:
+    received: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(received) < count:
+            received += await source.receive(limit=limit)
+    return received
+
+
+def payloads(deliveries: list[Delivery]) -> list[int]:
+    return [int(delivery.message.payload) for delivery in deliveries]
+
+
+def pending(url: str) -> Any:
+    with SyncRedis.from_url(url, protocol=2) as client:
+        return client.xpending("orders", "billing")["pending"]
+
+
+async def test_a_message_arrives_as_it_was_published(redis_url: str) -> None:
+    await publish(redis_url, FULL)
+    async with source(redis_url) as consumer:
+        (delivery,) = await receive(consumer, 1)
+    assert delivery.message == FULL
+    assert (delivery.attempts, delivery.problem) == (0, None)
+
+
+async def test_the_order_of_a_batch_is_kept(redis_url: str) -> None:
+    await publish(redis_url, *numbered(200, keys=7))
+    async with source(redis_url) as consumer:
+        assert payloads(await receive(consumer, 200, limit=9)) == list(range(200))
+
+
+async def test_every_consumer_gets_every_message_and_its_replicas_share(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(10))
+    async with (
+        source(redis_url) as one,
+        source(redis_url) as other,
+        source(redis_url, consumer="shipping") as shipping,
+    ):
+        shared = await receive(one, 4, limit=4) + await receive(other, 6)
+        assert sorted(payloads(shared)) == list(range(10))
+        assert payloads(await receive(shipping, 10)) == list(range(10))
+
+
+async def test_the_limit_holds_over_several_streams(redis_url: str) -> None:
+    for topic in ("a", "b", "c"):
+        await publish(redis_url, *numbered(5, topic=topic))
+    async with source(redis_url, "a", "b", "c") as consumer:
+        assert [len(await consumer.receive(limit=4)) for _ in range(4)] == [4, 4, 4, 3]
+
+
+async def test_streams_are_found_by_their_beginning(redis_url: str) -> None:
+    await publish(redis_url, Message("a[1].x", b"1"), Message("a1.x", b"2"))
+    async with source(redis_url, "a[1].*") as consumer:
+        assert payloads(await receive(consumer, 1)) == [1]
+        assert await consumer.receive(limit=10) == []
+
+
+async def test_acked_entries_are_settled_when_the_source_is_left(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(50))
+    async with source(redis_url) as consumer:
+        for delivery in await receive(consumer, 50):
+            await delivery.ack()
+            await delivery.ack()
+    assert pending(redis_url) == 0
+
+
+async def test_what_was_not_acked_goes_to_the_next_at_once(redis_url: str) -> None:
+    await publish(redis_url, *numbered(4))
+    async with source(redis_url) as consumer:
+        deliveries = await receive(consumer, 4)
+        await deliveries[0].ack()
+        await deliveries[2].nack(timedelta(hours=1))
+        await deliveries[3].nack()
+    async with source(redis_url) as consumer:
+        again = await receive(consumer, 3)
+    attempts = {int(d.message.payload): d.attempts for d in again}
+    assert attempts == {1: 0, 2: 1, 3: 0}
+
+
+async def test_what_a_dead_replica_left_is_taken_over(redis_url: str) -> None:
+    await publish(redis_url, *numbered(3))
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        async with source(redis_url):
+            pass  # makes the group
+        await client.xreadgroup("billing", "dead", {"orders": ">"})
+    async with source(redis_url, reclaim_after=SOON) as consumer:
+        deliveries = await receive(consumer, 3)
+    assert sorted(payloads(deliveries)) == [0, 1, 2]
+    assert {delivery.attempts for delivery in deliveries} == {1}
+
+
+async def test_a_heartbeat_keeps_what_is_in_work_from_being_taken_over(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, *numbered(1))
+    after = timedelta(milliseconds=300)
+    async with source(redis_url, reclaim_after=after) as one:
+        (delivery,) = await receive(one, 1)
+        async with source(redis_url, reclaim_after=after) as other:
+            for _ in range(20):
+                assert await other.receive(limit=1) == []
+        await delivery.ack()
+    assert pending(redis_url) == 0
+
+
+async def test_a_nacked_entry_comes_back_when_it_is_due(redis_url: str) -> None:
+    await publish(redis_url, *numbered(1))
+    async with source(redis_url) as consumer:
+        for attempts in range(3):
+            (delivery,) = await receive(consumer, 1)
+            assert delivery.attempts == attempts
+            await delivery.nack(timedelta(milliseconds=5))
+
+
+async def test_an_entry_that_is_no_message_is_handed_out_with_what_is_wrong(
+    redis_url: str,
+) -> None:
+    with SyncRedis.from_url(redis_url) as client:
+        client.xadd("orders", {"payload": b"\xff", "id": "7"})
+        client.xadd("orders", {"a": "b"})
+    async with source(redis_url) as consumer:
+        first, second = await receive(consumer, 2)
+    assert first.message.payload == b"\xff"
+    assert "topic" in (first.problem or "")
+    assert second.message.headers == {"a": "b"}
+    assert "payload" in (second.problem or "")
+
+
+async def test_a_deleted_stream_begins_anew(redis_url: str) -> None:
+    async with source(redis_url) as consumer:
+        with SyncRedis.from_url(redis_url) as client:
+            client.delete("orders")
+        await publish(redis_url, *numbered(1))
+        assert payloads(await receive(consumer, 1)) == [0]
+
+
+async def test_a_restart_is_told_and_survived(private_redis: RedisServer) -> None:
+    url = private_redis.url
+    async with RedisPublisher.from_url(url) as publisher, source(url) as consumer:
+        private_redis.kill()
+        with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+            await publisher.publish([FULL])
+        with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+            await consumer.receive(limit=1)
+        private_redis.start()
+        assert await publisher.publish([FULL]) == [Acked()]
+        (delivery,) = await receive(consumer, 1)
+        await delivery.ack()
+    assert delivery.message == FULL
+
+
+async def test_a_full_redis_takes_all_of_a_batch_or_nothing(
+    private_redis: RedisServer,
+) -> None:
+    with SyncRedis.from_url(private_redis.url) as client:
+        client.config_set("maxmemory", "1mb")
+        async with RedisPublisher.from_url(private_redis.url) as publisher:
+            with pytest.raises(BrokerUnavailableError, match="used memory"):
+                await publisher.publish(numbered(3))
+            assert client.xlen("orders") == 0
+            client.config_set("maxmemory", "0")
+            assert await publisher.publish(numbered(3)) == [Acked()] * 3
+
+
+async def test_a_topic_that_is_no_stream_is_nacked_and_its_neighbours_are_not(
+    redis_url: str,
+) -> None:
+    with SyncRedis.from_url(redis_url) as client:
+        client.set("taken", "x")
+    async with RedisPublisher.from_url(redis_url) as publisher:
+        first, second, third = await publisher.publish(
+            [Message("orders", b""), Message("taken", b""), Message("orders", b"")]
+        )
+    assert first == third == Acked()
+    assert isinstance(second, Nacked)
+    assert "WRONGTYPE" in second.reason
+    with pytest.raises(ConfigError, match="topic 'taken'"):
+        async with source(redis_url, "taken"):
+            pass
+
+
+async def test_a_topic_that_we_may_not_write_to_is_nacked_alone(
+    private_redis: RedisServer,
+) -> None:
+    with SyncRedis.from_url(private_redis.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "resetkeys", "~orders")
+        async with RedisPublisher.from_url(private_redis.url) as publisher:
+            first, second = await publisher.publish(
+                [Message("secret", b""), Message("orders", b"")]
+            )
+    assert isinstance(first, Nacked)
+    assert not first.permanent
+    assert second == Acked()
+
+
+async def test_a_payload_over_the_limit_is_nacked_for_ever_and_not_sent(
+    redis_url: str,
+) -> None:
+    url = f"{redis_url}?max_payload_bytes=3"
+    async with RedisPublisher.from_url(url) as publisher:
+        large, small = await publisher.publish(
+            [Message("orders", b"1234"), Message("orders", b"123")]
+        )
+    assert isinstance(large, Nacked)
+    assert large.permanent
+    assert "payload has 4 bytes" in large.reason
+    assert small == Acked()
+
+
+async def test_streams_are_trimmed_to_about_the_length_in_the_url(
+    redis_url: str,
+) -> None:
+    async with RedisPublisher.from_url(f"{redis_url}?maxlen=100") as publisher:
+        await publisher.publish(numbered(1000))
+    with SyncRedis.from_url(redis_url) as client:
+        assert 100 <= int(str(client.xlen("orders"))) < 300
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h/0?maxlen=0",
+        "redis://h/0?maxlen=many",
+        "redis://h/0?nonsense=1",
+        "redis://h/nine",
+        "redis://h:99999999",
+        "http://h",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="broker URL"):
+        RedisPublisher.from_url(url)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+async def test_a_redis_that_is_away_is_told_at_the_start(scheme: str) -> None:
+    url = f"{scheme}://127.0.0.1:1/0"
+    with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+        async with RedisPublisher.from_url(url):
+            pass
+    with pytest.raises(BrokerUnavailableError, match="can't be reached"):
+        async with source(url):
+            pass
