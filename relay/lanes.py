@@ -127,6 +127,13 @@ class Lanes:
         self._look_everywhere = True
         self._tell()
 
+    def look_aside(self) -> None:
+        """Look again at the lanes that ran dry, each class when it is its turn."""
+        for lane in self._known.values():
+            if lane.dry:
+                lane.stir()
+        self._tell()
+
     def pick(self) -> Sequence[Lane]:
         """Choose the lanes of the next claim; give them back with `put_back`.
 

@@ -9,6 +9,7 @@ from relay.lanes import Lanes
 _BUSY: Final = 0.02
 _FIRST_LOOK: Final = 0.005
 _LAST_LOOK: Final = 0.05
+_ASIDE: Final = 0.2
 
 
 async def wake_lanes(board: Lanes, doorbell: Doorbell, poll_interval: float) -> None:
@@ -21,7 +22,10 @@ async def wake_lanes(board: Lanes, doorbell: Doorbell, poll_interval: float) -> 
     look = _FIRST_LOOK
     try:
         while True:
-            await board.dry()
+            while not await _dry_within(board, min(poll_interval, _ASIDE)):
+                # Nobody rings while there is work, and what ran dry must not wait
+                # for a flood elsewhere to end.
+                board.look_aside()
             if not await doorbell.arm():
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
@@ -29,19 +33,19 @@ async def wake_lanes(board: Lanes, doorbell: Doorbell, poll_interval: float) -> 
                 continue
             look = _FIRST_LOOK
             board.wake()
-            if await _dry_soon(board):
+            if await _dry_within(board, _BUSY):
                 await doorbell.wait(poll_interval)
                 board.wake()
-            if not await _dry_soon(board):
+            if not await _dry_within(board, _BUSY):
                 # Enough to do: writers need not ring until that is over.
                 await doorbell.disarm()
     finally:
         await doorbell.close()
 
 
-async def _dry_soon(board: Lanes) -> bool:
+async def _dry_within(board: Lanes, seconds: float) -> bool:
     try:
-        async with asyncio.timeout(_BUSY):
+        async with asyncio.timeout(seconds):
             await board.dry()
     except TimeoutError:
         return False

@@ -251,6 +251,22 @@ def test_a_lane_about_to_be_given_back_is_not_picked() -> None:
     assert numbers(board.pick()) == list(range(18, 32))
 
 
+def test_a_look_aside_stirs_what_ran_dry_without_disturbing_the_turns() -> None:
+    board = Board(concurrency=4)
+    board.dry_out()
+    for lane in board.numbers()[-16:]:
+        board.find(lane).stir()  # type: ignore[union-attr]
+    flying = board.pick()
+    assert {priority_of(lane.number) for lane in flying} == {Priority.BULK}
+
+    board.look_aside()
+
+    turns = [{priority_of(lane.number) for lane in board.pick()} for _ in range(4)]
+    assert [len(turn) for turn in turns] == [1, 1, 1, 1]
+    assert {Priority.REALTIME} in turns
+    assert {Priority.DEFAULT} in turns
+
+
 async def test_work_and_dry_say_what_can_be_waited_for() -> None:
     board = Board(Priority.DEFAULT)
     working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.dry))

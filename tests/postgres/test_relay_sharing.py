@@ -1,0 +1,144 @@
+"""Several relays on one database, and several priority classes in one relay."""
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+import psycopg
+
+from outbox import Message, Priority
+from outbox.database import conninfo
+from outbox.lane import LANES, PRIORITIES, priority_of
+from relay.events import BatchSettled, LeaseLost, LeaseTaken
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import (
+    QUICK,
+    Running,
+    execute,
+    insert,
+    numbered,
+    running,
+    unsettled,
+)
+
+HOUR = timedelta(hours=1)
+
+
+def held(relay: Running) -> set[int]:
+    lanes: set[int] = set()
+    for event in relay.events.events:
+        if isinstance(event, LeaseTaken):
+            lanes.update(event.lanes)
+        elif isinstance(event, LeaseLost):
+            lanes.difference_update(event.lanes)
+    return lanes
+
+
+async def holds(relay: Running, count: int) -> set[int]:
+    """Wait until a relay holds that many lanes."""
+    while len(lanes := held(relay)) != count:
+        seen = len(relay.events.of(LeaseTaken)), len(relay.events.of(LeaseLost))
+        if len(lanes) < count:
+            await relay.events.wait_for(LeaseTaken, seen[0] + 1)
+        else:
+            await relay.events.wait_for(LeaseLost, seen[1] + 1)
+    return lanes
+
+
+async def test_relays_share_the_lanes_of_each_class_and_publish_all_once(
+    database_url: str,
+) -> None:
+    broker = ScriptedPublisher()
+    async with (
+        running(database_url, broker, batch_size=20) as first,
+        running(database_url, broker, batch_size=20) as second,
+    ):
+        ours, theirs = await holds(first, 24), await holds(second, 24)
+        assert ours | theirs == set(range(LANES))
+        for lanes in (ours, theirs):
+            classes = Counter(map(priority_of, lanes))
+            assert classes == dict.fromkeys(PRIORITIES, 8)
+
+        insert(database_url, *numbered([f"k{n}" for n in range(50)], 20))
+        await broker.until_acked(1000)
+
+    for relay in (first, second):
+        assert sum(e.published for e in relay.events.of(BatchSettled)) > 100
+    assert len({message.id for message in broker.acked}) == len(broker.acked) == 1000
+    for n in range(50):
+        assert broker.of_key(f"k{n}") == [f"k{n}/{i}" for i in range(20)]
+    assert unsettled(database_url) == 0
+
+
+async def test_a_relay_that_stops_leaves_its_lanes_to_the_other(
+    database_url: str,
+) -> None:
+    one, other = ScriptedPublisher(), ScriptedPublisher()
+    async with running(database_url, one) as first:
+        async with running(database_url, other) as second:
+            await holds(first, 24)
+            await holds(second, 24)
+        assert held(second) == set()
+        await holds(first, LANES)
+        insert(database_url, *numbered([f"k{n}" for n in range(50)], 1))
+        await one.until_acked(50)
+
+    assert other.acked == []
+
+
+async def test_keys_stay_in_order_while_relays_come_and_go(database_url: str) -> None:
+    insert(database_url, *numbered([f"k{n}" for n in range(20)], 50))
+    broker = ScriptedPublisher()
+    for n in range(1, 4):
+        async with (
+            running(database_url, broker, batch_size=10),
+            running(database_url, broker, batch_size=10),
+        ):
+            await broker.until_acked(100 * n)
+    async with running(database_url, broker):
+        await broker.until(lambda: len({m.id for m in broker.acked}) == 1000)
+
+    assert unsettled(database_url) == 0
+    for n in range(20):
+        assert broker.of_key(f"k{n}") == [f"k{n}/{i}" for i in range(50)]
+
+
+def flood(url: str, priority: Priority, count: int) -> None:
+    with psycopg.connect(conninfo(url)) as connection:
+        connection.execute(
+            "SELECT outbox.add('flood', '{}'::jsonb, priority => %s)"
+            " FROM generate_series(1, %s)",
+            (str(priority), count),
+        )
+
+
+async def test_a_flood_of_bulk_work_does_not_starve_the_rest(
+    database_url: str,
+) -> None:
+    flood(database_url, Priority.BULK, 3000)
+    publisher = ScriptedPublisher()
+    # No sweep comes to help: only the turns of the classes.
+    config = replace(QUICK, sweep_interval=HOUR, batch_size=10, concurrency=1)
+    async with running(database_url, publisher, config):
+        await publisher.until_acked(10)
+        insert(database_url, *numbered("ab", 5))
+        await publisher.until(lambda: len(publisher.of_key("b")) == 5)
+        overtaken = len(publisher.acked)
+
+    assert overtaken < 2500
+    assert publisher.of_key("a") == [f"a/{n}" for n in range(5)]
+
+
+async def test_a_flood_of_urgent_work_does_not_starve_the_rest(
+    database_url: str,
+) -> None:
+    flood(database_url, Priority.REALTIME, 3000)
+    insert(
+        database_url,
+        *[Message(f"bulk/{n}", b"", key="k", priority=Priority.BULK) for n in range(5)],
+    )
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, QUICK, batch_size=50, concurrency=1):
+        await publisher.until(lambda: len(publisher.of_key("k")) == 5)
+        assert len(publisher.acked) < 2500
+    assert execute(database_url, "SELECT count(*) FROM outbox.dead_letter") == [(0,)]
