@@ -1,0 +1,238 @@
+"""Leases of lanes: shared fairly, lost with the session, taken by who is left."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox import ConfigError
+from outbox.lease import Lease
+from outbox.lock import Lock
+from tests.fixtures.relay import execute
+
+SECOND = timedelta(seconds=1)
+GROUPS = [range(16), range(16, 32)]
+CLASS = 4711
+
+
+class Member:
+    """A lease that tells when its lanes change."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        limit: timedelta = SECOND,
+        changed: asyncio.Event | None = None,
+    ) -> None:
+        self.name = name
+        self.held: set[int] = set()
+        self._changed = changed or asyncio.Event()
+        self.lease = Lease(
+            url,
+            lock_class=CLASS,
+            groups=GROUPS,
+            limit=limit,
+            application_name=name,
+            on_take=self._take,
+            on_lose=self._lose,
+        )
+
+    def _take(self, lanes: Collection[int]) -> None:
+        assert not self.held.intersection(lanes)
+        self.held.update(lanes)
+        self._changed.set()
+
+    def _lose(self, lanes: Collection[int]) -> None:
+        assert self.held.issuperset(lanes)
+        self.held.difference_update(lanes)
+        self._changed.set()
+
+    async def has(self, count: int) -> set[int]:
+        """Wait until it holds that many."""
+        async with asyncio.timeout(10):
+            while len(self.held) != count:
+                self._changed.clear()
+                await self._changed.wait()
+        return set(self.held)
+
+
+@asynccontextmanager
+async def member(
+    url: str, name: str, changed: asyncio.Event | None = None
+) -> AsyncIterator[Member]:
+    joined = Member(url, name, changed=changed)
+    running = asyncio.create_task(joined.lease.run())
+    try:
+        yield joined
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+@asynccontextmanager
+async def beating_by_hand(url: str, name: str) -> AsyncIterator[Member]:
+    """A member that sends a heartbeat only when it is told to."""
+    joined = Member(url, name)
+    await joined.lease.beat()
+    try:
+        yield joined
+    finally:
+        leaving = asyncio.create_task(joined.lease.run())
+        await asyncio.wait({leaving}, timeout=0)
+        leaving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaving
+
+
+def terminate(url: str, name: str) -> None:
+    execute(
+        url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = %s",
+        (name,),
+    )
+
+
+async def test_one_member_takes_all(database_url: str) -> None:
+    async with member(database_url, "one") as one:
+        assert await one.has(32) == set(range(32))
+        assert one.lease.lanes == set(range(32))
+        assert one.lease.holds(range(32))
+        assert not one.lease.holds([32])
+
+
+async def test_two_share_each_group_and_who_leaves_leaves_all_to_the_other(
+    database_url: str,
+) -> None:
+    async with member(database_url, "one") as one:
+        await one.has(32)
+        async with member(database_url, "other") as other:
+            ours, theirs = await one.has(16), await other.has(16)
+            assert ours | theirs == set(range(32))
+            for group in GROUPS:
+                assert len(ours.intersection(group)) == 8
+        assert other.held == set()
+        assert other.lease.lanes == frozenset()
+        await one.has(32)
+
+
+async def test_many_members_hold_every_lane_once(database_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(member(database_url, f"m{n}"))
+            for n in range(8)
+        ]
+        for each in members:
+            await each.has(4)
+        lanes = [lane for each in members for lane in each.held]
+        assert sorted(lanes) == list(range(32))
+
+
+async def test_more_members_than_lanes_leave_no_lane_alone(database_url: str) -> None:
+    changed = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(member(database_url, f"m{n}", changed))
+            for n in range(17)
+        ]
+        async with asyncio.timeout(20):
+            while sorted(lane for m in members for lane in m.held) != [*range(32)] or (
+                max(len(m.held) for m in members) > 2
+            ):
+                changed.clear()
+                await changed.wait()
+
+
+async def test_lanes_in_use_are_kept_until_they_are_left(database_url: str) -> None:
+    async with member(database_url, "one") as one:
+        await one.has(32)
+        one.lease.use(range(32))
+        async with member(database_url, "other") as other:
+            one.lease.leave(range(4))
+            theirs = await other.has(4)
+            assert theirs <= set(range(16))
+            # What is to be given back is not claimed from any more.
+            assert len(one.lease.lanes) < len(one.held)
+            assert one.lease.holds(range(4, 32))
+            one.lease.leave(range(32))
+            await one.has(16)
+            await other.has(16)
+
+
+async def test_a_member_whose_session_ends_loses_all_and_takes_them_again(
+    database_url: str,
+) -> None:
+    async with member(database_url, "one") as one:
+        await one.has(32)
+        terminate(database_url, "one")
+        await one.has(0)
+        assert one.lease.lanes == frozenset()
+        assert not one.lease.holds([0])
+        await one.has(32)
+
+
+async def test_the_lanes_of_a_session_that_ends_go_to_the_other(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as session:
+        lock = f"SELECT pg_advisory_lock_shared({CLASS}, {int(Lock.MEMBER)})"
+        session.execute(lock)
+        session.execute(
+            f"SELECT pg_advisory_lock({CLASS}, n) FROM generate_series(0, 7) n"
+        )
+        async with member(database_url, "one") as one:
+            lanes = await one.has(16)
+            assert lanes.intersection(range(16)) == {*range(8, 16)}
+            session.close()
+            await one.has(32)
+
+
+async def test_the_server_ends_the_lease_of_a_member_that_stops_beating(
+    database_url: str,
+) -> None:
+    async with beating_by_hand(database_url, "frozen") as frozen:
+        assert len(frozen.held) == 32
+
+        async with member(database_url, "other") as other:
+            await other.has(32)
+
+        # It has not heard of it, and knows all the same that it may not use them.
+        assert len(frozen.held) == 32
+        assert not frozen.lease.holds([0])
+        assert frozen.lease.lanes == frozenset()
+        await frozen.lease.beat()
+        assert frozen.lease.holds(range(32))
+
+
+async def test_it_stops_believing_before_the_server_stops_granting(
+    database_url: str,
+) -> None:
+    try_lane = f"SELECT pg_try_advisory_lock({CLASS}, 0)"
+    async with beating_by_hand(database_url, "frozen") as frozen:
+        with psycopg.connect(database_url, autocommit=True) as watcher:
+            taken = believed = False
+            while not taken:
+                taken = watcher.execute(try_lane).fetchone() == (True,)
+                believed = frozen.lease.holds([0])
+                assert not (taken and believed)
+
+
+async def test_classes_do_not_meet(database_url: str) -> None:
+    async with member(database_url, "one") as one:
+        await one.has(32)
+        with psycopg.connect(database_url, autocommit=True) as other:
+            for lock in (CLASS + 1, -CLASS):
+                query = f"SELECT pg_try_advisory_lock({lock}, 0)"
+                assert other.execute(query).fetchone() == (True,)
+        assert one.lease.lanes == set(range(32))
+
+
+def test_a_limit_too_short_to_keep_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lease=.*must be at least 0:00:01"):
+        Member("postgresql://unused", "short", timedelta(milliseconds=999))
