@@ -167,8 +167,9 @@ class Consumer:
             max_in_flight=self._max_in_flight,
             max_waiting=self._max_waiting,
         )
+        chosen = self._choose_source()
         await self._check_database()
-        async with self._connected_source() as source:
+        async with chosen as source:
             observers.notify(ConsumerStarted(consumer=self.name, topics=self.topics))
             receiving = asyncio.create_task(self._receive(source, flight, observers))
             stopped = asyncio.create_task(stop.wait())
@@ -208,7 +209,7 @@ class Consumer:
                 f"can't read the inbox in the database of sessions: {one_line(error)}"
             ) from error
 
-    def _connected_source(self) -> Source:
+    def _choose_source(self) -> Source:
         if not isinstance(self._source, str):
             return self._source
         found = implementation("inbox.sources", self._source)

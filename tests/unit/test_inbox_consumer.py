@@ -1,0 +1,101 @@
+"""How a consumer is put together, and what it refuses."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import Consumer, InvalidReceiptError, RetryLater, idempotent
+from inbox.cli import load_consumer
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.errors import ConfigError, UnknownImplementationError
+
+SYNC = sessionmaker[Session]()
+ASYNC = async_sessionmaker[AsyncSession]()
+
+
+def plain(session: Session, message: Message) -> None: ...
+async def coroutine(session: AsyncSession, message: Message) -> None: ...
+
+
+class AsyncCallable:
+    async def __call__(self, session: AsyncSession, message: Message) -> None: ...
+
+
+def consumer(sessions: Any = ASYNC, **changes: Any) -> Consumer:
+    return Consumer(MemorySource(), sessions, **{"name": "billing", **changes})
+
+
+@pytest.mark.parametrize("handler", [plain, idempotent(consumer="c")(plain)])
+def test_a_plain_function_needs_a_sessionmaker(handler: Any) -> None:
+    consumer(SYNC).handles("orders")(handler)
+    with pytest.raises(ConfigError, match="handler plain is a plain function"):
+        consumer(ASYNC).handles("orders")(handler)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [coroutine, idempotent(consumer="c")(coroutine), AsyncCallable()],
+)
+def test_a_coroutine_function_needs_an_async_sessionmaker(handler: Any) -> None:
+    consumer(ASYNC).handles("orders")(handler)
+    with pytest.raises(ConfigError, match="is async, and sessions a sessionmaker"):
+        consumer(SYNC).handles("orders")(handler)
+
+
+def test_something_else_than_a_session_factory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="isn't a session factory"):
+        consumer("postgresql://")
+
+
+def test_registering_gives_the_handler_back() -> None:
+    assert consumer().handles("orders")(coroutine) is coroutine
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_in_flight": 0}, {"max_waiting": -1}, {"drain": timedelta(seconds=-1)}],
+)
+def test_a_setting_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        consumer(**change)
+
+
+def test_a_consumer_needs_a_name() -> None:
+    with pytest.raises(InvalidReceiptError, match="receipt consumer ''"):
+        consumer(name="")
+
+
+async def test_a_consumer_without_handlers_does_not_run() -> None:
+    with pytest.raises(ConfigError, match="has no handler"):
+        await consumer().run()
+
+
+def test_a_negative_delay_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        RetryLater(timedelta(seconds=-1))
+
+
+async def test_an_unknown_source_lists_those_that_are_installed() -> None:
+    unknown = Consumer("carrier-pigeon://loft", ASYNC, name="billing")
+    unknown.handles("orders")(coroutine)
+    with pytest.raises(UnknownImplementationError, match="installed: memory, postgres"):
+        await unknown.run()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("app", "write module:name"),
+        ("app:", "write module:name"),
+        ("no_such_module:consumer", "No module named 'no_such_module'"),
+        ("json:consumer", "is not there"),
+        ("json:decoder", "is a module"),
+    ],
+)
+def test_a_path_that_leads_to_no_consumer_is_refused(path: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_consumer(path)

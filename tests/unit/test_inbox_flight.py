@@ -1,0 +1,135 @@
+"""What is in flight: room, order, parking, and the end."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from inbox.flight import Flight
+from inbox.source import Delivery
+from inbox.sources.memory import MemoryDelivery, MemorySource
+from outbox import Message
+
+NOW = timedelta(0)
+HOUR = timedelta(hours=1)
+
+
+def delivery(name: str, key: str | None = None) -> Delivery:
+    return MemoryDelivery(MemorySource(), Message(name, b"", key=key), 0)
+
+
+class Work:
+    """Begins deliveries, and ends them when it is told to."""
+
+    def __init__(self, max_in_flight: int = 2, max_waiting: int = 3) -> None:
+        self.flight = Flight(
+            self._do, max_in_flight=max_in_flight, max_waiting=max_waiting
+        )
+        self.begun: list[str] = []
+        self.done: list[str] = []
+        self._end: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    async def _do(self, delivery: Delivery) -> bool:
+        name = delivery.message.topic
+        self.begun.append(name)
+        self._changed.set()
+        if name.startswith("raise"):
+            raise RuntimeError(name)
+        if name.startswith("park") and not await self.flight.park(HOUR):
+            return False
+        await self._end.setdefault(name, asyncio.Event()).wait()
+        self.done.append(name)
+        self._changed.set()
+        return True
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._end.setdefault(name, asyncio.Event()).set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def test_a_key_is_worked_off_in_order_and_keys_side_by_side() -> None:
+    work = Work()
+    work.flight.accept([delivery("a1", "a"), delivery("a2", "a"), delivery("b1", "b")])
+    await work.until(lambda: len(work.begun) == 2)
+    assert work.begun == ["a1", "b1"]
+    work.end("a1")
+    await work.until(lambda: work.begun == ["a1", "b1", "a2"])
+    work.end("a2", "b1")
+    assert await work.flight.stop(HOUR) == []
+
+
+async def test_messages_without_a_key_wait_for_nobody() -> None:
+    work = Work(max_in_flight=3)
+    work.flight.accept([delivery("1"), delivery("2"), delivery("3")])
+    await work.until(lambda: work.begun == ["1", "2", "3"])
+    work.end("1", "2", "3")
+    await work.flight.stop(HOUR)
+
+
+async def test_room_counts_keys_at_work_and_not_what_waits_behind_them() -> None:
+    work = Work(max_in_flight=2, max_waiting=3)
+    assert work.flight.room == 2
+    work.flight.accept([delivery("a1", "a"), delivery("a2", "a")])
+    assert work.flight.room == 1
+    work.flight.accept([delivery("b1", "b")])
+    assert work.flight.room == 0
+    work.end("b1")
+    assert await work.flight.wait_for_room() == 1
+    work.end("a1", "a2")
+    await work.flight.stop(HOUR)
+
+
+async def test_what_is_parked_makes_room_until_too_much_waits() -> None:
+    work = Work(max_in_flight=1, max_waiting=1)
+    work.flight.accept([delivery("park a", "a")])
+    assert await work.flight.wait_for_room() == 1
+    work.flight.accept([delivery("park b", "b")])
+    await work.until(lambda: len(work.begun) == 2)
+    assert work.flight.room == 0
+    await work.flight.stop(HOUR)
+
+
+async def test_a_stop_waits_for_what_is_at_work_and_gives_back_the_rest() -> None:
+    work = Work()
+    last = delivery("a2", "a")
+    parked, behind = delivery("park b", "b"), delivery("b2", "b")
+    work.flight.accept([delivery("a1", "a"), last, parked, behind])
+    await work.until(lambda: len(work.begun) == 2)
+    stopping = asyncio.create_task(work.flight.stop(HOUR))
+    await work.flight.stopping.wait()
+    work.end("a1")
+    assert await stopping == [last, parked, behind]
+    assert work.done == ["a1"]
+
+
+async def test_what_is_not_done_when_the_drain_is_over_is_given_back() -> None:
+    work = Work()
+    stuck = delivery("a1", "a")
+    work.flight.accept([stuck])
+    await work.until(lambda: work.begun == ["a1"])
+    assert await work.flight.stop(NOW) == [stuck]
+
+
+async def test_a_second_cancellation_ends_the_drain() -> None:
+    work = Work()
+    stuck = delivery("a1", "a")
+    work.flight.accept([stuck])
+    stopping = asyncio.create_task(work.flight.stop(HOUR))
+    await work.flight.stopping.wait()
+    stopping.cancel()
+    assert await stopping == [stuck]
+
+
+async def test_a_fault_of_ours_is_not_swallowed() -> None:
+    work = Work(max_in_flight=1)
+    work.flight.accept([delivery("raise")])
+    with pytest.raises(RuntimeError, match="raise"):
+        await work.flight.wait_for_room()

@@ -1,0 +1,142 @@
+"""What a replica knows of its lanes: floors, held deliveries, blocked keys."""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from inbox.lanes import Claimed, Lanes
+from outbox import Message
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+ALL = frozenset(range(16))
+ID = UUID(int=0)
+
+
+def row(seq: int, lane: int = 1, key: str | None = None) -> Claimed:
+    return Claimed(lane, seq, AT, 0, Message("t", b"", key=key, id=ID), None)
+
+
+class Used(set[int]):
+    """The lanes that are said to be in use."""
+
+
+@pytest.fixture
+def used() -> Used:
+    return Used()
+
+
+@pytest.fixture
+def lanes(used: Used) -> Lanes:
+    """Lanes 1 to 3, looked into."""
+    lanes = Lanes(used.add, used.discard)
+    lanes.take([1, 2, 3])
+    for lane in (1, 2, 3):
+        lanes.found_head(lane, None)
+    return lanes
+
+
+def claim(lanes: Lanes, *rows: Claimed, full: bool = False) -> list[Claimed]:
+    floors = lanes.floors(ALL)
+    lanes.claimed(rows, list(floors), full=full)
+    return lanes.hand_out(100, ALL)
+
+
+def test_a_floor_follows_what_was_claimed(lanes: Lanes) -> None:
+    assert claim(lanes, row(5), row(7), row(3, lane=2)) == [
+        row(5),
+        row(7),
+        row(3, lane=2),
+    ]
+    assert lanes.floors(ALL) == {3: -1, 1: 7, 2: 3}
+
+
+def test_a_full_claim_says_nothing_about_lanes_after_its_last_row(
+    lanes: Lanes,
+) -> None:
+    claim(lanes, row(9), row(8, lane=2), row(7, lane=3))
+    for lane in (1, 2, 3):
+        lanes.found_head(lane, 2)
+    claim(lanes, row(3), row(4, lane=2), full=True)
+    # Lane 1 was read to its end, lane 2 up to 4, lane 3 not at all.
+    assert lanes.floors(ALL) == {3: 1, 1: 9, 2: 4}
+
+
+def test_what_is_held_is_left_out_of_a_claim_below_it(lanes: Lanes) -> None:
+    claim(lanes, row(5), row(6))
+    assert lanes.held_above(lanes.floors(ALL)) == []
+    lanes.found_head(1, 5)
+    assert sorted(lanes.held_above(lanes.floors(ALL))) == [5, 6]
+    assert claim(lanes, row(5)) == []
+
+
+def test_a_rewind_during_a_claim_is_not_lost(lanes: Lanes) -> None:
+    (given,) = claim(lanes, row(5))
+    floors = lanes.floors(ALL)
+    lanes.let_go(given)
+    lanes.rewind(1, 5, AT)
+    lanes.claimed([row(6)], list(floors), full=False)
+    assert lanes.floors(ALL)[1] == 4
+
+
+def test_a_lane_is_in_use_until_nothing_of_it_is_held(lanes: Lanes, used: Used) -> None:
+    first, second = claim(lanes, row(5), row(6))
+    lanes.let_go(first)
+    lanes.let_go(first)
+    assert used == {1}
+    lanes.let_go(second)
+    assert used == set()
+
+
+def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: Lanes) -> None:
+    lanes.claimed(
+        [row(5, key="a"), row(6, key="a"), row(7, key="b")], [1, 2, 3], full=False
+    )
+    (head,) = lanes.hand_out(1, ALL)
+    lanes.block(head)
+    assert lanes.blocked == ["a"]
+    assert lanes.hand_out(100, ALL) == [row(7, key="b")]
+    lanes.let_go(head)
+    lanes.made_ready(1, 5, "a", AT)
+    assert lanes.blocked == []
+    assert lanes.floors(ALL)[1] == 4
+
+
+def test_a_key_is_blocked_until_the_last_of_it_is_ready(lanes: Lanes) -> None:
+    lanes.found_waiting([(1, 5, "a"), (1, 6, "a"), (9, 7, "not ours")])
+    lanes.made_ready(1, 5, "a", AT)
+    assert lanes.blocked == ["a"]
+    lanes.made_ready(1, 6, "a", AT)
+    assert lanes.blocked == []
+
+
+def test_a_new_lane_is_not_claimed_from_before_it_was_looked_into(
+    lanes: Lanes,
+) -> None:
+    lanes.take([4])
+    assert lanes.strange == [4]
+    assert 4 not in lanes.floors(ALL)
+    lanes.found_head(4, 10)
+    assert lanes.floors(ALL)[4] == 9
+
+
+def test_nothing_is_handed_out_from_a_lane_that_is_not_leased(
+    lanes: Lanes, used: Used
+) -> None:
+    lanes.claimed([row(5), row(6, lane=2)], [1, 2, 3], full=False)
+    assert lanes.hand_out(100, frozenset({2})) == [row(6, lane=2)]
+    assert used == {2}
+    assert lanes.floors(ALL)[1] == 4
+
+
+def test_a_lost_lane_is_forgotten_but_what_was_handed_out_stays_held(
+    lanes: Lanes, used: Used
+) -> None:
+    (given,) = claim(lanes, row(5))
+    lanes.lose([1])
+    assert lanes.hand_out(100, ALL) == []
+    lanes.take([1])
+    lanes.found_head(1, 5)
+    assert lanes.held_above(lanes.floors(ALL)) == [5]
+    lanes.let_go(given)
+    assert used == set()

@@ -1,0 +1,50 @@
+"""Which handler a topic has."""
+
+import pytest
+
+from inbox.routes import Routes
+from outbox import Message
+from outbox.errors import ConfigError
+
+
+def one(session: object, message: Message) -> None: ...
+def two(session: object, message: Message) -> None: ...
+
+
+def test_the_exact_topic_wins_over_its_beginning_and_the_longest_over_the_rest() -> (
+    None
+):
+    routes = Routes()
+    handlers = {
+        topic: (lambda session, message: None)
+        for topic in ("orders.placed", "orders.*", "orders.eu.*", "*")
+    }
+    for topic, handler in handlers.items():
+        routes.add(topic, handler)
+    found = {
+        "orders.placed": "orders.placed",
+        "orders.paid": "orders.*",
+        "orders.eu.placed": "orders.eu.*",
+        "orders": "*",
+    }
+    for topic, registered in found.items():
+        assert routes.find(topic) is handlers[registered]
+    assert set(routes.topics) == set(handlers)
+
+
+def test_a_topic_that_nobody_registered_has_none() -> None:
+    assert Routes().find("orders") is None
+
+
+@pytest.mark.parametrize("topic", ["orders", "orders.*"])
+def test_two_handlers_for_one_topic_are_refused_and_named(topic: str) -> None:
+    routes = Routes()
+    routes.add(topic, one)
+    with pytest.raises(ConfigError, match=r"has the handler one already, .* two"):
+        routes.add(topic, two)
+
+
+@pytest.mark.parametrize("topic", ["", "*.placed", "a*b*", None])
+def test_what_is_no_topic_is_refused(topic: str) -> None:
+    with pytest.raises(ConfigError, match="write a topic"):
+        Routes().add(topic, one)

@@ -1,0 +1,82 @@
+"""Messages as fields, and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox import InvalidMessageError, Message
+from outbox.url import take_options
+from outbox.wire import from_fields, to_fields
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+MESSAGES = st.builds(
+    Message,
+    TEXT,
+    st.binary(max_size=50),
+    key=st.none() | TEXT,
+    tenant=st.none() | TEXT,
+    headers=st.dictionaries(TEXT, TEXT | st.just(""), max_size=3),
+    content_type=TEXT,
+    schema_version=st.integers(1, 2**31 - 1),
+)
+SOUND = to_fields(Message("orders", b"body", key="k"))
+
+
+@given(MESSAGES)
+def test_a_message_survives_the_wire(message: Message) -> None:
+    assert from_fields(to_fields(message)) == message
+
+
+def test_the_fields_are_named_for_what_they_hold() -> None:
+    message = Message("t", b"body", key="k", tenant="x", headers={"trace": "1"})
+    assert to_fields(message) == {
+        b"id": str(message.id).encode(),
+        b"topic": b"t",
+        b"content_type": b"application/octet-stream",
+        b"schema_version": b"1",
+        b"key": b"k",
+        b"tenant": b"x",
+        b"h:trace": b"1",
+        b"payload": b"body",
+    }
+
+
+def test_unknown_fields_are_left_alone() -> None:
+    assert from_fields({**SOUND, b"new": b"?"}) == from_fields(SOUND)
+
+
+@pytest.mark.parametrize("name", [b"id", b"topic", b"payload"])
+def test_a_missing_field_is_named(name: bytes) -> None:
+    fields = {key: value for key, value in SOUND.items() if key != name}
+    with pytest.raises(InvalidMessageError, match=f"message {name.decode()} .*missing"):
+        from_fields(fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"id", b"7"),
+        (b"topic", b"\xff"),
+        (b"key", b"\xff"),
+        (b"h:\xff", b""),
+        (b"h:a", b"\xff"),
+        (b"schema_version", b"0"),
+        (b"schema_version", b"one"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_named(
+    name: bytes, value: bytes
+) -> None:
+    field = "headers" if name.startswith(b"h:") else name.decode()
+    with pytest.raises(InvalidMessageError, match=f"message {field} "):
+        from_fields({**SOUND, name: value})
+
+
+def test_our_options_are_taken_out_of_a_url_and_the_rest_stays_as_it_is() -> None:
+    url = "x://u:p@h1:1,h2:2/d?a=%2Fx&ours=1%2C2&b"
+    assert take_options(url, ["ours"]) == (
+        "x://u:p@h1:1,h2:2/d?a=%2Fx&b",
+        {"ours": "1,2"},
+    )
+    assert take_options("x://h?ours=1", ["ours"]) == ("x://h", {"ours": "1"})
+    assert take_options("x://h", ["ours"]) == ("x://h", {})
