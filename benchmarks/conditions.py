@@ -17,7 +17,7 @@ PREFIX = "pillarbox_bench"
 
 # No checkpoint falls into a run, and a run of megabytes fits into the write-ahead log.
 SERVER_SETTINGS = {
-    "shared_buffers": "512MB",
+    "shared_buffers": "1GB",
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
 }

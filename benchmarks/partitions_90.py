@@ -35,12 +35,12 @@ SELECT gen_random_uuid(), moment, moment, 16 + number %% 16, 'orders.placed',
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
-    workload = Workload(messages=conditions.size(50_000, quick=20_000))
+    workload = Workload(messages=conditions.size(200_000, quick=50_000))
     many, few = (
         Variant(label=f"{count} partitions", run=rate(conditions, workload, count))
         for count in (90, 8)
     )
-    found = measure(many, few, runs=conditions.runs(7), on_run=on_run)
+    found = measure(many, few, runs=conditions.runs(5), on_run=on_run)
     yield Answer(
         question=f"partitions: {many.label} against {few.label}",
         figure=found.ratio(few.label),

@@ -35,7 +35,7 @@ class Order(Base):
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
-    transactions = conditions.size(1_000, quick=200)
+    transactions = conditions.size(250, quick=100)
     with conditions.migrated_database() as url, engine(url) as connected:
         bare = Variant(label="none", run=milliseconds(connected, 0, transactions))
         bounds = {1: 1.35, 10: 1.8}
@@ -46,7 +46,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
             for messages in bounds
         }
         found = measure(
-            bare, *variants.values(), runs=conditions.runs(7), on_run=on_run
+            bare, *variants.values(), runs=conditions.runs(25), on_run=on_run
         )
     for messages, bound in bounds.items():
         yield Answer(
@@ -71,13 +71,17 @@ def engine(url: str) -> Iterator[Engine]:
 def milliseconds(
     connected: Engine, messages: int, transactions: int
 ) -> Callable[[], float]:
-    """Run transactions one after the other; give the mean time of one."""
+    """Run transactions one after the other; give the mean time of one.
+
+    A run is short, and there are many: the disk and whoever shares the machine change
+    their pace from second to second.
+    """
     sessions = sessionmaker(connected)
     numbers = count(1)
+    for _ in range(WARM_UP):
+        place_order(sessions, next(numbers), messages)
 
     def run() -> float:
-        for _ in range(WARM_UP):
-            place_order(sessions, next(numbers), messages)
         started = time.perf_counter()
         for _ in range(transactions):
             place_order(sessions, next(numbers), messages)
