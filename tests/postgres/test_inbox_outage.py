@@ -1,0 +1,105 @@
+"""The consumer lives through outages, and needs no more than its role's rights."""
+
+from datetime import timedelta
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer, DeadLetter
+from inbox.events import (
+    DatabaseFound,
+    DatabaseLost,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from inbox.sources.memory import MemorySource
+from inbox.sources.postgres import PostgresSource
+from outbox import Message
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
+from tests.fixtures.relay import execute
+
+
+async def test_a_database_that_is_away_is_waited_for_and_charges_nobody(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url, with_cron=False)
+    source = MemorySource()
+    async with async_sessions_of(url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            await session.execute(text("SELECT 1"))
+
+        async with running(consumer) as events:
+            private_server.stop()
+            source.add(*numbered(100, keys=10))
+            await events.wait_for(DatabaseLost)
+            private_server.start()
+            await events.wait_for(MessageHandled, 100, timeout=60)
+            await events.wait_for(DatabaseFound)
+    assert events.of(HandlerFailed) == []
+    assert len(source.acked) == 100
+
+
+async def test_a_restart_of_broker_and_database_loses_nothing(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url, with_cron=False)
+    execute(url, "CREATE TABLE effect (what text)")
+    execute(url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    async with PostgresPublisher.from_url(url) as publisher:
+        await publisher.publish(numbered(300, keys=20))
+    async with async_sessions_of(url) as sessions:
+        consumer = Consumer(url, sessions, name="billing", retry=NEVER, max_in_flight=4)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            what = message.payload.decode()
+            await session.execute(
+                text("INSERT INTO effect VALUES (:what)"), {"what": what}
+            )
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 20)
+            private_server.restart("immediate")
+            await events.wait_for(DatabaseFound, timeout=60)
+            async with PostgresPublisher.from_url(url) as publisher:
+                await publisher.publish([Message("orders", b"last")])
+            while not execute(url, "SELECT what FROM effect WHERE what = 'last'"):
+                count = len(events.of(MessageHandled))
+                await events.wait_for(MessageHandled, count + 1, timeout=60)
+    assert events.of(HandlerFailed) == []
+    effects = sorted(w for (w,) in execute(url, "SELECT what FROM effect"))
+    assert effects == sorted([*map(str, range(300)), "last"])
+
+
+async def test_the_consumers_role_is_enough(database_url: str) -> None:
+    as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
+    source = PostgresSource(
+        as_consumer,
+        consumer="billing",
+        topics=["orders"],
+        sweep_interval=timedelta(milliseconds=100),
+    )
+    async with async_sessions_of(as_consumer) as sessions:
+        consumer = Consumer(source, sessions, name="billing")
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            if message.payload == b"1":
+                raise DeadLetter("as asked")
+
+        async with running(consumer) as events:
+            async with PostgresPublisher.from_url(database_url) as publisher:
+                await publisher.publish(numbered(3, keys=3))
+            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(MessageDeadLettered)
+    query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    assert execute(database_url, query) == [(0,)]
