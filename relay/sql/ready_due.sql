@@ -5,7 +5,8 @@
 WITH due AS MATERIALIZED (
     SELECT id, created_at
       FROM outbox.message
-     WHERE available_at <= clock_timestamp()
+     -- Not clock_timestamp(), which is volatile: the index would be walked to its end.
+     WHERE available_at <= now()
        AND published_at IS NULL
        AND dead_lettered_at IS NULL
        AND lane = ANY (%(lanes)s::smallint[])
@@ -14,9 +15,9 @@ WITH due AS MATERIALIZED (
 )
 UPDATE outbox.message AS m
    SET available_at = NULL
-  FROM due
- WHERE m.id = due.id
-   AND m.created_at = due.created_at
+ -- Not a join, which may read whole partitions: here only the days between are touched.
+ WHERE m.id = ANY (ARRAY(SELECT id FROM due))
+   AND m.created_at BETWEEN (SELECT min(created_at) FROM due) AND (SELECT max(created_at) FROM due)
    AND m.published_at IS NULL
    AND m.dead_lettered_at IS NULL
 RETURNING m.lane, m.seq, m.key, m.attempts, m.created_at

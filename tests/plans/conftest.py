@@ -1,0 +1,148 @@
+"""A database with rows in several partitions, and EXPLAIN as our processes run it."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import psycopg
+import pytest
+
+from outbox.statement import load
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import new_database
+
+DAYS_BACK = 5
+Node: TypeAlias = dict[str, Any]
+
+PARENTS = """
+    SELECT child.relname, parent.relname
+      FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid
+      JOIN pg_class parent ON parent.oid = inhparent
+     WHERE child.relkind = 'i' AND parent.relnamespace = 'outbox'::regnamespace
+       AND parent.relname LIKE 'message%'
+"""
+FILL = """
+    INSERT INTO outbox.message
+           (id, created_at, lane, topic, key, content_type, payload,
+            published_at, available_at, attempts)
+    SELECT outbox.uuid7(), day + n * interval '500 milliseconds',
+           16 + n %% 16, 't', 'k' || n %% 100, 'text/plain', %(payload)s,
+           CASE WHEN n %% 10 > 1 THEN now() END,
+           CASE WHEN n %% 10 = 1 THEN now() + (n - 1000) * interval '1 second' END,
+           CASE WHEN n %% 1000 = 1 THEN 1 ELSE 0 END
+      FROM generate_series(%(today)s - %(back)s * interval '1 day', %(today)s,
+                           interval '1 day') AS day
+     -- Yesterday has as many rows as make an index worth its while.
+     CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '1 day'
+                                        THEN 60000 ELSE 3000 END) AS n
+"""
+
+
+class Explained:
+    """A plan: its nodes, the indexes and the partitions that it touches."""
+
+    def __init__(self, plan: Node, parents: Mapping[str, str]) -> None:
+        self.nodes = list(self._walk(plan))
+        self._parents = parents
+
+    def _walk(self, node: Node) -> Iterator[Node]:
+        yield node
+        for child in node.get("Plans", ()):
+            yield from self._walk(child)
+
+    def scans(self) -> list[Node]:
+        """Those that read a partition of outbox.message and were executed."""
+        return [
+            node
+            for node in self.nodes
+            if str(node.get("Relation Name", "")).startswith("message_p")
+            and "Scan" in node["Node Type"]
+        ]
+
+    def partitions(self) -> set[str]:
+        """The days read: those whose node was not left out at execution."""
+        return {
+            re.sub(r"\D", "", node["Relation Name"])
+            for node in self.scans()
+            if node["Actual Loops"] > 0
+        }
+
+    def sequential(self) -> list[str]:
+        """The partitions read from end to end, unless they are empty."""
+        return [
+            node["Relation Name"]
+            for node in self.scans()
+            if node["Node Type"] == "Seq Scan"
+            and node["Actual Rows"] + node.get("Rows Removed by Filter", 0) > 0
+        ]
+
+    def rows_removed(self) -> int:
+        """Rows that were read and then left out."""
+        return sum(int(n.get("Rows Removed by Filter", 0)) for n in self.scans())
+
+    def conditions(self) -> list[str]:
+        return [str(node["Index Cond"]) for node in self.nodes if "Index Cond" in node]
+
+    def indexes(self) -> set[str]:
+        """The indexes of outbox.message, by the names that they have there."""
+        return {
+            self._parents[node["Index Name"]]
+            for node in self.nodes
+            if node.get("Index Name") in self._parents
+        }
+
+
+Explain: TypeAlias = Callable[..., Explained]
+
+
+@pytest.fixture(scope="session")
+def today() -> datetime:
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+@pytest.fixture(scope="session")
+def filled_url(
+    server: PostgresServer, template_database: str, today: datetime
+) -> Iterator[str]:
+    with new_database(server, "pillarbox_plans", template_database) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute("SET ROLE pillarbox_owner")
+            days = [today - timedelta(days=n) for n in range(1, DAYS_BACK + 1)]
+            connection.execute(
+                "SELECT partman.create_partition_time('outbox.message', %s)", (days,)
+            )
+            connection.execute(
+                FILL, {"today": today, "back": DAYS_BACK, "payload": b"x" * 300}
+            )
+            connection.execute("ANALYZE outbox.message")
+        yield url
+
+
+@pytest.fixture(params=["a plan of its own", "the generic plan"])
+def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain]:
+    """Explain one of the relay's statements, executed and rolled back."""
+    generic = request.param == "the generic plan"
+    with psycopg.connect(filled_url, autocommit=True) as connection:
+        parents = {child: parent for child, parent in connection.execute(PARENTS)}
+        mode = "force_generic_plan" if generic else "force_custom_plan"
+        connection.execute(f"SET plan_cache_mode = {mode}")
+        connection.execute("SET ROLE pillarbox_relay")
+
+        def run(name: str, **parameters: object) -> Explained:
+            query = load("relay", name)
+            with connection.transaction(force_rollback=True):
+                cursor = connection.execute(
+                    f"EXPLAIN (ANALYZE, FORMAT JSON, TIMING OFF) {query}",
+                    parameters,
+                    prepare=True,
+                )
+                row = cursor.fetchone()
+            assert row is not None
+            plan = json.loads(row[0]) if isinstance(row[0], str) else row[0]
+            return Explained(plan[0]["Plan"], parents)
+
+        yield run

@@ -1,0 +1,118 @@
+"""The hot statements use their index and touch the partitions between the bounds."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.plans.conftest import DAYS_BACK, Explain
+
+DAY = timedelta(days=1)
+
+
+def day(moment: datetime) -> str:
+    return moment.strftime("%Y%m%d")
+
+
+def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, Any]:
+    return {
+        "lanes": [*range(16, 32)],
+        "floors": [-1] * 16,
+        "oldest": oldest,
+        "newest": newest,
+        "blocked": [],
+        "max_rows": 500,
+        "max_bytes": 8_000_000,
+        "max_payload": 1_000_000,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("blocked", [[], [f"k{n}" for n in range(50)]])
+def test_a_claim_reads_the_days_between_its_bounds_by_the_ready_index(
+    explain: Explain, today: datetime, blocked: list[str]
+) -> None:
+    bounds = (today, today + DAY - timedelta(hours=1))
+
+    plan = explain("claim_batch", **claim(*bounds, blocked=blocked))
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(today)}
+    assert plan.indexes() == {"message_ready_idx"}
+
+
+def test_a_claim_that_is_not_bounded_still_uses_the_index(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "claim_batch", **claim(datetime(2000, 1, 1, tzinfo=UTC), today + 30 * DAY)
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"message_ready_idx"}
+
+
+def test_a_claim_above_the_floor_reads_no_row_below_it(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain("claim_batch", **claim(today, today + DAY, floors=[10**9] * 16))
+
+    assert sum(node["Actual Rows"] for node in plan.scans()) == 0
+    assert plan.rows_removed() == 0
+    assert all("floor" in condition for condition in plan.conditions())
+
+
+@pytest.mark.parametrize("name", ["mark_published", "schedule_retry"])
+@pytest.mark.parametrize("count", [1, 500])
+def test_settling_finds_the_rows_by_key_in_the_days_of_the_batch(
+    explain: Explain, filled_url: str, today: datetime, name: str, count: int
+) -> None:
+    yesterday = today - DAY
+    with psycopg.connect(filled_url) as connection:
+        rows = connection.execute(
+            "SELECT id, created_at FROM outbox.message"
+            " WHERE created_at >= %s AND created_at < %s LIMIT %s",
+            (yesterday, today, count),
+        ).fetchall()
+    ids: list[UUID] = [id for id, _ in rows]
+    moments = [moment for _, moment in rows]
+    nacked = {"delays": [1.0] * count, "reasons": ["no"] * count}
+    more = {} if name == "mark_published" else {**nacked, "attempts": [0] * count}
+
+    plan = explain(name, ids=ids, first=min(moments), last=max(moments), **more)
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(yesterday)}
+    assert plan.indexes() == {"message_pkey"}
+
+
+def test_what_is_due_is_found_by_the_waiting_index(explain: Explain) -> None:
+    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500)
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"message_waiting_idx", "message_pkey"}
+
+
+def test_what_waits_for_later_does_not_lie_in_the_way(explain: Explain) -> None:
+    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500)
+
+    assert any("available_at" in condition for condition in plan.conditions())
+    assert plan.rows_removed() == 0
+
+
+def test_blocked_keys_are_found_by_their_index(explain: Explain) -> None:
+    plan = explain("list_blocked_keys", lanes=[*range(16, 32)])
+
+    assert plan.sequential() == []
+    # A day with few rows that wait may be read by the index of those.
+    assert "message_blocked_idx" in plan.indexes()
+
+
+def test_there_are_days_to_be_left_out(filled_url: str) -> None:
+    with psycopg.connect(filled_url) as connection:
+        row = connection.execute(
+            "SELECT count(DISTINCT created_at::date) FROM outbox.message"
+        ).fetchone()
+    assert row == (DAYS_BACK + 1,)
