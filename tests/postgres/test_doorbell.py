@@ -1,0 +1,192 @@
+"""The doorbell: writers ring only for who sleeps, and nobody sleeps too early."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+from outbox.doorbell import Doorbell
+from outbox.lock import Lock
+from tests.fixtures.relay import execute
+
+ADD = "SELECT outbox.add('t', '{}'::jsonb)"
+LONG = 10.0
+SHORT = 0.05
+
+Connection = psycopg.Connection[TupleRow]
+
+
+@asynccontextmanager
+async def bell(url: str, name: str = "sleeper") -> AsyncIterator[Doorbell]:
+    doorbell = Doorbell(
+        url,
+        lock=Lock.OUTBOX_DOORBELL,
+        channel="outbox_message",
+        application_name=name,
+    )
+    try:
+        yield doorbell
+    finally:
+        await doorbell.close()
+
+
+@pytest.fixture
+def writer(database_url: str) -> Iterator[Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def listener(database_url: str) -> Iterator[Connection]:
+    """Hears every ring."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("LISTEN outbox_message")
+        yield connection
+
+
+def rings(listener: Connection) -> list[str]:
+    """What was rung so far: its own ring comes after all that committed before."""
+    listener.execute("SELECT pg_notify('outbox_message', 'asked')")
+    heard = []
+    for notification in listener.notifies():
+        if notification.payload == "asked":
+            break
+        heard.append(notification.payload)
+    return heard
+
+
+async def test_a_writer_does_not_ring_when_nobody_sleeps(
+    writer: Connection, listener: Connection
+) -> None:
+    writer.execute(ADD)
+
+    assert rings(listener) == []
+
+
+async def test_a_writer_rings_once_for_who_sleeps(
+    database_url: str, writer: Connection, listener: Connection
+) -> None:
+    async with bell(database_url) as sleeper:
+        assert await sleeper.arm()
+        with writer.transaction():
+            writer.execute(ADD)
+            assert rings(listener) == []
+            writer.execute(ADD)
+
+        assert await sleeper.wait(LONG)
+        assert rings(listener) == [""]
+        # Still armed until it says that it is busy.
+        writer.execute(ADD)
+        assert rings(listener) == [""]
+
+
+async def test_a_rolled_back_writer_does_not_ring(
+    database_url: str, writer: Connection, listener: Connection
+) -> None:
+    async with bell(database_url) as sleeper:
+        assert await sleeper.arm()
+        with writer.transaction(force_rollback=True):
+            writer.execute(ADD)
+
+        assert not await sleeper.wait(SHORT)
+        assert rings(listener) == []
+
+
+async def test_nobody_falls_asleep_while_a_writer_is_under_way(
+    database_url: str, writer: Connection
+) -> None:
+    async with bell(database_url) as sleeper:
+        with writer.transaction():
+            writer.execute(ADD)
+            assert not await sleeper.arm()
+        assert await sleeper.arm()
+
+
+async def test_arming_twice_is_arming(database_url: str, writer: Connection) -> None:
+    async with bell(database_url) as sleeper:
+        assert await sleeper.arm()
+        assert await sleeper.arm()
+        await sleeper.disarm()
+        await sleeper.disarm()
+        with writer.transaction():
+            writer.execute(ADD)
+            # Nothing is left of the first two.
+            assert not await sleeper.arm()
+
+
+async def test_a_disarmed_bell_is_silent(
+    database_url: str, writer: Connection, listener: Connection
+) -> None:
+    async with bell(database_url) as sleeper:
+        assert await sleeper.arm()
+        await sleeper.disarm()
+        assert rings(listener) == ["disarmed"]
+        writer.execute(ADD)
+        assert rings(listener) == []
+
+
+async def test_two_sleepers_hear_the_same_ring(
+    database_url: str, writer: Connection
+) -> None:
+    async with bell(database_url, "one") as one, bell(database_url, "other") as other:
+        assert await one.arm()
+        assert await other.arm()
+        writer.execute(ADD)
+
+        assert await one.wait(LONG)
+        assert await other.wait(LONG)
+
+
+async def test_who_gets_up_tells_the_other_to_take_over(
+    database_url: str, writer: Connection
+) -> None:
+    async with bell(database_url, "one") as one, bell(database_url, "other") as other:
+        assert await one.arm()
+        assert await other.arm()
+        await one.disarm()
+
+        assert await other.wait(LONG)
+        assert await other.arm()
+        writer.execute(ADD)
+        assert await other.wait(LONG)
+
+
+async def test_who_relies_on_another_wakes_nobody_by_disarming(
+    database_url: str, listener: Connection
+) -> None:
+    async with bell(database_url, "one") as one, bell(database_url, "other") as other:
+        assert await one.arm()
+        assert await other.arm()
+        await other.disarm()
+
+        assert rings(listener) == []
+
+
+async def test_the_lock_goes_with_the_connection(database_url: str) -> None:
+    async with bell(database_url, "one") as one, bell(database_url, "other") as other:
+        assert await one.arm()
+        execute(
+            database_url,
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = 'one'",
+        )
+
+        assert await other.arm()
+        assert not await one.wait(LONG)
+        assert await one.arm()
+
+
+async def test_a_sleeper_that_nobody_rings_wakes_by_itself(database_url: str) -> None:
+    async with bell(database_url) as sleeper:
+        assert await sleeper.arm()
+
+        assert not await sleeper.wait(SHORT)
+
+
+async def test_without_a_database_it_can_not_be_armed_and_waiting_is_sleeping() -> None:
+    async with bell("postgresql://nobody@127.0.0.1:1/nowhere") as sleeper:
+        assert not await sleeper.arm()
+        assert not await sleeper.wait(SHORT)
+        await sleeper.disarm()
