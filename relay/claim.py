@@ -12,7 +12,7 @@ from outbox.lane import priority_of
 from outbox.message import Message
 from outbox.statement import load
 from relay.config import RelayConfig
-from relay.lanes import BEGINNING, Lane, Lanes
+from relay.lanes import BEGINNING, Lane, Lanes, Snapshot
 
 _END: Final = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -68,14 +68,16 @@ async def claim_batch(
         # A plan for all partitions must not become the plan for two.
         prepare=False if sweep else None,
     )
-    rows = [_read(row, config) for row in await cursor.fetchall()]
+    found = await cursor.fetchall()
+    rows = [_read(row, config) for row in found]
     taken = sum(len(row.message.payload) for row in rows if row.message is not None)
     full = (
         len(rows) >= config.batch_size
         or taken >= config.max_batch_bytes
         or any(row.message is None for row in rows)  # of unknown size
     )
-    _note(board, lanes, rows, sweep=sweep, full=full)
+    snapshot = _read_snapshot(found[0][-1]) if found else None
+    _note(board, lanes, rows, snapshot, sweep=sweep, full=full)
     return Batch(lanes, rows)
 
 
@@ -87,6 +89,7 @@ def _note(
     board: Lanes,
     lanes: Sequence[Lane],
     rows: Sequence[Claimed],
+    snapshot: Snapshot | None,
     *,
     sweep: bool,
     full: bool,
@@ -99,8 +102,8 @@ def _note(
     seen = not full
     for lane in reversed(lanes):
         found = lane.number in last
-        if found:
-            lane.claimed_up_to(last[lane.number])
+        if found and snapshot is not None:
+            lane.claimed_up_to(last[lane.number], snapshot)
             seen = True
         elif seen:
             lane.found_empty()
@@ -133,6 +136,7 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
         content_type,
         headers,
         version,
+        _,
     ) = row
     problem = None
     if headers is not None:
@@ -162,6 +166,11 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
     return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
 
 
+def _read_snapshot(text: str) -> Snapshot:
+    oldest, end, _ = text.split(":")
+    return Snapshot(int(oldest), int(end))
+
+
 def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
     try:
         headers = json.loads(text)
@@ -174,7 +183,7 @@ def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
 
 def _problem(row: Sequence[Any], config: RelayConfig) -> str:
     """Say what is wrong with a row that someone may have inserted by hand."""
-    _, _, id, _, _, topic, key, _, payload, content_type, _, version = row
+    _, _, id, _, _, topic, key, _, payload, content_type, _, version, _ = row
     if not topic:
         return "topic is empty"
     if key == "":

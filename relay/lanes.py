@@ -5,9 +5,13 @@ most, so its messages reach the broker in order.
 
 The *floor* of a lane is the seq at or below which nothing is left to claim: dead
 index entries behind it are never walked again, not even while another session's
-snapshot keeps them from being cleaned up. It is speed and never correctness. What
-lies below is found in two ways: whatever makes a row claimable again rewinds the
-floor, and a sweep without floor every few seconds finds what committed late.
+snapshot keeps them from being cleaned up. Whatever makes a row claimable again
+rewinds it. A sweep without floor every few seconds finds what was changed by hand.
+
+The floor lags behind the claims. Writers draw their seq before they commit, so a
+claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
+what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
+claim, which began after all transactions of that time had ended, and so found 11.
 """
 
 import asyncio
@@ -15,13 +19,22 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.lease import Lease
 
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _SKEW: Final = timedelta(hours=1)
+
+
+class Snapshot(NamedTuple):
+    """Which transactions a claim could not see, by their ids."""
+
+    oldest: int
+    """All below had ended."""
+    end: int
+    """None from here on had begun to write."""
 
 
 class Lane:
@@ -35,6 +48,7 @@ class Lane:
         "number",
         "oldest",
         "rewound",
+        "seen",
         "stirred",
         "strange",
         "sweep",
@@ -55,6 +69,8 @@ class Lane:
         self.stirred = False
         """Something may have come since the claim that is under way."""
         self.rewound: int | None = None
+        self.seen: tuple[int, int] | None = None
+        """Up to which seq a claim saw what had committed, and that snapshot's end."""
 
     def rewind(self, seq: int, created_at: datetime) -> None:
         """Make a row claimable again."""
@@ -63,7 +79,14 @@ class Lane:
         # A claim may be under way, which raises the floor when it returns.
         if self.rewound is None or self.floor < self.rewound:
             self.rewound = self.floor
+        self.seen = None
         self.stir()
+
+    def picked(self) -> None:
+        """Begin a flight; what happens from now on concerns its claim."""
+        self.in_flight = True
+        self.stirred = False
+        self.rewound = None
 
     def stir(self) -> None:
         """Look at it again."""
@@ -74,9 +97,18 @@ class Lane:
         """Leave it alone until it is stirred, unless it just was."""
         self.dry = not self.stirred
 
-    def claimed_up_to(self, seq: int) -> None:
-        """Raise the floor, unless it was rewound while the claim was under way."""
-        self.floor = seq if self.rewound is None else min(seq, self.rewound)
+    def claimed_up_to(self, seq: int, snapshot: Snapshot) -> None:
+        """Raise the floor as far as no open transaction may still bring a row.
+
+        Not at all if it was rewound while the claim was under way.
+        """
+        if self.rewound is not None:
+            return
+        if self.seen is not None and snapshot.oldest >= self.seen[1]:
+            self.floor = max(self.floor, min(seq, self.seen[0]))
+            self.seen = None
+        if self.seen is None:
+            self.seen = (seq, snapshot.end)
 
     def swept(self, oldest: datetime) -> None:
         """Bound `created_at` anew, unless a row was rewound under way."""
@@ -153,9 +185,7 @@ class Lanes:
         else:
             chosen = []
         for lane in chosen:
-            lane.in_flight = True
-            lane.stirred = False
-            lane.rewound = None
+            lane.picked()
             turns = self._turns[priority_of(lane.number)]
             turns.remove(lane.number)
             turns.append(lane.number)

@@ -9,7 +9,10 @@ COMMENT ON SEQUENCE outbox.message_seq IS
 CREATE TABLE outbox.message (
     id               uuid        NOT NULL,
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    seq              bigint      NOT NULL DEFAULT nextval('outbox.message_seq'::regclass),
+    -- The transaction gets its id before its place in the order: so a relay that sees a later seq
+    -- sees in its snapshot that this transaction is open, and doesn't pass it by.
+    seq              bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
+                                                       THEN nextval('outbox.message_seq'::regclass) END,
     lane             smallint    NOT NULL,
     schema_version   integer     NOT NULL DEFAULT 1,
     attempts         integer     NOT NULL DEFAULT 0,

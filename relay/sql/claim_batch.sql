@@ -1,8 +1,9 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
 -- Takes: lanes, floors (same length), oldest and newest created_at, blocked keys, max_rows, max_bytes, max_payload
--- Gives: lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version
+-- Gives: lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version, snapshot (in the first row)
 -- Index: message_ready_idx on each partition between oldest and newest
-SELECT lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version
+SELECT lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version,
+       CASE WHEN bytes_before = 0 THEN pg_catalog.pg_current_snapshot()::text END AS snapshot
   FROM (
       SELECT ready.*,
              -- In the order of the nested loop, lane by lane: no sort, and LIMIT can stop it.

@@ -107,6 +107,10 @@ class Sink:
         self.arrivals()
         return self._by_pid[pid]
 
+    def wait_for_count(self, count: int) -> None:
+        """Wait until so many messages are there."""
+        wait_for(f"{count} messages arrive", lambda: self.count() >= count)
+
     def wait_for_relay(self, pid: int) -> None:
         """Wait until a relay has published something."""
         wait_for(f"relay {pid} publishes", lambda: self.count_of(pid))

@@ -9,7 +9,7 @@ import pytest
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from relay.config import RelayConfig
-from relay.lanes import Lane, Lanes
+from relay.lanes import Lane, Lanes, Snapshot
 from tests.fixtures.claimed import HeldLease
 
 WEIGHTS = RelayConfig().weights
@@ -110,66 +110,10 @@ def test_within_a_class_lanes_take_turns() -> None:
     assert sorted(seen[-16:]) == list(lanes_of(Priority.DEFAULT))
 
 
-def test_a_claim_raises_the_floor_and_an_empty_one_leaves_the_lane_alone() -> None:
+def test_an_empty_claim_leaves_the_lane_alone() -> None:
     board = Board(Priority.BULK)
-    (first, *_) = picked = board.pick()
-    for lane in picked:
-        lane.claimed_up_to(10)
-    board.put_back(picked)
-
-    assert first.floor == 10
-    board.wake()
     board.dry_out()
     assert board.pick() == []
-
-
-def test_a_rewind_during_a_claim_is_not_undone_by_it() -> None:
-    board = Board(Priority.DEFAULT)
-    lane = board.pick()[0]
-    lane.claimed_up_to(10)
-
-    lane.rewind(5, datetime.now(UTC))
-    lane.rewind(7, datetime.now(UTC))
-    lane.claimed_up_to(20)
-
-    assert lane.floor == 4
-
-
-def test_a_rewind_between_claims_lowers_the_floor_once() -> None:
-    board = Board(Priority.DEFAULT)
-    picked = board.pick()
-    for lane in picked:
-        lane.claimed_up_to(20)
-    board.put_back(picked)
-
-    picked[0].rewind(5, datetime.now(UTC))
-    assert picked[0].floor == 4
-    board.wake()
-    again = board.pick()[0]
-    again.claimed_up_to(30)
-
-    assert again.floor == 30
-
-
-def test_a_rewind_lowers_the_bound_in_time_too() -> None:
-    lane = Board(Priority.DEFAULT).pick()[0]
-    now = datetime.now(UTC)
-    lane.swept(now)
-
-    lane.rewind(5, now - timedelta(days=3))
-
-    assert lane.oldest == now - timedelta(days=3)
-
-
-def test_a_sweep_under_way_does_not_undo_a_rewind_in_time() -> None:
-    board = Board(Priority.DEFAULT)
-    lane = board.pick()[0]
-    now = datetime.now(UTC)
-    lane.rewind(5, now - timedelta(days=3))
-
-    lane.swept(now)
-
-    assert lane.oldest <= now - timedelta(days=3)
 
 
 def test_a_wake_up_during_a_claim_is_not_lost() -> None:
@@ -211,7 +155,7 @@ def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
 def test_a_lane_that_came_back_begins_anew() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()[0]
-    old.claimed_up_to(100)
+    old.claimed_up_to(100, Snapshot(7, 7))
     old.blocked.add("k")
 
     board.lose([old.number])

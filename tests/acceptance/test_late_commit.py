@@ -1,0 +1,49 @@
+"""Writers whose transactions overlap."""
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox.database import sqlalchemy_url
+from outbox.lane import Priority, lane_of
+from outbox.message import Message
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.sink import Sink
+from tests.fixtures.waiting import wait_for
+
+KEY = "late"
+
+
+def a_neighbour() -> str:
+    """Give another key of the same lane."""
+    own, neighbours = Message("t", b"", key=KEY), map("neighbour-{}".format, range(999))
+    lane = lane_of(KEY, own.id, Priority.DEFAULT)
+    return next(k for k in neighbours if lane_of(k, own.id, Priority.DEFAULT) == lane)
+
+
+def add(session: Session, key: str, number: int) -> None:
+    outbox.add(session, Message("numbers.counted", b"%d" % number, key=key))
+    session.flush()
+
+
+@pytest.mark.parametrize("neighbours", [1, 3])
+def test_a_message_that_commits_late_is_not_overtaken_by_later_ones_of_its_key(
+    neighbours: int, relays: Relays, sink: Sink, inspection: Inspection
+) -> None:
+    relays.start(sink.url, "--lease=2")
+    inspection.wait_for_sleepers()
+    engine = create_engine(sqlalchemy_url(inspection.url))
+    with Session(engine) as late, late.begin():
+        add(late, KEY, 0)
+        # It draws its place in the order later, and commits earlier.
+        for count in range(neighbours):
+            with Session(engine) as quick, quick.begin():
+                add(quick, a_neighbour(), count)
+            sink.wait_for_count(count + 1)
+    with Session(engine) as next_of_key, next_of_key.begin():
+        add(next_of_key, KEY, 1)
+    engine.dispose()
+    wait_for("all is settled", lambda: not inspection.unsettled())
+    assert sink.numbers()[KEY] == [0, 1]
