@@ -1,0 +1,166 @@
+"""An application that takes GitHub's webhooks, and a consumer of what it says.
+
+Each webhook is a business transaction: its repository, its sender and its event, and
+a message under the key of the repository. Several writers work at once; the row of
+the repository, which each locks first, puts the messages of a key in order.
+"""
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Identity
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import outbox
+from inbox import Consumer
+from outbox.database import sqlalchemy_url
+from outbox.message import Message
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Repository(Base):
+    __tablename__ = "repository"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str | None]
+    events: Mapped[int]
+
+
+class Sender(Base):
+    __tablename__ = "sender"
+    login: Mapped[str] = mapped_column(primary_key=True)
+    events: Mapped[int]
+
+
+class Event(Base):
+    __tablename__ = "event"
+    position: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    kind: Mapped[str]
+    action: Mapped[str | None]
+    repository: Mapped[str | None]
+    sender: Mapped[str | None]
+
+
+class Received(Base):
+    """What the consumer got; `number` counts within a repository."""
+
+    __tablename__ = "received"
+    position: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    message_id: Mapped[UUID]
+    topic: Mapped[str]
+    key: Mapped[str | None]
+    digest: Mapped[str]
+    number: Mapped[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """One line of the file."""
+
+    kind: str
+    action: str | None
+    repository: str | None
+    owner: str | None
+    sender: str | None
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message as it was added, or as it was received."""
+
+    topic: str
+    key: str | None
+    digest: str
+    number: int
+
+
+def read(path: Path) -> Sequence[Webhook]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [_webhook(**json.loads(line)) for line in lines]
+
+
+def _webhook(
+    event: str,
+    action: str | None,
+    repository: str | None,
+    owner: str | None,
+    payload: dict[str, Any],
+) -> Webhook:
+    sender = payload.get("sender") or {}
+    return Webhook(event, action, repository, owner, sender.get("login"), payload)
+
+
+def record(session: Session, position: int, webhook: Webhook) -> tuple[UUID, Said]:
+    """Record a webhook in the transaction of `session`, and add its message."""
+    number = 0
+    if webhook.repository is not None:
+        repository = insert(Repository).values(
+            name=webhook.repository, owner=webhook.owner, events=1
+        )
+        upsert = repository.on_conflict_do_update(
+            index_elements=["name"], set_={"events": Repository.events + 1}
+        )
+        number = session.scalars(upsert.returning(Repository.events)).one()
+    if webhook.sender is not None:
+        sender = insert(Sender).values(login=webhook.sender, events=1)
+        session.execute(
+            sender.on_conflict_do_update(
+                index_elements=["login"], set_={"events": Sender.events + 1}
+            )
+        )
+    session.add(
+        Event(
+            position=position,
+            kind=webhook.kind,
+            action=webhook.action,
+            repository=webhook.repository,
+            sender=webhook.sender,
+        )
+    )
+    message = Message(
+        f"github.{webhook.kind}",
+        webhook.payload,
+        key=webhook.repository,
+        headers={"number": str(number)},
+    )
+    outbox.add(session, message)
+    return message.id, _said(message)
+
+
+def _said(message: Message) -> Said:
+    digest = sha256(message.payload).hexdigest()
+    return Said(message.topic, message.key, digest, int(message.headers["number"]))
+
+
+async def receive(session: AsyncSession, message: Message) -> None:
+    said = _said(message)
+    session.add(
+        Received(
+            message_id=message.id,
+            topic=said.topic,
+            key=said.key,
+            digest=said.digest,
+            number=said.number,
+        )
+    )
+
+
+def consumer() -> Consumer:
+    """Make the consumer; its database is its broker, too."""
+    url = os.environ["PILLARBOX_DATABASE_URL"]
+    sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
+    consumer = Consumer(url, sessions, name="github", max_in_flight=8)
+    consumer.handles("github.*")(receive)
+    return consumer

@@ -1,0 +1,141 @@
+"""Real payloads on their whole way: application, outbox, relay, broker, consumer."""
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+
+from outbox.database import sqlalchemy_url
+from tests.acceptance.conftest import show
+from tests.acceptance.github import Base, Said, Webhook, read, record
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays, as_role
+from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.waiting import wait_for
+
+FILE = "github-webhooks.jsonl.gz"
+WRITERS = 4
+ROLLED_BACK = 50
+
+GRANTS = """
+    GRANT SELECT, INSERT, UPDATE ON repository, sender, event
+       TO pillarbox_application;
+    GRANT SELECT, INSERT ON received TO pillarbox_consumer;
+    INSERT INTO inbox.subscription (consumer, topic) VALUES ('github', 'github.*');
+"""
+RECEIVED = """
+    SELECT message_id, topic, key, digest, number
+      FROM received
+     ORDER BY position
+"""
+
+
+@pytest.fixture(scope="session")
+def webhooks(pytestconfig: pytest.Config) -> Sequence[Webhook]:
+    given = pytestconfig.getoption("webhooks") or os.environ.get("PILLARBOX_WEBHOOKS")
+    path = Path(given) if given else ROOT.parent / "shared" / "data" / FILE
+    if not given and not path.exists():
+        pytest.skip(
+            f"no {FILE}: name it by --webhooks=PATH or PILLARBOX_WEBHOOKS, or put it "
+            "into shared/data beside the repository"
+        )
+    return read(path)
+
+
+@pytest.fixture
+def application(database_url: str, inspection: Inspection) -> Iterator[Engine]:
+    """The application's engine, with the rights of an application."""
+    engine = create_engine(sqlalchemy_url(database_url))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    inspection.run(GRANTS)
+    engine = create_engine(
+        sqlalchemy_url(as_role(database_url, "pillarbox_application")),
+        pool_size=WRITERS,
+    )
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def consumer(
+    database_url: str, application: Engine, tmp_path: Path
+) -> Iterator[RunningProcess]:
+    process = RunningProcess(
+        command_line("inbox", "run", "tests.acceptance.github:consumer"),
+        tmp_path / "consumer.log",
+        {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")},
+    )
+    yield process
+    process.kill()
+    show(process)
+
+
+def write_all(
+    application: Engine, webhooks: Sequence[Webhook], transactions: int
+) -> dict[UUID, Said]:
+    """Commit each webhook in a transaction of its own; give what was said.
+
+    Some transactions are rolled back at the last moment.
+    """
+    work = zip(range(transactions), cycle(webhooks), strict=False)
+    turn = threading.Lock()
+    said: dict[UUID, Said] = {}
+
+    def write() -> None:
+        while True:
+            with turn:
+                position, webhook = next(work, (transactions, None))
+            if webhook is None:
+                return
+            with Session(application) as session:
+                id, message = record(session, position, webhook)
+                session.flush()
+                if position % ROLLED_BACK:
+                    session.commit()
+                    said[id] = message
+
+    with ThreadPoolExecutor(WRITERS) as threads:
+        for done in [threads.submit(write) for _ in range(WRITERS)]:
+            done.result()
+    return said
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.fault
+def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
+    webhooks: Sequence[Webhook],
+    application: Engine,
+    consumer: RunningProcess,
+    relays: Relays,
+    inspection: Inspection,
+    full: bool,
+) -> None:
+    transactions = 20_000 if full else 2_000
+    relays.start(inspection.url)
+    said = write_all(application, webhooks, transactions)
+    assert len(said) == transactions - transactions // ROLLED_BACK
+
+    query = "SELECT count(*) FROM received"
+    wait_for(
+        "all is received",
+        lambda: inspection.rows(query) == [(len(said),)],
+        seconds=600,
+        pause=0.1,
+    )
+    rows = inspection.rows(RECEIVED)
+    assert {id: Said(*message) for id, *message in rows} == said
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for _, _, key, _, number in rows:
+        if key is not None:
+            numbers[key].append(number)
+    assert all(found == list(range(1, len(found) + 1)) for found in numbers.values())
+    assert len({message.topic for message in said.values()}) > 50
