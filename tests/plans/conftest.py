@@ -127,7 +127,7 @@ def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain
     """Explain one of the relay's statements, executed and rolled back."""
     generic = request.param == "the generic plan"
     with psycopg.connect(filled_url, autocommit=True) as connection:
-        parents = {child: parent for child, parent in connection.execute(PARENTS)}
+        parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
         mode = "force_generic_plan" if generic else "force_custom_plan"
         connection.execute(f"SET plan_cache_mode = {mode}")
         connection.execute("SET ROLE pillarbox_relay")
