@@ -20,7 +20,7 @@ ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
-needs += redis
+needs += redis rabbitmq
 endif
 
 ifneq ($(DATABASE_URL),)
