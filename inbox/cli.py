@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -15,7 +16,7 @@ from inbox.consumer import Consumer
 from inbox.handle import one_line
 from inbox.receipt import check_text
 from inbox.routes import check_topic
-from inbox.subscribe import subscribe
+from inbox.subscribe import subscribe, unsubscribe
 from outbox.command import (
     DATABASE_VARIABLE,
     add_database,
@@ -25,7 +26,7 @@ from outbox.command import (
     url_of,
 )
 from outbox.command import main as run_command
-from outbox.database import connect, without_password
+from outbox.database import Connection, connect, without_password
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.observers.logging import LogEvents
 
@@ -43,15 +44,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="where the Consumer is, or a function that gives one",
     )
     run.set_defaults(run=_run)
-    topics = subcommands.add_parser(
-        "subscribe", help="subscribe a consumer of the postgres broker to topics"
-    )
-    add_database(topics)
-    topics.add_argument("consumer", metavar="CONSUMER")
-    topics.add_argument(
-        "topics", metavar="TOPIC", nargs="+", help="a topic, or a beginning: 'orders.*'"
-    )
-    topics.set_defaults(run=_subscribe)
+    for name, change, meaning in (
+        ("subscribe", _subscribe, "have the postgres broker deliver topics"),
+        ("unsubscribe", _unsubscribe, "have it deliver them no longer"),
+    ):
+        topics = subcommands.add_parser(name, help=f"{meaning} to a consumer")
+        add_database(topics)
+        topics.add_argument("consumer", metavar="CONSUMER")
+        topics.add_argument(
+            "topics",
+            metavar="TOPIC",
+            nargs="+",
+            help="a topic, or a beginning: 'orders.*'",
+        )
+        topics.set_defaults(run=partial(_change_topics, change))
     return run_command(parser, lambda arguments: arguments.run(arguments), argv)
 
 
@@ -109,25 +115,47 @@ def _leave_stuck_handlers(consumer: str, status: int) -> None:
         os._exit(status)
 
 
-def _subscribe(arguments: argparse.Namespace) -> int:
+def _change_topics(
+    change: Callable[[Connection, str, Sequence[str]], Awaitable[str]],
+    arguments: argparse.Namespace,
+) -> int:
     check_text("consumer", arguments.consumer)
     for topic in arguments.topics:
         check_topic(topic)
     url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    return run_coroutine(_subscribe_at(url, arguments.consumer, arguments.topics))
+
+    async def run() -> None:
+        async with await connect(url, application_name="pillarbox inbox") as connection:
+            try:
+                said = await change(connection, arguments.consumer, arguments.topics)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                raise ConfigError(
+                    f"database {without_password(url)} has no table "
+                    "inbox.subscription: run outbox migrate for it"
+                ) from None
+            except psycopg.Error as error:
+                raise DatabaseUnavailableError(
+                    f"database {without_password(url)}: {error}"
+                ) from error
+        print(said)
+
+    return run_coroutine(run())
 
 
-async def _subscribe_at(url: str, consumer: str, topics: Sequence[str]) -> None:
-    async with await connect(url, application_name="inbox subscribe") as connection:
-        try:
-            await subscribe(connection, consumer, topics)
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            raise ConfigError(
-                f"database {without_password(url)} has no table inbox.subscription: "
-                "run outbox migrate for it"
-            ) from None
-        except psycopg.Error as error:
-            raise DatabaseUnavailableError(
-                f"database {without_password(url)}: {error}"
-            ) from error
-    print(f"{consumer} is subscribed to {', '.join(topics)}")
+async def _subscribe(
+    connection: Connection, consumer: str, topics: Sequence[str]
+) -> str:
+    await subscribe(connection, consumer, topics)
+    return f"{consumer} is subscribed to {', '.join(topics)}"
+
+
+async def _unsubscribe(
+    connection: Connection, consumer: str, topics: Sequence[str]
+) -> str:
+    ended = await unsubscribe(connection, consumer, topics)
+    if not ended:
+        return f"{consumer} was subscribed to none of {', '.join(topics)}"
+    return (
+        f"{consumer} is no longer subscribed to {', '.join(ended)}; "
+        "what was delivered stays"
+    )

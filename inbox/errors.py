@@ -49,6 +49,8 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     """Raised by a handler: roll back, and call me again after `delay`.
 
     It is no failure: it isn't counted as an attempt. Later messages of the key wait.
+    The delay is kept in the process: if the consumer stops before, it gives the
+    message back, and the next one that gets it calls its handler at once.
     """
 
     def __init__(self, delay: timedelta, reason: str = "the handler asked for it"):

@@ -176,6 +176,14 @@ class Lanes:
             known.rewound = known.floor
             self.oldest = min(self.oldest, at - SKEW)
 
+    def give_back(self, row: Claimed) -> None:
+        """Make a delivery that was handed out claimable, before the rest of its key."""
+        self.let_go(row)
+        self.rewind(row.lane, row.seq, row.created_at)
+        key = row.message.key
+        if key is not None:
+            self._drop(lambda other: other.message.key == key)
+
     def let_go(self, row: Claimed) -> None:
         """Hold a delivery no longer: its outcome is written, or it has none."""
         if self._held.pop(row.seq, None) is None:

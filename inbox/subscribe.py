@@ -1,4 +1,4 @@
-"""Subscribe a consumer of the postgres broker to topics."""
+"""Which topics a consumer of the postgres broker gets."""
 
 from collections.abc import Sequence
 
@@ -13,3 +13,13 @@ async def subscribe(
     await connection.execute(
         load("inbox", "subscribe"), {"consumer": consumer, "topics": list(topics)}
     )
+
+
+async def unsubscribe(
+    connection: Connection, consumer: str, topics: Sequence[str]
+) -> list[str]:
+    """Have none made any more; give the topics that it was subscribed to."""
+    cursor = await connection.execute(
+        load("inbox", "unsubscribe"), {"consumer": consumer, "topics": list(topics)}
+    )
+    return [topic async for (topic,) in cursor]

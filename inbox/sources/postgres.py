@@ -186,8 +186,7 @@ class PostgresSource:
     def nacked(self, row: Claimed, delay: timedelta | None) -> None:
         """Give a delivery back: it is claimable at once, or waits with its key."""
         if delay is None:
-            self._lanes.let_go(row)
-            self._lanes.rewind(row.lane, row.seq, row.created_at)
+            self._lanes.give_back(row)
         else:
             self._lanes.block(row)
             self._outcomes.add(Outcome(row, delay))
@@ -197,21 +196,21 @@ class PostgresSource:
     async def _receive(self, limit: int) -> Sequence[Delivery]:
         deadline = time.monotonic() + self._poll
         look = _FIRST_LOOK
-        while True:
-            given = await self._look(limit)
-            if given or time.monotonic() >= deadline:
-                return given
+        given = await self._look(limit)
+        if given:
+            # Enough to do: writers need not ring until that is over.
+            await self._bell.disarm()
+            return given
+        while not given and time.monotonic() < deadline:
             if not await self._bell.arm():
                 # A writer is under way: its rows come any moment.
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
-                continue
-            given = await self._look(limit)
-            if given:
-                await self._bell.disarm()
-                return given
-            until = min(deadline, self._queue.sweep_at)
-            await self._bell.wait(max(0.0, until - time.monotonic()))
+            elif not (given := await self._look(limit)):
+                until = min(deadline, self._queue.sweep_at)
+                await self._bell.wait(max(0.0, until - time.monotonic()))
+            given = given or await self._look(limit)
+        return given
 
     async def _look(self, limit: int) -> Sequence[Delivery]:
         rows = self._lanes.hand_out(limit, self._lease.lanes)

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from inbox.cli import main
 from outbox import Message
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
@@ -161,3 +162,40 @@ def test_what_is_wrong_at_the_start_is_one_line_and_status_2(
     assert process.wait() == 2
     assert len(process.log().splitlines()) == 1
     assert words in process.log()
+
+
+def test_subscriptions_are_made_and_ended_by_command(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> str:
+        assert main([*arguments, "--database", database_url]) == 0
+        return capsys.readouterr().out
+
+    query = "SELECT consumer, topic FROM inbox.subscription"
+    for _ in range(2):
+        said = run("subscribe", "billing", "orders.*", "refunds")
+        assert said == "billing is subscribed to orders.*, refunds\n"
+    assert sorted(execute(database_url, query)) == [
+        ("billing", "orders.*"),
+        ("billing", "refunds"),
+    ]
+    assert "no longer subscribed to refunds" in run("unsubscribe", "billing", "refunds")
+    assert "none of refunds" in run("unsubscribe", "billing", "refunds")
+    assert execute(database_url, query) == [("billing", "orders.*")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["billing", "a*b"], "topic 'a*b'"),
+        (["", "a"], "receipt consumer ''"),
+        (["billing", "a", "--database", "mysql://x"], "use postgresql://"),
+        (["billing", "a", "--database", "postgresql://127.0.0.1:1/x"], "can't reach"),
+    ],
+)
+def test_what_is_wrong_with_a_subscription_is_one_line_and_status_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["subscribe", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line

@@ -102,6 +102,16 @@ def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: Lanes) -> None:
     assert lanes.floors(ALL)[1] == 4
 
 
+def test_what_is_given_back_comes_before_the_rest_of_its_key(lanes: Lanes) -> None:
+    a, b = row(5, key="a"), row(6, key="b")
+    lanes.claimed([a, b, row(7, key="a")], [1, 2, 3], full=False)
+    assert lanes.hand_out(1, ALL) == [a]
+    lanes.give_back(a)
+    assert lanes.hand_out(100, ALL) == [b]
+    assert lanes.floors(ALL)[1] == 4
+    assert lanes.held_above(lanes.floors(ALL)) == [6]
+
+
 def test_a_key_is_blocked_until_the_last_of_it_is_ready(lanes: Lanes) -> None:
     lanes.found_waiting([(1, 5, "a"), (1, 6, "a"), (9, 7, "not ours")])
     lanes.made_ready(1, 5, "a", AT)

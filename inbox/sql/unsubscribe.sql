@@ -1,0 +1,8 @@
+-- Does:  End subscriptions of a consumer of the postgres broker; its deliveries stay.
+-- Takes: consumer, topics
+-- Gives: topic of each that there was
+-- Index: subscription_pkey
+DELETE FROM inbox.subscription
+ WHERE consumer = %(consumer)s
+   AND topic = ANY (%(topics)s::text[])
+RETURNING topic
