@@ -41,18 +41,23 @@ class RecordedEvents:
         Raises:
             TimeoutError: they don't come; it lists what came instead.
         """
+        found: list[E] = []
+        seen = 0
         try:
             async with asyncio.timeout(timeout):
-                while len(found := self.of(kind)) < count:
-                    self._changed.clear()
-                    await self._changed.wait()
+                while len(found) < count:
+                    if seen == len(self.events):
+                        self._changed.clear()
+                        await self._changed.wait()
+                    new, seen = self.events[seen:], len(self.events)
+                    found += [event for event in new if isinstance(event, kind)]
         except TimeoutError:
             tally: dict[str, int] = {}
             for event in self.events:
                 name = type(event).__name__
                 tally[name] = tally.get(name, 0) + 1
             raise TimeoutError(
-                f"{len(self.of(kind))} of {count} {kind.__name__} came within "
+                f"{len(found)} of {count} {kind.__name__} came within "
                 f"{timeout} s; seen: {tally}; the last: {self.events[-3:]}"
             ) from None
         return found
