@@ -20,7 +20,7 @@ ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
-needs += redis rabbitmq
+needs += redis rabbitmq nats
 endif
 
 ifneq ($(DATABASE_URL),)
