@@ -2,7 +2,11 @@
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.redis"]
+pytest_plugins = [
+    "tests.fixtures.postgres",
+    "tests.fixtures.proxy",
+    "tests.fixtures.redis",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

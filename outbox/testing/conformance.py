@@ -1,0 +1,58 @@
+"""How the conformance suites of publishers and sources run; they need only pytest."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import field, fields
+from typing import Any, Final, ParamSpec
+
+import pytest
+
+__all__ = ["capability", "checks"]
+
+P = ParamSpec("P")
+
+_LIMIT: Final = 50.0
+_GRACE: Final = 0.5
+
+
+def capability(meaning: str, *, default: bool = True) -> Any:
+    """Declare a field of a Capabilities class; tests skipped for it show `meaning`."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
+def checks(
+    *needed: str,
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Make a test of a coroutine method, skipped where a needed capability is absent.
+
+    It gets an event loop of its own, must end within 50 s, and may leave no task.
+    """
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            _skip_without(needed, args[0].capabilities)  # type: ignore[attr-defined]
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                runner.run(_leaving_no_task(test(*args, **kwargs)))
+
+        return run
+
+    return decorate
+
+
+def _skip_without(needed: tuple[str, ...], capabilities: Any) -> None:
+    meanings = {f.name: f.metadata.get("meaning", "") for f in fields(capabilities)}
+    for name in needed:
+        if not getattr(capabilities, name):
+            pytest.skip(f"declared absent: {name}. {meanings[name]}")
+
+
+async def _leaving_no_task(test: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(_LIMIT):
+        await test
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        # A task that is ending already is no orphan.
+        _, left = await asyncio.wait(left, timeout=_GRACE)
+    assert not left, f"tasks left behind: {[str(task.get_coro()) for task in left]}"

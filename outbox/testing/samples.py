@@ -1,0 +1,107 @@
+"""Messages that are hard on a transport, for the suites of publishers and sources."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+from outbox.message import Message
+
+__all__ = [
+    "AWKWARD_HEADERS",
+    "BINARY",
+    "TEXTS",
+    "TRACEPARENT",
+    "differences",
+    "full_message",
+    "numbered",
+    "numbers_by_key",
+    "whole_of_unicode",
+]
+
+TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+BINARY: Final = bytes(range(256)) * 2
+TEXTS: Final = (
+    "ä ß é Ω я",
+    "e\u0301 vs \u00e9",
+    "中文 日本語 한국어",
+    "עברית العربية \u202e",
+    "👩‍👩‍👧 🏳️‍🌈",
+    "\ud7ff\ue000\ufffd\uffff\U00010000\U0010ffff",
+    "100 % %41 \"quoted\" 'single' \\ back",
+    " led and followed by spaces ",
+)
+AWKWARD_HEADERS: Final = (
+    {"with space": "1"},
+    {"with:colon": "1"},
+    {"Ünïcödé": "1"},
+    {"empty": ""},
+    {"line": "one\r\nx-smuggled: yes"},
+    {"control": "\x01\x1f\x7f\t"},
+    {"x" * 200: "y" * 4000},
+    {f"many-{n}": str(n) for n in range(60)},
+)
+_FIELDS: Final = (
+    "id",
+    "topic",
+    "payload",
+    "key",
+    "tenant",
+    "headers",
+    "content_type",
+    "schema_version",
+)
+_SURROGATES: Final = range(0xD800, 0xE000)
+
+
+def full_message(topic: str) -> Message:
+    """Give a message with something in every field that travels."""
+    return Message(
+        topic,
+        b'{"n": 1}',
+        key="order-1",
+        tenant="acme",
+        headers={"traceparent": TRACEPARENT, "tracestate": "a=1,b=2", "x-own": "1"},
+        content_type="application/vnd.acme.order+json; charset=utf-8",
+        schema_version=7,
+    )
+
+
+def numbered(topic: str, count: int, *, keys: int = 1, start: int = 0) -> list[Message]:
+    """Give messages whose payloads are numbers, dealt out over keys."""
+    return [
+        Message(topic, b"%d" % n, key=f"key-{n % keys}")
+        for n in range(start, start + count)
+    ]
+
+
+def numbers_by_key(messages: Sequence[Message]) -> dict[str | None, list[int]]:
+    """Give the numbers of each key, each message where it first appeared."""
+    numbers: dict[str | None, list[int]] = {}
+    seen: set[UUID] = set()
+    for message in messages:
+        if message.id not in seen:
+            seen.add(message.id)
+            numbers.setdefault(message.key, []).append(int(message.payload))
+    return numbers
+
+
+def whole_of_unicode(size: int = 32 * 1024) -> list[str]:
+    """Give every character that UTF-8 can say, in texts of `size` characters."""
+    points = [point for point in range(0x110000) if point not in _SURROGATES]
+    return [
+        "".join(map(chr, points[start : start + size]))
+        for start in range(0, len(points), size)
+    ]
+
+
+def differences(sent: Message, arrived: Message) -> dict[str, tuple[object, object]]:
+    """Give the fields in which a message didn't survive, as sent and as arrived."""
+    pairs = {
+        name: (_plain(getattr(sent, name)), _plain(getattr(arrived, name)))
+        for name in _FIELDS
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else value

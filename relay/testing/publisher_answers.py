@@ -1,0 +1,123 @@
+"""The publisher suite: one honest answer for each message."""
+
+import asyncio
+
+from outbox.errors import BrokerUnavailableError
+from outbox.message import Message
+from outbox.testing.conformance import checks
+from outbox.testing.samples import numbered, numbers_by_key
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.testing.publisher_case import PublisherCase
+
+__all__ = ["PublisherAnswers"]
+
+
+class PublisherAnswers(PublisherCase):
+    """What is acked has arrived, and who is nacked stands alone."""
+
+    @checks()
+    async def test_each_message_gets_an_answer(self) -> None:
+        messages = numbered(await self.fresh_topic(), 5, keys=2)
+        async with self.publisher() as publisher:
+            assert list(await publisher.publish([])) == []
+            assert await publisher.publish(messages) == [Acked()] * 5
+        arrived = await self.received(messages[0].topic, 5)
+        assert {m.id for m in arrived} == {m.id for m in messages}
+
+    @checks("refuses_for_ever")
+    async def test_a_bad_message_is_refused_for_ever_and_its_neighbours_are_not(
+        self,
+    ) -> None:
+        topic = await self.fresh_topic()
+        before, after = numbered(topic, 2), numbered(topic, 2, start=2)
+        other = Message(topic, b"9", key="other")
+        async with self.publisher() as publisher:
+            answers = await publisher.publish(
+                [*before, self.bad_message(topic), other, *after]
+            )
+        assert isinstance(answers[2], Nacked)
+        assert answers[2].permanent
+        assert answers[2].reason
+        assert [*answers[:2], *answers[3:]] == [Acked()] * 5
+        arrived = list(await self.received(topic, 5))
+        assert {m.id for m in arrived} == {m.id for m in [*before, other, *after]}
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived)["key-0"] == [0, 1, 2, 3]
+
+    @checks("refuses_for_ever")
+    async def test_a_batch_of_nothing_but_bad_messages_is_refused(self) -> None:
+        topic = await self.fresh_topic()
+        async with self.publisher() as publisher:
+            answers = await publisher.publish([self.bad_message(topic)] * 2)
+            assert all(isinstance(a, Nacked) and a.permanent for a in answers)
+            assert len(answers) == 2
+
+    @checks("limits_payload")
+    async def test_an_oversize_message_is_told_the_limit(self) -> None:
+        topic = await self.fresh_topic()
+        large = Message(topic, bytes(self.max_payload_bytes + 1))
+        async with self.publisher() as publisher:
+            (answer,) = await publisher.publish([large])
+        assert isinstance(answer, Nacked)
+        assert answer.permanent
+        assert str(self.max_payload_bytes) in answer.reason
+
+    @checks("refuses_alone")
+    async def test_a_refused_message_does_not_stop_its_neighbours(self) -> None:
+        first, last = numbered(await self.fresh_topic(), 2, keys=2)
+        refused = await self.refused_message()
+        async with self.publisher() as publisher:
+            answers = await publisher.publish([first, refused, last])
+        assert [answers[0], answers[2]] == [Acked()] * 2
+        assert isinstance(answers[1], Nacked)
+        assert not answers[1].permanent
+        assert answers[1].reason
+        arrived = await self.received(first.topic, 2)
+        assert {m.id for m in arrived} == {first.id, last.id}
+
+    @checks()
+    async def test_several_tasks_may_publish_at_once(self) -> None:
+        topic = await self.fresh_topic()
+        batches = [
+            [Message(topic, b"%d" % n, key=f"key-{task}") for n in range(50)]
+            for task in range(4)
+        ]
+        async with self.publisher() as publisher:
+            answers = await asyncio.gather(*map(publisher.publish, batches))
+        assert [list(a) for a in answers] == [[Acked()] * 50] * 4
+        messages = [message for batch in batches for message in batch]
+        arrived = list(await self.received(topic, len(messages)))
+        assert len(arrived) == len(messages)
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks()
+    async def test_nothing_is_confirmed_after_the_publisher_was_left(self) -> None:
+        topic = await self.fresh_topic()
+        async with self.publisher() as publisher:
+            pass
+        answers: list[Confirmation] = []
+        try:
+            async with asyncio.timeout(self.patience):
+                answers += await publisher.publish(numbered(topic, 1))
+        except BrokerUnavailableError:
+            pass
+        assert not any(isinstance(answer, Acked) for answer in answers)
+
+    @checks()
+    async def test_a_cancelled_call_does_no_harm(self) -> None:
+        messages = numbered(await self.fresh_topic(), 200, keys=3)
+        async with self.publisher() as publisher:
+            for turns in (0, 1, 2, 3, 5, 8, 13):
+                call = asyncio.ensure_future(publisher.publish(messages))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                async with asyncio.timeout(self.patience):
+                    await asyncio.wait({call})
+            async with asyncio.timeout(self.patience):
+                answers = await self.until_answered(publisher, messages)
+        assert answers == [Acked()] * len(messages)
+        arrived = list(await self.received(messages[0].topic, len(messages)))
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)

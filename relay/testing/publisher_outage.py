@@ -1,0 +1,100 @@
+"""The publisher suite: a broker that is away, comes back, is cut off, or hangs."""
+
+import asyncio
+
+import pytest
+
+from outbox.errors import BrokerUnavailableError
+from outbox.testing.conformance import checks
+from outbox.testing.samples import numbered, numbers_by_key
+from relay.publisher import Acked
+from relay.testing.publisher_case import PublisherCase
+
+__all__ = ["PublisherOutage"]
+
+
+class PublisherOutage(PublisherCase):
+    """No hang while the broker is away, and no loss once it is back."""
+
+    @checks("goes_away")
+    async def test_a_broker_that_is_away_is_told_at_the_start(self) -> None:
+        await asyncio.to_thread(self.stop_broker)
+        try:
+            async with asyncio.timeout(self.patience):
+                with pytest.raises(BrokerUnavailableError):
+                    async with self.publisher():
+                        pass
+        finally:
+            await asyncio.to_thread(self.start_broker)
+
+    @checks("goes_away")
+    async def test_an_outage_is_told_without_a_hang_and_costs_nothing(self) -> None:
+        messages = numbered(await self.fresh_topic(), 60, keys=3)
+        async with self.publisher() as publisher:
+            assert await publisher.publish(messages[:20]) == [Acked()] * 20
+            await asyncio.to_thread(self.stop_broker)
+            try:
+                for _ in range(2):
+                    async with asyncio.timeout(self.patience):
+                        with pytest.raises(BrokerUnavailableError) as told:
+                            await publisher.publish(messages[20:40])
+                    assert str(told.value)
+            finally:
+                await asyncio.to_thread(self.start_broker)
+            for start in (20, 40):
+                batch = messages[start : start + 20]
+                answers = await self.until_answered(publisher, batch)
+                assert answers == [Acked()] * 20
+        arrived = list(await self.received(messages[0].topic, 60))
+        assert {m.id for m in arrived} == {m.id for m in messages}
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks("goes_away")
+    async def test_a_publisher_can_be_left_while_the_broker_is_away(self) -> None:
+        topic = await self.fresh_topic()
+        try:
+            async with asyncio.timeout(2 * self.patience):
+                async with self.publisher() as publisher:
+                    await publisher.publish(numbered(topic, 1))
+                    await asyncio.to_thread(self.stop_broker)
+        finally:
+            await asyncio.to_thread(self.start_broker)
+
+    @checks("goes_away")
+    async def test_what_was_acked_before_a_cut_has_arrived(self) -> None:
+        messages = numbered(await self.fresh_topic(), 1000, keys=3)
+        batches = [messages[start : start + 100] for start in range(0, 1000, 100)]
+        async with self.publisher() as publisher:
+            for number, batch in enumerate(batches):
+                if number % 3 == 1:
+                    cut = asyncio.create_task(asyncio.to_thread(self.cut_connections))
+                    answers = await self.until_answered(publisher, batch)
+                    await cut
+                else:
+                    answers = await self.until_answered(publisher, batch)
+                assert answers == [Acked()] * 100
+        arrived = list(await self.received(messages[0].topic, len(messages)))
+        assert {m.id for m in arrived} == {m.id for m in messages}
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks("stalls")
+    async def test_a_call_to_a_broker_that_hangs_can_be_given_up(self) -> None:
+        messages = numbered(await self.fresh_topic(), 40, keys=2)
+        async with self.publisher() as publisher:
+            assert await publisher.publish(messages[:20]) == [Acked()] * 20
+            await asyncio.to_thread(self.stall_broker)
+            try:
+                async with asyncio.timeout(self.patience):
+                    with pytest.raises((TimeoutError, BrokerUnavailableError)):
+                        async with asyncio.timeout(0.5):
+                            await publisher.publish(messages[20:])
+            finally:
+                await asyncio.to_thread(self.resume_broker)
+            answers = await self.until_answered(publisher, messages[20:])
+            assert answers == [Acked()] * 20
+        arrived = list(await self.received(messages[0].topic, len(messages)))
+        assert {m.id for m in arrived} == {m.id for m in messages}
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)
