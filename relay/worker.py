@@ -61,6 +61,7 @@ class Worker:
         self._flying = flying
         self._stop = stop
         self._notify = notify
+        self._claim_pause = _FIRST_PAUSE
 
     async def run(self) -> None:
         """Carry batches until cancelled, or told to stop after the current one."""
@@ -109,8 +110,11 @@ class Worker:
         except _DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.stir()
-            await self._pause(error, 1.0)
+            # At first a short one: after a restart only the connection is stale.
+            await self._pause(error, self._claim_pause)
+            self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
             return None
+        self._claim_pause = _FIRST_PAUSE
         if batch.rows:
             self._notify(
                 BatchClaimed(
