@@ -94,6 +94,14 @@ class Inspection:
         self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [*pids])
         return pids
 
+    def wait_for_shares(self, shares: list[int]) -> None:
+        """Wait until relays hold so many lanes each."""
+
+        def shared() -> bool:
+            return sorted(map(len, self.lanes().values())) == sorted(shares)
+
+        wait_for(f"lanes are shared as {shares}", shared)
+
     def wait_for_sleepers(self) -> None:
         """Wait until a relay is idle and has armed the doorbell."""
         wait_for(

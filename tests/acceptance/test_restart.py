@@ -54,6 +54,7 @@ def test_relays_survive_a_restart_of_postgresql(
 
     inspection.wait_for_sleepers()
     private_server.restart(mode)
+    inspection.wait_for_shares([24, 24])
     inspection.wait_for_sleepers()
     writer.reconnect()
     latencies = []

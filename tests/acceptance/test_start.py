@@ -8,9 +8,7 @@ from tests.acceptance.relays import Relays
 
 def refusal(relays: Relays, broker: str, **settings: str) -> str:
     """Start a relay that must refuse, and give the one line that it writes."""
-    options = [
-        f"--{name}={value}".replace("_", "-") for name, value in settings.items()
-    ]
+    options = [f"--{name.replace('_', '-')}={settings[name]}" for name in settings]
     relay = relays.start_without_waiting(broker, *options)
     assert relay.wait() == 2, relay.log()
     (line,) = relay.log().splitlines()
