@@ -61,7 +61,9 @@ class Relay:
         self._config = config or RelayConfig()
         self._notify = Observers(observers).notify
         self._name = name or type(publisher).__name__
-        self._application = f"pillarbox relay {socket.gethostname()} {os.getpid()}"
+        # PostgreSQL cuts it at 63 bytes, and the part of the relay comes last.
+        host = socket.gethostname()[:30]
+        self._application = f"pillarbox relay {host} {os.getpid()}"
         self._lease = Lease(
             url,
             lock_class=LOCK_CLASS,
