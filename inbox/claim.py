@@ -22,6 +22,7 @@ def read_delivery(row: Sequence[Any]) -> Claimed:
         content_type,
         headers,
         schema_version,
+        _,
     ) = row
     problem = None
     if headers is None:

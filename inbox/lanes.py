@@ -2,9 +2,14 @@
 
 Nothing is written down when a delivery is claimed: what is *held* (claimed, and its
 outcome not yet written) is known here only, and found again by whoever has the lane
-next. The *floor* of a lane is the seq at or below which nothing is left to claim but
-what is held; it is speed and never correctness. Whatever makes a delivery claimable
-again rewinds it, and so does the sweep, which finds what committed late.
+next. The *floor* of a lane is the seq at or below which nothing is left to claim:
+dead index entries behind it are never walked again. Whatever makes a delivery
+claimable again rewinds it; a sweep every few seconds finds what was changed by hand.
+
+The floor lags behind the claims. A publisher draws a seq before it commits, so a
+claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
+what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
+claim, which began after all transactions of that time had ended, and so found 11.
 
 A key is *blocked* while a delivery of it waits to be tried again.
 """
@@ -33,15 +38,43 @@ class Claimed(NamedTuple):
     problem: str | None
 
 
+class Snapshot(NamedTuple):
+    """Which transactions a claim could not see, by their ids."""
+
+    oldest: int
+    """All below had ended."""
+    end: int
+    """None from here on had begun to write."""
+
+
 @dataclass(slots=True)
 class Lane:
     """One leased lane."""
 
     floor: int = -1
     highest: int = -1
-    rewound: int | None = None  # while a claim is under way
+    seen: tuple[int, int] | None = None
+    """Up to which seq a claim saw what had committed, and that snapshot's end."""
+    rewound: bool = False
+    """Since the claim that is under way began."""
     waiting: dict[str, set[int]] = field(default_factory=dict)
     strange: bool = True
+
+    def rewind(self, seq: int) -> None:
+        """Make a delivery claimable again."""
+        self.floor = min(self.floor, seq - 1)
+        self.seen = None
+        self.rewound = True
+
+    def claimed_up_to(self, seq: int, snapshot: Snapshot) -> None:
+        """Raise the floor as far as no open transaction may still bring a row."""
+        if self.rewound:
+            return
+        if self.seen is not None and snapshot.oldest >= self.seen[1]:
+            self.floor = max(self.floor, min(seq, self.seen[0]))
+            self.seen = None
+        if self.seen is None:
+            self.seen = (seq, snapshot.end)
 
 
 class Lanes:
@@ -96,7 +129,7 @@ class Lanes:
             if number in self._lanes and not self._lanes[number].strange
         )
         for number in ours:
-            self._lanes[number].rewound = None
+            self._lanes[number].rewound = False
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
         turn = ours[start:] + ours[:start]
         return {number: self._lanes[number].floor for number in turn}
@@ -106,7 +139,12 @@ class Lanes:
         return [seq for seq, lane in self._held.items() if seq > floors.get(lane, seq)]
 
     def claimed(
-        self, rows: Sequence[Claimed], lanes: Sequence[int], *, full: bool
+        self,
+        rows: Sequence[Claimed],
+        lanes: Sequence[int],
+        snapshot: Snapshot | None,
+        *,
+        full: bool,
     ) -> None:
         """Hold what was claimed from `lanes`, in that order, and raise their floors.
 
@@ -118,14 +156,10 @@ class Lanes:
             lane = self._lanes.get(number)
             if lane is None:
                 continue
-            highest = max(lane.highest, last.get(number, -1))
-            if seen:
-                lane.floor = highest
-            elif number in last:
-                lane.floor = last[number]
-            if lane.rewound is not None:
-                lane.floor = min(lane.floor, lane.rewound)
-            lane.highest = highest
+            lane.highest = max(lane.highest, last.get(number, -1))
+            if snapshot is not None and (seen or number in last):
+                up_to = lane.highest if seen else last[number]
+                lane.claimed_up_to(up_to, snapshot)
             seen = seen or number in last
         if rows:
             self._first = rows[-1].lane + 1
@@ -162,18 +196,17 @@ class Lanes:
             waiting.pop(key, None)
 
     def found_head(self, lane: int, seq: int | None) -> None:
-        """Note the first ready delivery of a lane: the next claim begins with it."""
+        """Note the first ready delivery of a lane, from which on to claim."""
         if lane in self._lanes:
             self._lanes[lane].strange = False
-            if seq is not None:
-                self._lanes[lane].floor = seq - 1
+            if seq is not None and seq <= self._lanes[lane].floor:
+                self._lanes[lane].rewind(seq)
 
     def rewind(self, lane: int, seq: int, at: datetime) -> None:
         """Make a delivery claimable again."""
         known = self._lanes.get(lane)
         if known is not None:
-            known.floor = min(known.floor, seq - 1)
-            known.rewound = known.floor
+            known.rewind(seq)
             self.oldest = min(self.oldest, at - SKEW)
 
     def give_back(self, row: Claimed) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 
 from inbox.claim import read_delivery
-from inbox.lanes import SKEW, Claimed, Lanes
+from inbox.lanes import SKEW, Claimed, Lanes, Snapshot
 from inbox.subscribe import subscribe
 from outbox.database import Link
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -86,7 +86,8 @@ class Queue:
             len(claimed) >= self._prefetch
             or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
         )
-        self._lanes.claimed(claimed, list(floors), full=full)
+        snapshot = _read_snapshot(rows[0][-1]) if rows else None
+        self._lanes.claimed(claimed, list(floors), snapshot, full=full)
 
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes down, after which their deliveries are held no longer.
@@ -146,6 +147,11 @@ class Queue:
                 load("inbox", name), {"consumer": self._consumer, **parameters}
             )
             return await cursor.fetchall() if cursor.description else []
+
+
+def _read_snapshot(text: str) -> Snapshot:
+    oldest, end, _ = text.split(":")
+    return Snapshot(int(oldest), int(end))
 
 
 def _span(rows: Sequence[Claimed]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 -- Does:  Read the next deliveries of leased lanes, bounded in rows and in bytes. Locks nothing.
 -- Takes: consumer, lanes, floors (same length), held seqs, blocked keys, oldest and newest created_at, max_rows, max_bytes
--- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version
+-- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version, snapshot (in the first row)
 -- Index: delivery_ready_idx on each partition between oldest and newest
-SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version
+SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version,
+       CASE WHEN bytes_before = 0 THEN pg_catalog.pg_current_snapshot()::text END AS snapshot
   FROM (
       SELECT ready.*,
              -- In the order of the nested loop, lane by lane: no sort, and LIMIT can stop it.

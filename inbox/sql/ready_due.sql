@@ -5,7 +5,8 @@
 WITH due AS MATERIALIZED (
     SELECT seq, created_at
       FROM inbox.delivery
-     WHERE available_at <= clock_timestamp()
+     -- Not clock_timestamp(), which is volatile: the index would be walked to its end.
+     WHERE available_at <= now()
        AND acked_at IS NULL
        AND consumer = %(consumer)s
        AND lane = ANY (%(lanes)s::smallint[])
@@ -14,8 +15,8 @@ WITH due AS MATERIALIZED (
 )
 UPDATE inbox.delivery AS d
    SET available_at = NULL
-  FROM due
- WHERE d.seq = due.seq
-   AND d.created_at = due.created_at
+ -- Not a join, which may read whole partitions: here only the days between are touched.
+ WHERE d.seq = ANY (ARRAY(SELECT seq FROM due))
+   AND d.created_at BETWEEN (SELECT min(created_at) FROM due) AND (SELECT max(created_at) FROM due)
    AND d.acked_at IS NULL
 RETURNING d.lane, d.seq, d.key, d.created_at

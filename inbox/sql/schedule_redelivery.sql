@@ -8,6 +8,8 @@ UPDATE inbox.delivery AS d
   FROM unnest(%(seqs)s::bigint[], %(delays)s::float8[], %(attempts)s::int[])
        AS failed (seq, delay, attempts)
  WHERE d.seq = failed.seq
+   -- Said twice, so that no plan reads whole partitions.
+   AND d.seq = ANY (%(seqs)s::bigint[])
    AND d.created_at BETWEEN %(first)s AND %(last)s
    -- Whoever settled it in the meantime was right.
    AND d.attempts = failed.attempts

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Self
 
-from outbox.errors import ConfigError
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from relay.publisher import Acked, Confirmation
 
@@ -17,6 +17,7 @@ class MemoryPublisher:
     def __init__(self, *, keep: bool = True) -> None:
         self.messages: list[Message] = []
         self._keep = keep
+        self._entered = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -35,13 +36,21 @@ class MemoryPublisher:
 
     async def __aenter__(self) -> Self:
         """There is nothing to connect to."""
+        self._entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """There is nothing to disconnect from."""
+        self._entered = False
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Ack the whole batch."""
+        """Ack the whole batch.
+
+        Raises:
+            BrokerUnavailableError: it was not entered, or was left.
+        """
+        if not self._entered:
+            raise BrokerUnavailableError("broker memory: its publisher is not entered")
         if self._keep:
             self.messages.extend(batch)
         return [Acked()] * len(batch)

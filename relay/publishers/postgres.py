@@ -44,6 +44,7 @@ class PostgresPublisher:
         self._drop_unsubscribed = drop_unsubscribed
         self._link = Link(url, application_name="pillarbox publisher")
         self._turn = asyncio.Lock()
+        self._entered = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -82,10 +83,12 @@ class PostgresPublisher:
                 f"broker {self._name}: {_one_line(error)}; grant the role "
                 "pillarbox_relay to its user"
             ) from None
+        self._entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect."""
+        self._entered = False
         await self._link.close()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
@@ -96,8 +99,13 @@ class PostgresPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, or the table has no
-                partition for today; the next call connects again.
+                partition for today; the next call connects again. Also when it is
+                not entered.
         """
+        if not self._entered:
+            raise BrokerUnavailableError(
+                "broker postgres: its publisher is not entered"
+            )
         try:
             unsubscribed = await self._insert(batch)
         except psycopg.DataError as error:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from redis.exceptions import NoPermissionError
 
-from outbox.errors import ConfigError
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.redis import BROKEN, redis_away, redis_client
 from outbox.url import take_options, whole_number
@@ -47,6 +47,7 @@ class RedisPublisher:
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: must be at least 1")
         self._url = url
+        self._entered = False
         self._client = redis_client(url)
         self._trim = () if maxlen is None else ("MAXLEN", "~", maxlen)
         self._max_payload_bytes = max_payload_bytes
@@ -72,10 +73,12 @@ class RedisPublisher:
         except BROKEN as error:
             await self._client.aclose()
             raise redis_away(self._url, error) from error
+        self._entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect."""
+        self._entered = False
         await self._client.aclose()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
@@ -83,8 +86,10 @@ class RedisPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, or Redis takes no writes;
-                the next call connects again.
+                the next call connects again. Also when it is not entered.
         """
+        if not self._entered:
+            raise BrokerUnavailableError("broker redis: its publisher is not entered")
         answers: list[Confirmation] = [self._check(message) for message in batch]
         sent = [i for i, answer in enumerate(answers) if isinstance(answer, Acked)]
         if not sent:

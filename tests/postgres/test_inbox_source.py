@@ -14,6 +14,7 @@ from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.lane import bucket_of
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.relay import execute
@@ -162,22 +163,30 @@ async def test_a_nacked_delivery_comes_back_when_it_is_due(database_url: str) ->
             await delivery.nack(timedelta(milliseconds=20))
 
 
-async def test_what_commits_late_below_the_floor_is_found(database_url: str) -> None:
-    late, early = numbered(2)
-    async with source(database_url) as consumer:
+async def test_what_commits_late_is_not_overtaken_by_what_follows_it(
+    database_url: str,
+) -> None:
+    late, after = numbered(2)
+    lane = bucket_of(late.key, late.id)
+    # Another key of the same lane.
+    other = next(m for m in numbered(99, keys=99)[1:] if bucket_of(m.key, m.id) == lane)
+    async with source(database_url, sweep_interval=HOUR) as consumer:
         with psycopg.connect(database_url) as slow:
             slow.execute(
                 "INSERT INTO inbox.delivery (message_id, lane, schema_version, topic,"
                 " consumer, key, content_type, headers, payload)"
-                " VALUES (%s, 5, 1, 'orders', 'billing', 'late', 'x/y', '{}', '0')",
-                (late.id,),
+                " VALUES (%s, %s, 1, 'orders', 'billing', %s, 'x/y', '{}', '0')",
+                (late.id, lane, late.key),
             )
-            await publish(database_url, early)
-            await publish(database_url, *numbered(1))
-            received = await receive(consumer, 2)
+            for _ in range(3):
+                await publish(database_url, other)
+                (delivery,) = await receive(consumer, 1)
+                assert delivery.message.key == other.key
+                await delivery.ack()
             slow.commit()
-        received += await receive(consumer, 1)
-    assert received[-1].message.id == late.id
+        await publish(database_url, after)
+        received = await receive(consumer, 2)
+    assert [delivery.message.id for delivery in received] == [late.id, after.id]
 
 
 async def test_replicas_share_the_lanes_and_hand_out_nothing_twice(
