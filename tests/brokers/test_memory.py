@@ -1,10 +1,14 @@
 """The memory publisher and source, by the suites that every adapter passes."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 from typing_extensions import override
 
+from inbox.sources.memory import MemorySource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
 from outbox import Message
 from relay.publishers.memory import MemoryPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
@@ -33,3 +37,26 @@ class TestMemoryPublisher(PublisherSuite):
         found = [m for each in self.made for m in each.messages if m.topic == topic]
         assert len({m.id for m in found}) >= count
         return found
+
+
+class TestMemorySource(SourceSuite):
+    capabilities = SourceCapabilities(
+        holds_back_keys=False,
+        shares=False,
+        fans_out=False,
+        survives_a_crash=False,
+        gets_strangers=False,
+        goes_away=False,
+    )
+
+    @pytest.fixture(autouse=True)
+    def broker(self) -> None:
+        self.made = MemorySource(poll_interval=timedelta(milliseconds=50))
+
+    @override
+    def source(self, consumer: str, topic: str) -> MemorySource:
+        return self.made
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        self.made.add(*messages)

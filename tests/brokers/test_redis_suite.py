@@ -1,13 +1,17 @@
 """The redis publisher and source, by the suites that every adapter passes."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 from redis import Redis
 from typing_extensions import override
 
+from inbox.sources.redis import RedisSource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.wire import from_fields
+from outbox.wire import from_fields, to_fields
 from relay.publishers.redis import RedisPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
@@ -59,3 +63,41 @@ class TestRedisPublisher(PublisherSuite):
     @override
     def resume_broker(self) -> None:
         self.proxy.resume()
+
+
+class TestRedisSource(SourceSuite):
+    capabilities = SourceCapabilities(holds_back_keys=False)
+
+    @pytest.fixture(autouse=True)
+    def broker(self, redis_url: str, proxy: MakeProxy) -> None:
+        self.direct = redis_url
+        self.proxy, self.url = proxy(redis_url)
+
+    @override
+    def source(self, consumer: str, topic: str) -> RedisSource:
+        return RedisSource(
+            self.url,
+            consumer=consumer,
+            topics=[topic],
+            poll_interval=timedelta(milliseconds=100),
+            reclaim_after=timedelta(seconds=self.hold),
+        )
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        with Redis.from_url(self.direct, protocol=2) as client:
+            for message in messages:
+                client.xadd(message.topic, to_fields(message))
+
+    @override
+    async def put_stranger(self, topic: str, payload: bytes) -> None:
+        with Redis.from_url(self.direct, protocol=2) as client:
+            client.xadd(topic, {"payload": payload})
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()

@@ -1,0 +1,82 @@
+"""The source suite: a broker that is away, and comes back."""
+
+import asyncio
+
+import pytest
+
+from inbox.testing.source_case import SourceCase
+from outbox.errors import BrokerUnavailableError
+from outbox.testing.conformance import checks
+from outbox.testing.samples import numbered
+
+__all__ = ["SourceOutage"]
+
+
+class SourceOutage(SourceCase):
+    """No hang while the broker is away, and no loss once it is back."""
+
+    @checks("goes_away")
+    async def test_a_broker_that_is_away_is_told_at_the_start(self) -> None:
+        topic = await self.fresh_topic()
+        await asyncio.to_thread(self.stop_broker)
+        try:
+            async with asyncio.timeout(self.patience):
+                with pytest.raises(BrokerUnavailableError):
+                    async with self.source("one", topic):
+                        pass
+        finally:
+            await asyncio.to_thread(self.start_broker)
+
+    @checks("goes_away")
+    async def test_an_outage_is_told_and_what_comes_after_it_is_handed_over(
+        self,
+    ) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 1))
+        async with self.source("one", topic) as source:
+            assert len(await self.handle(source, 1)) == 1
+            await asyncio.to_thread(self.stop_broker)
+            try:
+                async with asyncio.timeout(self.patience):
+                    with pytest.raises(BrokerUnavailableError) as told:
+                        await self.until_away(source)
+                assert str(told.value)
+            finally:
+                await asyncio.to_thread(self.start_broker)
+            messages = numbered(topic, 20, keys=4, start=1)
+            await self.put(*messages)
+            arrived = await self.handle(source, 20)
+            assert {m.id for m in messages} <= {m.id for m in arrived}
+
+    @checks("goes_away")
+    async def test_what_is_acked_during_an_outage_is_lost_by_nobody(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 10)
+        await self.put(*messages)
+        async with self.source("one", topic) as source:
+            deliveries = await self.receive(source, 10)
+            await asyncio.to_thread(self.stop_broker)
+            try:
+                for delivery in deliveries[:5]:
+                    await delivery.ack()
+            finally:
+                await asyncio.to_thread(self.start_broker)
+            for delivery in deliveries[5:]:
+                await delivery.nack()
+            arrived = await self.handle(source, 5)
+            assert {m.id for m in messages[5:]} <= {m.id for m in arrived}
+
+    @checks("goes_away")
+    async def test_a_source_can_be_left_while_the_broker_is_away(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 4))
+        try:
+            async with asyncio.timeout(2 * self.patience):
+                async with self.source("one", topic) as source:
+                    deliveries = await self.receive(source, 4)
+                    await asyncio.to_thread(self.stop_broker)
+                    await deliveries[0].ack()
+        finally:
+            await asyncio.to_thread(self.start_broker)
+        async with self.source("one", topic) as source:
+            assert len(await self.handle(source, 3)) >= 3

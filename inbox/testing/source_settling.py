@@ -1,0 +1,194 @@
+"""The source suite: what is handed over, and what becomes of it when it is settled."""
+
+import asyncio
+import time
+from datetime import timedelta
+
+import pytest
+
+from inbox.testing.source_case import SourceCase
+from outbox.message import Message
+from outbox.testing.conformance import checks
+from outbox.testing.samples import (
+    BINARY,
+    TEXTS,
+    differences,
+    full_message,
+    numbered,
+    numbers_by_key,
+)
+
+__all__ = ["SourceSettling"]
+
+
+class SourceSettling(SourceCase):
+    """One consumer, one replica, a broker that is there."""
+
+    @checks()
+    async def test_a_message_is_handed_over_as_it_was_put(self) -> None:
+        message = full_message(await self.fresh_topic())
+        await self.put(message)
+        async with self.source("one", message.topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            assert differences(message, delivery.message) == {}
+            assert (delivery.attempts, delivery.problem) == (0, None)
+
+    @checks()
+    @pytest.mark.parametrize("text", TEXTS, ids=ascii)
+    async def test_text_is_handed_over_as_it_was_put(self, text: str) -> None:
+        message = Message(await self.fresh_topic(), text.encode(), headers={"x": text})
+        await self.put(message)
+        async with self.source("one", message.topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            assert differences(message, delivery.message) == {}
+
+    @checks()
+    async def test_binary_is_handed_over_as_it_was_put(self) -> None:
+        message = Message(await self.fresh_topic(), BINARY)
+        await self.put(message)
+        async with self.source("one", message.topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            assert delivery.message.payload == BINARY
+
+    @checks()
+    async def test_an_ack_removes_and_may_be_repeated(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 20))
+        async with self.source("one", topic) as source:
+            for delivery in await self.receive(source, 20):
+                await delivery.ack()
+                await delivery.ack()
+            assert not await self.anything(source)
+        async with self.source("one", topic) as source:
+            assert not await self.anything(source)
+
+    @checks()
+    async def test_a_nack_brings_it_back_uncounted(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 1))
+        async with self.source("one", topic) as source:
+            for _ in range(3):
+                (delivery,) = await self.receive(source, 1)
+                assert delivery.attempts == 0
+                await delivery.nack()
+            (delivery,) = await self.receive(source, 1)
+            await delivery.ack()
+            assert not await self.anything(source)
+
+    @checks("delays")
+    async def test_a_nack_with_a_delay_brings_it_back_after_it(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 1))
+        async with self.source("one", topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            for attempts in range(3):
+                if self.capabilities.counts_attempts:
+                    assert delivery.attempts == attempts
+                nacked_at = time.monotonic()
+                await delivery.nack(timedelta(seconds=0.5))
+                (delivery,) = await self.receive(source, 1)
+                assert time.monotonic() - nacked_at >= 0.45
+            await delivery.ack()
+            assert not await self.anything(source)
+
+    @checks("holds_back_keys")
+    async def test_what_waits_holds_back_its_key_and_no_other(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 2, keys=2))
+        async with self.source("one", topic) as source:
+            deliveries = await self.receive(source, 2)
+            by_key = {delivery.message.key: delivery for delivery in deliveries}
+            await by_key["key-0"].nack(timedelta(seconds=1.5))
+            await by_key["key-1"].ack()
+            await self.put(*numbered(topic, 2, keys=2, start=2))
+            (other,) = await self.receive(source, 1)
+            assert other.message.key == "key-1"
+            await other.ack()
+            messages = await self.handle(source, 2)
+            assert numbers_by_key(messages) == {"key-0": [0, 2]}
+
+    @checks()
+    async def test_acks_out_of_order_lose_nothing(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 10))
+        async with self.source("one", topic) as source:
+            deliveries = await self.receive(source, 10)
+            for delivery in (*reversed(deliveries[5:]), deliveries[3]):
+                await delivery.ack()
+        async with self.source("one", topic) as source:
+            again = {int(m.payload) for m in await self.handle(source, 4)}
+            if self.capabilities.acks_each:
+                assert again == {0, 1, 2, 4}
+            while not {0, 1, 2, 4} <= again:
+                again |= {int(m.payload) for m in await self.handle(source, 1)}
+            if self.capabilities.acks_each:
+                assert not await self.anything(source)
+
+    @checks("ordered_by_key")
+    async def test_keys_are_in_order(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 120, keys=7)
+        await self.put(*messages)
+        arrived: list[Message] = []
+        async with self.source("one", topic) as source:
+            while len(arrived) < len(messages):
+                for delivery in await self.receive(source, 1, limit=11):
+                    arrived.append(delivery.message)
+                    await delivery.ack()
+        assert len(arrived) == len(messages)
+        assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks()
+    async def test_the_limit_is_respected(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 30, keys=30))
+        async with self.source("one", topic) as source:
+            seen = 0
+            for limit in (1, 3, 7, 100):
+                deliveries = await self.receive(source, 1, limit=limit)
+                assert len(deliveries) <= limit
+                seen += len(deliveries)
+            await self.receive(source, 30 - seen)
+
+    @checks()
+    async def test_an_idle_source_answers_within_its_poll_interval(self) -> None:
+        topic = await self.fresh_topic()
+        async with self.source("one", topic) as source:
+            for _ in range(3):
+                async with asyncio.timeout(self.patience):
+                    assert not await source.receive(limit=10)
+
+    @checks()
+    async def test_a_cancelled_receive_loses_nothing(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 40, keys=40)
+        seen: set[int] = set()
+        async with self.source("one", topic) as source:
+            for n, message in enumerate(messages):
+                call = asyncio.ensure_future(source.receive(limit=2))
+                await asyncio.wait({call}, timeout=0.001 * (n % 5))
+                await self.put(message)
+                await asyncio.wait({call}, timeout=0.001 * (n % 7))
+                call.cancel()
+                await asyncio.wait({call})
+                if not call.cancelled():
+                    for delivery in call.result():
+                        seen.add(int(delivery.message.payload))
+                        await delivery.ack()
+            more = await self.handle(source, len(messages) - len(seen))
+        assert seen | {int(m.payload) for m in more} == set(range(40))
+
+    @checks("gets_strangers")
+    async def test_what_is_no_message_is_handed_over_with_its_problem(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put_stranger(topic, b"\xff not ours")
+        await self.put(*numbered(topic, 1))
+        async with self.source("one", topic) as source:
+            deliveries = await self.receive(source, 2)
+            strange = [d for d in deliveries if d.problem is not None]
+            assert len(strange) == 1
+            assert strange[0].message.payload == b"\xff not ours"
+            for delivery in deliveries:
+                await delivery.ack()
+        async with self.source("one", topic) as source:
+            assert not await self.anything(source)

@@ -1,0 +1,116 @@
+"""The source suite: several consumers, several replicas, and what one leaves behind."""
+
+import asyncio
+from datetime import timedelta
+
+from inbox.source import Source
+from inbox.testing.source_case import SourceCase
+from outbox.message import Message
+from outbox.testing.conformance import checks
+from outbox.testing.samples import numbered, numbers_by_key
+
+__all__ = ["SourceSharing"]
+
+
+class SourceSharing(SourceCase):
+    """Who gets what, and who gets what another held."""
+
+    @checks("fans_out")
+    async def test_each_consumer_gets_everything(self) -> None:
+        topic = await self.fresh_topic("one", "two")
+        messages = numbered(topic, 30, keys=5)
+        await self.put(*messages)
+        async with self.source("one", topic) as one, self.source("two", topic) as two:
+            for source in (one, two):
+                arrived = await self.handle(source, 30)
+                assert {m.id for m in arrived} == {m.id for m in messages}
+
+    @checks("shares")
+    async def test_replicas_share_and_nothing_is_handled_twice(self) -> None:
+        topic = await self.fresh_topic()
+        put: list[Message] = []
+        handled: dict[str, list[Message]] = {"a": [], "b": []}
+        enough = asyncio.Event()
+
+        async def work(name: str, source: Source) -> None:
+            while not enough.is_set():
+                for delivery in await source.receive(limit=5):
+                    handled[name].append(delivery.message)
+                    await delivery.ack()
+
+        async with (
+            asyncio.timeout(2 * self.patience),
+            self.source("one", topic) as a,
+            self.source("one", topic) as b,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for name, source in (("a", a), ("b", b)):
+                tasks.create_task(work(name, source))
+            while not (
+                handled["a"]
+                and handled["b"]
+                and len({m.id for both in handled.values() for m in both}) == len(put)
+            ):
+                if len(put) < 2000:
+                    more = numbered(topic, 20, keys=50, start=len(put))
+                    put += more
+                    await self.put(*more)
+                await asyncio.sleep(0.1)
+            enough.set()
+        ids = [m.id for both in handled.values() for m in both]
+        assert set(ids) == {m.id for m in put}
+        assert len(ids) == len(set(ids))
+
+    @checks()
+    async def test_what_was_not_settled_is_given_back_when_a_source_is_left(
+        self,
+    ) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 6))
+        async with self.source("one", topic) as source:
+            deliveries = await self.receive(source, 6)
+            await deliveries[0].ack()
+        async with self.source("one", topic) as source:
+            again = await self.receive(source, 5)
+            assert {d.attempts for d in again} == {0}
+            messages = [d.message for d in again]
+            assert sorted(int(m.payload) for m in messages) == [1, 2, 3, 4, 5]
+            if self.capabilities.ordered_by_key:
+                assert numbers_by_key(messages) == {"key-0": [1, 2, 3, 4, 5]}
+            for delivery in again:
+                await delivery.ack()
+
+    @checks("survives_a_crash")
+    async def test_what_a_killed_process_held_is_handed_over_again(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 6)
+        await self.put(*messages)
+        await self.die_holding("one", topic, 6)
+        async with self.source("one", topic) as source:
+            arrived = await self.handle(source, 6)
+        assert {m.id for m in arrived} == {m.id for m in messages}
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks("keeps_alive", "shares")
+    async def test_what_takes_long_to_handle_is_not_given_to_another(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 1))
+        async with self.source("one", topic) as slow:
+            (delivery,) = await self.receive(slow, 1)
+            async with self.source("one", topic) as other:
+                during = timedelta(seconds=3 * self.hold)
+                assert not await self.anything(other, during)
+            await delivery.ack()
+        async with self.source("one", topic) as source:
+            assert not await self.anything(source)
+
+    @checks("keeps_alive")
+    async def test_what_takes_long_to_handle_is_not_handed_over_twice(self) -> None:
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 1))
+        async with self.source("one", topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            assert not await self.anything(source, timedelta(seconds=3 * self.hold))
+            await delivery.ack()
+            assert not await self.anything(source)
