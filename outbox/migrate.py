@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from importlib.resources import files
+from threading import Lock
 from typing import Any, Final
 
 from sqlalchemy.exc import DBAPIError
@@ -11,6 +12,8 @@ from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 from outbox.database import sqlalchemy_url
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 
+# Alembic keeps the migration under way in globals.
+_ONE_AT_A_TIME: Final = Lock()
 _MISSING_ALEMBIC: Final = (
     "alembic is not installed: run pip install 'pillarbox[migrations]'"
 )
@@ -97,7 +100,8 @@ def _run(step: Callable[[Any], None]) -> None:
     from alembic.util import CommandError
 
     try:
-        step(command)
+        with _ONE_AT_A_TIME:
+            step(command)
     except SQLAlchemyOperationalError as error:
         raise DatabaseUnavailableError(
             f"can't reach the database: {str(error.orig).strip()}"
