@@ -1,0 +1,140 @@
+"""What can't be migrated is refused with cause and remedy, and nothing half made."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from outbox.errors import MigrationError
+from outbox.migrate import migrate, unmigrate
+from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.relay import execute
+from tests.migrations.catalog import is_empty, snapshot
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def powerless(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
+    """The empty database, by a role that may log in and nothing else."""
+    execute(server.url, "CREATE ROLE powerless LOGIN")
+    yield empty_database_url.replace("postgres@", "powerless@")
+    execute(empty_database_url, "DROP OWNED BY powerless")
+    execute(server.url, "DROP ROLE powerless")
+
+
+def refusal(url: str, **options: object) -> str:
+    before = snapshot(url.replace("powerless@", "postgres@"))
+    with pytest.raises(MigrationError) as refused:
+        migrate(url, **options)  # type: ignore[arg-type]
+    assert snapshot(url.replace("powerless@", "postgres@")) == before
+    return str(refused.value)
+
+
+def test_a_database_that_is_not_that_of_pg_cron(empty_database_url: str) -> None:
+    text = refusal(empty_database_url, with_cron=True)
+
+    assert 'pg_cron runs in database "pillarbox", this is' in text
+    assert "set cron.database_name" in text
+    assert "--without-cron" in text
+    assert "cron.schedule_in_database" in text
+    assert is_empty(snapshot(empty_database_url))
+    schemas = "SELECT 1 FROM pg_namespace WHERE nspname IN ('partman', 'outbox')"
+    assert execute(empty_database_url, schemas) == []
+
+
+def test_a_migrated_database_stays_as_it_is_when_cron_is_wrong(
+    database_url: str,
+) -> None:
+    assert "--without-cron" in refusal(database_url, with_cron=True)
+
+
+def test_a_role_that_may_not_create_schemas(powerless: str) -> None:
+    text = refusal(powerless, with_cron=False)
+
+    assert 'role "powerless" may not create schemas in database' in text
+    assert "GRANT CREATE ON DATABASE" in text
+
+
+def test_a_role_that_may_not_create_roles(
+    powerless: str, empty_database_url: str
+) -> None:
+    name = empty_database_url.rpartition("/")[2].partition("?")[0]
+    execute(empty_database_url, f'GRANT CREATE ON DATABASE "{name}" TO powerless')
+
+    text = refusal(powerless, with_cron=False, role_prefix="others")
+
+    assert 'role "others_owner" does not exist and "powerless" may not create' in text
+    assert "outbox migrate --sql" in text
+
+
+def test_a_role_that_may_not_install_pg_partman(
+    powerless: str, empty_database_url: str
+) -> None:
+    name = empty_database_url.rpartition("/")[2].partition("?")[0]
+    execute(empty_database_url, f'GRANT CREATE ON DATABASE "{name}" TO powerless')
+
+    text = refusal(powerless, with_cron=False)
+
+    assert 'role "powerless" may not install pg_partman' in text
+    assert "CREATE EXTENSION pg_partman SCHEMA partman" in text
+
+
+def test_an_encoding_other_than_utf8(server: PostgresServer) -> None:
+    execute(
+        server.url,
+        "CREATE DATABASE pillarbox_latin TEMPLATE template0 ENCODING 'LATIN1'"
+        " LC_COLLATE 'C' LC_CTYPE 'C'",
+    )
+    try:
+        text = refusal(server.database_url("pillarbox_latin"), with_cron=False)
+    finally:
+        server.drop_database("pillarbox_latin")
+
+    assert "has the encoding LATIN1" in text
+    assert "ENCODING 'UTF8'" in text
+
+
+def test_a_server_without_pg_partman(
+    server: PostgresServer, empty_database_url: str
+) -> None:
+    name = empty_database_url.rpartition("/")[2].partition("?")[0]
+    # What the server has to offer is seen through a view, and here through another.
+    execute(empty_database_url, "CREATE SCHEMA bare")
+    execute(
+        empty_database_url,
+        "CREATE VIEW bare.pg_available_extensions AS SELECT name"
+        " FROM pg_catalog.pg_available_extensions WHERE name <> 'pg_partman'",
+    )
+    execute(server.url, f'ALTER DATABASE "{name}" SET search_path = bare, pg_catalog')
+
+    text = refusal(empty_database_url, with_cron=False)
+
+    assert "extension pg_partman is not on this server" in text
+    assert "apt install postgresql-" in text
+
+
+def test_a_server_that_does_not_load_pg_cron() -> None:
+    with postgres_server(
+        settings={"shared_preload_libraries": ""}, durable=False, docker=False
+    ) as bare:
+        text = refusal(bare.url, with_cron=True)
+        assert is_empty(snapshot(bare.url))
+
+    assert "pg_cron" in text
+    assert "shared_preload_libraries" in text
+
+
+def test_removing_what_is_not_there(empty_database_url: str) -> None:
+    with pytest.raises(MigrationError):
+        unmigrate(empty_database_url)
+
+    assert is_empty(snapshot(empty_database_url))
+
+
+def test_a_relation_in_the_way_is_named(empty_database_url: str) -> None:
+    execute(empty_database_url, "CREATE SCHEMA outbox")
+    execute(empty_database_url, "CREATE TABLE outbox.message (id int)")
+
+    assert 'relation "message" already exists' in refusal(
+        empty_database_url, with_cron=False
+    )

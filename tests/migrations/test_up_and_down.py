@@ -1,0 +1,212 @@
+"""Up, up again, down, and up by SQL: the same every time, or nothing at all."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox.cli import main
+from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
+from outbox.migrate import migrate, migration_sql, unmigrate
+from outbox.testing.lifetime import free_port
+from tests.fixtures.relay import execute
+from tests.migrations.catalog import is_empty, snapshot
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def run_in_psql(url: str, script: str, directory: Path) -> None:
+    file = directory / "migration.sql"
+    file.write_text(script)
+    done = subprocess.run(
+        ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file, url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_migration_changes_nothing(empty_database_url: str) -> None:
+    migrate(empty_database_url, with_cron=False)
+    first = snapshot(empty_database_url)
+
+    migrate(empty_database_url, with_cron=False)
+
+    assert not is_empty(first)
+    assert snapshot(empty_database_url) == first
+
+
+def test_down_removes_everything_and_up_makes_it_again(empty_database_url: str) -> None:
+    migrate(empty_database_url, with_cron=False)
+    first = snapshot(empty_database_url)
+
+    unmigrate(empty_database_url)
+    assert is_empty(snapshot(empty_database_url))
+    migrate(empty_database_url, with_cron=False)
+
+    assert snapshot(empty_database_url) == first
+
+
+def test_the_printed_sql_makes_what_the_command_makes(
+    database_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    run_in_psql(empty_database_url, migration_sql(with_cron=False), tmp_path)
+    assert snapshot(empty_database_url) == snapshot(database_url)
+
+    run_in_psql(empty_database_url, migration_sql(remove=True), tmp_path)
+    assert is_empty(snapshot(empty_database_url))
+
+
+def test_what_was_made_by_sql_the_command_knows(
+    empty_database_url: str, tmp_path: Path
+) -> None:
+    run_in_psql(empty_database_url, migration_sql(with_cron=False), tmp_path)
+    before = snapshot(empty_database_url)
+
+    migrate(empty_database_url, with_cron=False)
+    assert snapshot(empty_database_url) == before
+
+    unmigrate(empty_database_url)
+    assert is_empty(snapshot(empty_database_url))
+
+
+def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
+    with ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(migrate, empty_database_url, with_cron=False) for _ in range(3)
+        ]
+        for run in runs:
+            run.result(timeout=30)
+
+    assert not is_empty(snapshot(empty_database_url))
+
+
+def test_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
+    command = "import sys; from outbox.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["migrate", "--without-cron", "--database", empty_database_url]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", command, *arguments]) for _ in range(3)
+    ]
+
+    assert [run.wait(30) for run in runs] == [0, 0, 0]
+    assert not is_empty(snapshot(empty_database_url))
+
+
+def test_names_of_roles_and_of_the_extension_s_schema_can_be_chosen(
+    empty_database_url: str,
+) -> None:
+    names = {"role_prefix": "other_app", "partman_schema": "parts"}
+    migrate(empty_database_url, with_cron=False, **names)
+    try:
+        owners = execute(
+            empty_database_url,
+            "SELECT DISTINCT relowner::regrole::text FROM pg_class"
+            " WHERE relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)"
+            " AND relname NOT LIKE 'alembic%'",
+        )
+        assert owners == [("other_app_owner",)]
+        execute(empty_database_url, "CALL outbox.maintain()")
+        with pytest.raises(
+            MigrationError, match=r'"parts", not in "partman".*--partman'
+        ):
+            migrate(empty_database_url, with_cron=False, role_prefix="other_app")
+    finally:
+        unmigrate(empty_database_url, **names)
+    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'other_app%'"
+    assert execute(empty_database_url, roles) == []
+
+
+def test_roles_that_another_database_uses_stay(
+    database_url: str, empty_database_url: str
+) -> None:
+    migrate(empty_database_url, with_cron=False)
+    unmigrate(empty_database_url)
+
+    execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
+    roles = execute(
+        database_url, "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
+    )
+    assert roles == [(6,)]
+
+
+@pytest.mark.parametrize("name", ["Upper", "semi;colon", "", "x" * 41, '"', "1st"])
+def test_names_that_would_need_quotes_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"role_prefix=.*: use at most 40 lower-case"):
+        migration_sql(role_prefix=name)
+    with pytest.raises(ConfigError, match=r"partman_schema=.*: use at most 40"):
+        migration_sql(partman_schema=name)
+
+
+def test_an_unreachable_database_is_named_without_its_password() -> None:
+    url = f"postgresql://someone:secret@127.0.0.1:{free_port()}/nowhere"
+
+    with pytest.raises(DatabaseUnavailableError) as refusal:
+        migrate(url)
+
+    assert "can't reach the database" in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+def test_no_object_belongs_to_anybody_but_the_owner(database_url: str) -> None:
+    owners = execute(
+        database_url,
+        """
+        SELECT DISTINCT owner::regrole::text FROM (
+            SELECT nspowner AS owner FROM pg_namespace
+             WHERE nspname IN ('outbox', 'inbox')
+            UNION ALL
+            SELECT relowner FROM pg_class
+             WHERE relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+               AND relname NOT LIKE 'alembic%'
+            UNION ALL
+            SELECT proowner FROM pg_proc
+             WHERE pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+            UNION ALL
+            SELECT typowner FROM pg_type
+             WHERE typnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+               AND typname NOT LIKE '%alembic%'
+        ) AS owned
+        """,
+    )
+    assert owners == [("pillarbox_owner",)]
+
+
+def test_every_table_and_routine_for_users_says_what_it_is(database_url: str) -> None:
+    silent = execute(
+        database_url,
+        "SELECT relname FROM pg_class WHERE relnamespace = 'outbox'::regnamespace"
+        " AND relkind IN ('p', 'v', 'S') AND obj_description(oid) IS NULL",
+    )
+    assert silent == []
+
+
+def test_the_command_migrates_prints_and_asks_before_it_removes(
+    empty_database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ["migrate", "--database", empty_database_url]
+
+    assert main(["migrate", "--sql"]) == 0
+    assert "CREATE TABLE outbox.message" in capsys.readouterr().out
+    assert main([*here, "--without-cron"]) == 0
+    assert main(["maintain", "--database", empty_database_url]) == 0
+    assert main([*here, "--remove"]) == 2
+    assert "add --yes if you mean it" in capsys.readouterr().err
+    assert not is_empty(snapshot(empty_database_url))
+    assert main([*here, "--remove", "--yes"]) == 0
+    assert is_empty(snapshot(empty_database_url))
+
+
+def test_a_user_s_data_in_the_database_is_left_alone(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("CREATE TABLE shop_order AS SELECT 7 AS id")
+        connection.execute("CREATE TABLE alembic_version AS SELECT 'theirs' AS version")
+
+    migrate(empty_database_url, with_cron=False)
+    unmigrate(empty_database_url)
+
+    query = "SELECT id, version FROM shop_order, alembic_version"
+    assert execute(empty_database_url, query) == [(7, "theirs")]

@@ -1,0 +1,255 @@
+"""Partitions ahead, retention that drops nothing unsettled, and the pg_cron job."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox.migrate import migrate, unmigrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.relay import execute
+
+Connection = psycopg.Connection[Any]
+TABLES = [
+    "inbox.dead_letter",
+    "inbox.delivery",
+    "inbox.receipt",
+    "outbox.dead_letter",
+    "outbox.message",
+]
+
+
+class Upkeep:
+    """A maintainer's session that hears what the upkeep says."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.heard: list[str] = []
+        connection.add_notice_handler(
+            lambda notice: self.heard.append(notice.message_primary or "")
+        )
+
+    def run(self, tries: int = 60) -> None:
+        self.connection.execute(f"CALL outbox.maintain({tries})")
+
+    def query(self, query: str) -> list[Any]:
+        return self.connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def upkeep(database_url: str) -> Iterator[Upkeep]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("SET SESSION AUTHORIZATION pillarbox_maintainer")
+        yield Upkeep(connection)
+
+
+def old_partition(url: str, days: int = 20, table: str = "outbox.message") -> None:
+    """Make a day long past its retention, as pg_partman would have made it."""
+    execute(
+        f"{url}?options=-crole%3Dpillarbox_owner",
+        "SELECT partman.create_partition_time(%s,"
+        " ARRAY[date_trunc('day', now(), 'UTC') - %s * interval '1 day'])",
+        (table, days),
+    )
+
+
+def add_old(url: str, days: int = 20, settled: str = "NULL") -> None:
+    execute(
+        url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload, published_at) VALUES (outbox.uuid7(),"
+        f" date_trunc('day', now(), 'UTC') - interval '{days * 24 - 1} hours',"
+        f" 0, 't', 'c', '', {settled})",
+    )
+
+
+def expired(upkeep: Upkeep) -> int:
+    ((count,),) = upkeep.query(
+        "SELECT count(*) FROM outbox.partitions('outbox.message')"
+        " WHERE ends_at < now() - interval '7 days'"
+    )
+    return int(count)
+
+
+def test_a_new_schema_has_a_week_ahead_no_default_and_no_gap(upkeep: Upkeep) -> None:
+    health = upkeep.query(
+        "SELECT parent_table, ahead >= 7, has_today, gaps, defaults, overdue,"
+        " detach_pending, owners FROM outbox.partition_health ORDER BY 1"
+    )
+    assert health == [(table, True, True, 0, 0, 0, 0, 1) for table in TABLES]
+
+
+def test_bounds_are_midnights_in_utc_whatever_the_server_s_time_zone(
+    server: PostgresServer, empty_database_url: str, template_database: str
+) -> None:
+    name = empty_database_url.rpartition("/")[2].partition("?")[0]
+    zone = f"ALTER DATABASE \"{name}\" SET timezone = 'Pacific/Chatham'"
+    execute(server.url, zone)
+    with one_at_a_time(server):
+        migrate(empty_database_url, with_cron=False)
+    assert execute(empty_database_url, "SHOW timezone") == [("Pacific/Chatham",)]
+    execute(empty_database_url, "CALL outbox.maintain()")
+
+    for table in TABLES:
+        odd = execute(
+            empty_database_url,
+            "SELECT * FROM outbox.partitions(%s)"
+            " WHERE starts_at <> date_trunc('day', starts_at, 'UTC')"
+            "    OR ends_at - starts_at <> interval '1 day'",
+            (table,),
+        )
+        assert odd == []
+    execute(empty_database_url, "SELECT outbox.add('t', '{}'::jsonb)")
+
+
+def test_upkeep_that_has_nothing_to_do_changes_nothing(upkeep: Upkeep) -> None:
+    query = "SELECT * FROM outbox.partitions('outbox.message')"
+    before = upkeep.query(query)
+
+    upkeep.run()
+
+    assert upkeep.query(query) == before
+    assert upkeep.heard == []
+
+
+def test_a_day_that_is_missing_ahead_is_made(database_url: str, upkeep: Upkeep) -> None:
+    for days in (3, 7):
+        ((partition,),) = execute(
+            database_url,
+            "SELECT partition::text FROM outbox.partitions('outbox.message')"
+            " WHERE starts_at = date_trunc('day', now(), 'UTC')"
+            " + %s * interval '1 day'",
+            (days,),
+        )
+        execute(database_url, f"DROP TABLE {partition}")
+
+    upkeep.run()
+
+    assert upkeep.query(
+        "SELECT ahead >= 7, gaps FROM outbox.partition_health"
+        " WHERE parent_table = 'outbox.message'"
+    ) == [(True, 0)]
+
+
+def test_the_policy_is_obeyed(database_url: str, upkeep: Upkeep) -> None:
+    execute(database_url, "UPDATE outbox.partition_policy SET premake = 10")
+
+    upkeep.run()
+
+    ((ahead,),) = upkeep.query("SELECT min(ahead) FROM outbox.partition_health")
+    assert ahead >= 10
+
+
+def test_an_expired_day_is_dropped(database_url: str, upkeep: Upkeep) -> None:
+    old_partition(database_url)
+    add_old(database_url, settled="now()")
+    assert expired(upkeep) == 1
+
+    upkeep.run()
+
+    assert expired(upkeep) == 0
+    assert upkeep.heard == []
+
+
+def test_a_day_with_an_unsettled_row_stays_and_says_so_until_it_is_settled(
+    database_url: str, upkeep: Upkeep
+) -> None:
+    for days in (20, 25):
+        old_partition(database_url, days)
+    add_old(database_url, 25)
+    add_old(database_url, 20, "now()")
+
+    upkeep.run()
+
+    # The day before it waits; the settled one after it does not.
+    assert expired(upkeep) == 1
+    assert len(upkeep.heard) == 1
+    assert "past its retention and held: it has unsettled rows" in upkeep.heard[0]
+    execute(database_url, "UPDATE outbox.message SET dead_lettered_at = now()")
+    upkeep.run()
+    assert expired(upkeep) == 0
+    assert len(upkeep.heard) == 1
+
+
+def test_a_day_that_somebody_reads_is_dropped_later_and_stalls_no_writer(
+    database_url: str, upkeep: Upkeep
+) -> None:
+    old_partition(database_url)
+    with psycopg.connect(database_url) as reader:
+        reader.execute("SELECT count(*) FROM outbox.message")
+        with pytest.raises(psycopg.Error, match="no lock in 1 tries"):
+            upkeep.run(tries=1)
+        assert expired(upkeep) == 1
+
+        busy = threading.Thread(target=upkeep.run)
+        busy.start()
+        # A writer gets through while the upkeep tries again and again.
+        execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
+        assert busy.is_alive()
+        reader.rollback()
+        busy.join(30)
+
+    assert expired(upkeep) == 0
+
+
+def test_trouble_with_one_table_does_not_keep_the_others_from_upkeep(
+    database_url: str, upkeep: Upkeep
+) -> None:
+    old_partition(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+        " WHERE parent_table = 'inbox.delivery'",
+    )
+    old_partition(database_url, table="inbox.delivery")
+
+    with pytest.raises(psycopg.Error, match=r"upkeep: retention of inbox\.delivery"):
+        upkeep.run()
+
+    assert expired(upkeep) == 0
+
+
+def test_old_foreign_receipts_are_trimmed(database_url: str, upkeep: Upkeep) -> None:
+    execute(
+        database_url,
+        "INSERT INTO inbox.foreign_receipt (source, message_id, consumer, received_at)"
+        " SELECT 'stripe', n::text, 'billing', now() - interval '15 days'"
+        " FROM generate_series(1, 2500) n",
+    )
+    execute(
+        database_url,
+        "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'young', 'billing')",
+    )
+
+    upkeep.run()
+
+    rows = execute(database_url, "SELECT message_id FROM inbox.foreign_receipt")
+    assert rows == [("young",)]
+
+
+def test_pg_cron_runs_the_upkeep_as_the_maintainer(
+    private_server: PostgresServer,
+) -> None:
+    jobs = "SELECT jobname, schedule, command, username FROM cron.job ORDER BY 1"
+    migrate(private_server.url)
+    first = execute(private_server.url, jobs)
+    assert first[1] == (
+        *("pillarbox upkeep", "7 * * * *"),
+        *("CALL outbox.maintain()", "pillarbox_maintainer"),
+    )
+    assert first[0][0] == "pillarbox trim cron log"
+
+    migrate(private_server.url)
+    assert execute(private_server.url, jobs) == first
+    with psycopg.connect(private_server.url, autocommit=True) as connection:
+        connection.execute("SET SESSION AUTHORIZATION pillarbox_maintainer")
+        for _, _, command, _ in first:
+            connection.execute(command)
+
+    unmigrate(private_server.url)
+    assert execute(private_server.url, jobs) == []
+    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
+    assert execute(private_server.url, roles) == []
