@@ -1,0 +1,122 @@
+"""The postgres publisher and source, by the suites that every adapter passes."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from typing_extensions import override
+
+from inbox.sources.postgres import PostgresSource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
+from outbox import Message
+from relay.publisher import Acked
+from relay.publishers.postgres import PostgresPublisher
+from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.relay import execute
+
+
+class TestPostgresPublisher(PublisherSuite):
+    capabilities = Capabilities(limits_payload=False)
+
+    @pytest.fixture(autouse=True)
+    def broker(self, database_url: str, proxy: MakeProxy) -> None:
+        self.direct = database_url
+        self.proxy, self.url = proxy(database_url)
+
+    @override
+    def publisher(self) -> PostgresPublisher:
+        return PostgresPublisher.from_url(self.url)
+
+    @override
+    async def prepare(self, topic: str) -> None:
+        execute(
+            self.direct, "INSERT INTO inbox.subscription VALUES ('one', %s)", [topic]
+        )
+
+    @override
+    async def received(self, topic: str, count: int) -> Sequence[Message]:
+        rows = execute(
+            self.direct,
+            "SELECT topic, payload, key, tenant, headers, message_id, content_type,"
+            " schema_version FROM inbox.delivery WHERE topic = %s ORDER BY seq",
+            [topic],
+        )
+        found = [
+            Message(
+                topic,
+                payload,
+                key=key,
+                tenant=tenant,
+                headers=headers,
+                id=id,
+                content_type=content_type,
+                schema_version=version,
+            )
+            for topic, payload, key, tenant, headers, id, content_type, version in rows
+        ]
+        assert len({message.id for message in found}) >= count
+        return found
+
+    @override
+    def bad_message(self, topic: str) -> Message:
+        return Message(topic, b"1", key="key-0", tenant="no NUL \0 in PostgreSQL")
+
+    @override
+    async def refused_message(self) -> Message:
+        return Message("nobody-subscribes-to-this", b"1")
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()
+
+    @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
+
+
+class TestPostgresSource(SourceSuite):
+    # Strangers can only insert rows, which the table's constraints hold to its shape.
+    capabilities = SourceCapabilities(gets_strangers=False)
+
+    @pytest.fixture(autouse=True)
+    def broker(self, database_url: str, proxy: MakeProxy) -> None:
+        self.direct = database_url
+        self.proxy, self.url = proxy(database_url)
+
+    @override
+    def source(self, consumer: str, topic: str) -> PostgresSource:
+        return PostgresSource(
+            self.url,
+            consumer=consumer,
+            topics=[topic],
+            lease=timedelta(seconds=self.hold),
+            poll_interval=timedelta(milliseconds=100),
+            sweep_interval=timedelta(milliseconds=200),
+        )
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        async with PostgresPublisher.from_url(self.direct) as publisher:
+            assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
