@@ -1,10 +1,10 @@
 """Claim: read the next messages of leased lanes. Nothing is locked or written."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from outbox.database import Connection
 from outbox.identifier import is_uuid7
@@ -12,9 +12,8 @@ from outbox.lane import priority_of
 from outbox.message import Message
 from outbox.statement import load
 from relay.config import RelayConfig
-from relay.lanes import BEGINNING, Lane, Lanes, Snapshot
-
-_END: Final = datetime(9999, 1, 1, tzinfo=UTC)
+from relay.lane import Lane, Snapshot
+from relay.lanes import Lanes
 
 
 class Claimed(NamedTuple):
@@ -48,25 +47,22 @@ async def claim_batch(
     a prefix of what is ready, less the keys that are blocked.
     """
     strange = [lane for lane in lanes if lane.strange]
-    # A head that became ready while its key was read may lie below the floor.
-    sweep = bool(strange) or any(lane.sweep for lane in lanes)
     if strange:
-        await _read_blocked_keys(connection, strange)
+        await _acquaint(connection, board, strange)
+    oldest, newest = board.bounds(lanes)
     cursor = connection.cursor(binary=True)
     await cursor.execute(
         load("relay", "claim_batch"),
         {
             "lanes": [lane.number for lane in lanes],
-            "floors": [-1 if sweep else lane.floor for lane in lanes],
-            "oldest": BEGINNING if sweep else _oldest(lanes),
-            "newest": _END if sweep else board.newest(),
+            "floors": [lane.floor for lane in lanes],
+            "oldest": oldest,
+            "newest": newest,
             "blocked": [key for lane in lanes for key in lane.blocked],
             "max_rows": config.batch_size,
             "max_bytes": config.max_batch_bytes,
             "max_payload": config.max_payload_bytes,
         },
-        # A plan for all partitions must not become the plan for two.
-        prepare=False if sweep else None,
     )
     found = await cursor.fetchall()
     rows = [_read(row, config) for row in found]
@@ -76,50 +72,68 @@ async def claim_batch(
         or taken >= config.max_batch_bytes
         or any(row.message is None for row in rows)  # of unknown size
     )
-    snapshot = _read_snapshot(found[0][-1]) if found else None
-    _note(board, lanes, rows, snapshot, sweep=sweep, full=full)
+    last = {row.lane: row.seq for row in rows}
+    if found:
+        snapshot = Snapshot.read(found[0][-1])
+        for lane in lanes:
+            if lane.number in last:
+                lane.looked_up_to(last[lane.number], snapshot)
+    reached = _reached(lanes, last) if full else lanes
+    for lane in reached:
+        if lane.number not in last:
+            lane.found_empty()
+    board.served(reached)
     return Batch(lanes, rows)
 
 
-def _oldest(lanes: Sequence[Lane]) -> datetime:
-    return min((lane.oldest for lane in lanes), default=BEGINNING)
+def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
+    """Leave out the lanes behind the last row: a full claim says nothing of them."""
+    end = max((i for i, lane in enumerate(lanes) if lane.number in found), default=-1)
+    return lanes[: end + 1]
 
 
-def _note(
-    board: Lanes,
-    lanes: Sequence[Lane],
-    rows: Sequence[Claimed],
-    snapshot: Snapshot | None,
-    *,
-    sweep: bool,
-    full: bool,
+async def _acquaint(
+    connection: Connection, board: Lanes, lanes: Sequence[Lane]
 ) -> None:
-    """Move floors; a full claim says nothing of the lanes behind its last row."""
-    last = {row.lane: row.seq for row in rows}
-    oldest: dict[int, datetime] = {}
-    for row in rows:
-        oldest[row.lane] = min(oldest.get(row.lane, row.created_at), row.created_at)
-    seen = not full
-    for lane in reversed(lanes):
-        found = lane.number in last
-        if found and snapshot is not None:
-            lane.claimed_up_to(last[lane.number], snapshot)
-            seen = True
-        elif seen:
-            lane.found_empty()
-        if sweep and seen:
-            lane.swept(board.oldest(oldest.get(lane.number)))
-
-
-async def _read_blocked_keys(connection: Connection, lanes: Sequence[Lane]) -> None:
-    by_number = {lane.number: lane for lane in lanes}
+    """Read what the database knows of lanes that are new, or may have changed."""
+    # In this order: what was given out by now belongs to transactions that the
+    # snapshot of the heads knows.
+    now, given_out = await _read_clock(connection)
+    board.set_clock(now)
+    blocked = await _list_blocked_keys(connection, lanes)
     cursor = await connection.execute(
-        load("relay", "list_blocked_keys"), {"lanes": list(by_number)}
+        load("relay", "find_heads"),
+        {
+            "lanes": [lane.number for lane in lanes],
+            "blocked": [key for keys in blocked.values() for key in keys],
+        },
     )
-    blocked = await cursor.fetchall()
-    for lane in lanes:
-        lane.blocked = {key for number, key in blocked if number == lane.number}
-        lane.strange = False
+    by_number = {lane.number: lane for lane in lanes}
+    for number, seq, created_at, snapshot in await cursor.fetchall():
+        lane = by_number[number]
+        head = None if seq is None else (seq, created_at)
+        lane.acquainted(blocked[number], head, now)
+        lane.looked_up_to(
+            given_out if seq is None else seq - 1, Snapshot.read(snapshot)
+        )
+
+
+async def _read_clock(connection: Connection) -> tuple[datetime, int]:
+    cursor = await connection.execute(load("relay", "read_clock"))
+    ((now, seq),) = await cursor.fetchall()
+    return now, seq
+
+
+async def _list_blocked_keys(
+    connection: Connection, lanes: Sequence[Lane]
+) -> dict[int, set[str]]:
+    blocked: dict[int, set[str]] = {lane.number: set() for lane in lanes}
+    cursor = await connection.execute(
+        load("relay", "list_blocked_keys"), {"lanes": list(blocked)}
+    )
+    for number, key in await cursor.fetchall():
+        blocked[number].add(key)
+    return blocked
 
 
 def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
@@ -164,11 +178,6 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
             priority=priority_of(lane),
         )
     return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
-
-
-def _read_snapshot(text: str) -> Snapshot:
-    oldest, end, _ = text.split(":")
-    return Snapshot(int(oldest), int(end))
 
 
 def _read_headers(text: str) -> tuple[dict[str, str], str | None]:

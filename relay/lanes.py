@@ -1,17 +1,7 @@
-"""Which lanes to claim from next, and what this relay knows of each.
+"""Which lanes to claim from next.
 
 A lane goes round: *pick, claim, publish, settle, put back*. It is in flight once at
 most, so its messages reach the broker in order.
-
-The *floor* of a lane is the seq at or below which nothing is left to claim: dead
-index entries behind it are never walked again, not even while another session's
-snapshot keeps them from being cleaned up. Whatever makes a row claimable again
-rewinds it. A sweep without floor every few seconds finds what was changed by hand.
-
-The floor lags behind the claims. Writers draw their seq before they commit, so a
-claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
-what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
-claim, which began after all transactions of that time had ended, and so found 11.
 """
 
 import asyncio
@@ -19,101 +9,10 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.lease import Lease
-
-BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
-_SKEW: Final = timedelta(hours=1)
-
-
-class Snapshot(NamedTuple):
-    """Which transactions a claim could not see, by their ids."""
-
-    oldest: int
-    """All below had ended."""
-    end: int
-    """None from here on had begun to write."""
-
-
-class Lane:
-    """What this relay knows of one lane that it holds."""
-
-    __slots__ = (
-        "blocked",
-        "dry",
-        "floor",
-        "in_flight",
-        "number",
-        "oldest",
-        "rewound",
-        "seen",
-        "stirred",
-        "strange",
-        "sweep",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.floor = -1
-        self.oldest = BEGINNING
-        self.blocked: set[str] = set()
-        self.strange = True
-        """Its blocked keys are to be read from the database."""
-        self.sweep = True
-        """The next claim goes without floor."""
-        self.dry = False
-        """The last look found nothing."""
-        self.in_flight = False
-        self.stirred = False
-        """Something may have come since the claim that is under way."""
-        self.rewound: int | None = None
-        self.seen: tuple[int, int] | None = None
-        """Up to which seq a claim saw what had committed, and that snapshot's end."""
-
-    def rewind(self, seq: int, created_at: datetime) -> None:
-        """Make a row claimable again."""
-        self.floor = min(self.floor, seq - 1)
-        self.oldest = min(self.oldest, created_at)
-        # A claim may be under way, which raises the floor when it returns.
-        if self.rewound is None or self.floor < self.rewound:
-            self.rewound = self.floor
-        self.seen = None
-        self.stir()
-
-    def picked(self) -> None:
-        """Begin a flight; what happens from now on concerns its claim."""
-        self.in_flight = True
-        self.stirred = False
-        self.rewound = None
-
-    def stir(self) -> None:
-        """Look at it again."""
-        self.dry = False
-        self.stirred = True
-
-    def found_empty(self) -> None:
-        """Leave it alone until it is stirred, unless it just was."""
-        self.dry = not self.stirred
-
-    def claimed_up_to(self, seq: int, snapshot: Snapshot) -> None:
-        """Raise the floor as far as no open transaction may still bring a row.
-
-        Not at all if it was rewound while the claim was under way.
-        """
-        if self.rewound is not None:
-            return
-        if self.seen is not None and snapshot.oldest >= self.seen[1]:
-            self.floor = max(self.floor, min(seq, self.seen[0]))
-            self.seen = None
-        if self.seen is None:
-            self.seen = (seq, snapshot.end)
-
-    def swept(self, oldest: datetime) -> None:
-        """Bound `created_at` anew, unless a row was rewound under way."""
-        self.sweep = False
-        self.oldest = oldest if self.rewound is None else min(oldest, self.oldest)
+from relay.lane import BEGINNING, SKEW, Lane
 
 
 class Lanes:
@@ -146,16 +45,15 @@ class Lanes:
             self._known.pop(number, None)
         self._tell()
 
-    def wake(self, *, sweep: bool = False) -> None:
-        """Look at every lane again; with `sweep`, without floors.
+    def wake(self, *, strange: bool = False) -> None:
+        """Look at every lane again; with `strange`, as if it were new.
 
-        A sweep also reads the blocked keys again: somebody else may have settled
-        the message that blocked one.
+        Somebody else may have settled the message that blocked a key, or have made
+        one ready that lies below the floor.
         """
         for lane in self._known.values():
             lane.stir()
-            lane.sweep = lane.sweep or sweep
-            lane.strange = lane.strange or sweep
+            lane.strange = lane.strange or strange
         self._look_everywhere = True
         self._tell()
 
@@ -179,16 +77,12 @@ class Lanes:
             self._look_everywhere = False
         elif waiting:
             priority = self._next_priority(waiting)
-            owned = sum(n in self._known for n in lanes_of(priority))
-            share = math.ceil(owned / self._concurrency)
+            share = math.ceil(self._active(priority) / self._concurrency)
             chosen = waiting[priority][:share]
         else:
             chosen = []
         for lane in chosen:
             lane.picked()
-            turns = self._turns[priority_of(lane.number)]
-            turns.remove(lane.number)
-            turns.append(lane.number)
         self._lease.use([lane.number for lane in chosen])
         if chosen:
             self._tell()
@@ -196,6 +90,13 @@ class Lanes:
             # The lease keeps them back, and takes or loses them with its next beat.
             self._work.clear()
         return chosen
+
+    def served(self, lanes: Iterable[Lane]) -> None:
+        """Send lanes that a claim has reached to the back of the queue."""
+        for lane in lanes:
+            turns = self._turns[priority_of(lane.number)]
+            turns.remove(lane.number)
+            turns.append(lane.number)
 
     def owns(self, lanes: Iterable[Lane]) -> bool:
         """Tell whether these lanes may be published from, ever since they were picked.
@@ -229,13 +130,17 @@ class Lanes:
         """Learn the database's clock."""
         self._clock_offset = now - datetime.now(UTC)
 
-    def newest(self) -> datetime:
-        """Bound `created_at` from above, for partitions made ahead to be left out."""
-        return datetime.now(UTC) + self._clock_offset + _SKEW
+    def now(self) -> datetime:
+        """Tell the database's time."""
+        return datetime.now(UTC) + self._clock_offset
 
-    def oldest(self, found: datetime | None) -> datetime:
-        """Bound `created_at` from below, given the oldest row that a sweep found."""
-        return (found or datetime.now(UTC) + self._clock_offset) - _SKEW
+    def bounds(self, lanes: Sequence[Lane]) -> tuple[datetime, datetime]:
+        """Bound `created_at`, so that the planner leaves all other days out."""
+        newest = self.now() + SKEW
+        return (
+            min((lane.oldest for lane in lanes), default=BEGINNING),
+            max([newest, *(lane.newest + SKEW for lane in lanes)]),
+        )
 
     async def work(self) -> None:
         """Wait until a lane can be picked."""
@@ -260,6 +165,10 @@ class Lanes:
             if lanes:
                 waiting[priority] = lanes
         return waiting
+
+    def _active(self, priority: Priority) -> int:
+        known = (self._known.get(number) for number in lanes_of(priority))
+        return sum(lane is not None and not lane.dry for lane in known)
 
     def _next_priority(self, waiting: Collection[Priority]) -> Priority:
         # Smooth weighted round robin: who waits longest for its weight is next.

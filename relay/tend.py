@@ -1,4 +1,4 @@
-"""What comes round by the clock: due messages, and sweeps without floor."""
+"""What comes round by the clock: due messages, and sweeps for what lies below."""
 
 import asyncio
 import time
@@ -27,10 +27,7 @@ async def tend_lanes(
             try:
                 connection = await link.connection()
                 if time.monotonic() >= next_sweep:
-                    cursor = await connection.execute("SELECT clock_timestamp()")
-                    for (now,) in await cursor.fetchall():
-                        board.set_clock(now)
-                    board.wake(sweep=True)
+                    board.wake(strange=True)
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )

@@ -20,7 +20,8 @@ from relay.events import (
     KeyBlocked,
     MessageDeadLettered,
 )
-from relay.lanes import Lane, Lanes
+from relay.lane import Lane
+from relay.lanes import Lanes
 from relay.publish import publish_batch
 from relay.publisher import Publisher
 from relay.settle import Settlement, decide, settle_batch

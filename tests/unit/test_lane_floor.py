@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from relay.lanes import Lane, Snapshot
+from relay.lane import Lane, Snapshot
 
 QUIET = Snapshot(7, 7)
 BUSY = Snapshot(5, 7)
@@ -10,66 +10,86 @@ BUSY = Snapshot(5, 7)
 
 def test_the_floor_rises_when_a_later_claim_has_seen_all_that_was_open() -> None:
     lane = Lane(16)
-    lane.claimed_up_to(10, BUSY)
+    lane.looked_up_to(10, BUSY)
     assert lane.floor == -1
 
-    lane.claimed_up_to(20, Snapshot(6, 9))
+    lane.looked_up_to(20, Snapshot(6, 9))
     assert lane.floor == -1
-    lane.claimed_up_to(30, Snapshot(7, 9))
+    lane.looked_up_to(30, Snapshot(7, 9))
     assert lane.floor == 10
-    lane.claimed_up_to(40, Snapshot(9, 9))
+    lane.looked_up_to(40, Snapshot(9, 9))
     assert lane.floor == 30
 
 
 def test_the_floor_does_not_rise_above_what_the_later_claim_came_to() -> None:
     lane = Lane(16)
-    lane.claimed_up_to(10, QUIET)
-    lane.claimed_up_to(5, QUIET)
+    lane.looked_up_to(10, QUIET)
+    lane.looked_up_to(5, QUIET)
     assert lane.floor == 5
 
 
 def test_a_rewind_during_a_claim_is_not_undone_by_it() -> None:
     lane = Lane(16)
-    lane.claimed_up_to(10, QUIET)
-    lane.claimed_up_to(15, QUIET)
+    lane.looked_up_to(10, QUIET)
+    lane.looked_up_to(15, QUIET)
 
     lane.rewind(5, datetime.now(UTC))
     lane.rewind(7, datetime.now(UTC))
-    lane.claimed_up_to(20, QUIET)
+    lane.looked_up_to(20, QUIET)
 
     assert lane.floor == 4
 
 
 def test_a_rewind_between_claims_lowers_the_floor_once() -> None:
     lane = Lane(16)
-    lane.claimed_up_to(20, QUIET)
-    lane.claimed_up_to(30, QUIET)
+    lane.looked_up_to(20, QUIET)
+    lane.looked_up_to(30, QUIET)
     assert lane.floor == 20
 
     lane.rewind(5, datetime.now(UTC))
     assert lane.floor == 4
     lane.picked()
-    lane.claimed_up_to(40, QUIET)
+    lane.looked_up_to(40, QUIET)
     assert lane.floor == 4
-    lane.claimed_up_to(50, QUIET)
+    lane.looked_up_to(50, QUIET)
     assert lane.floor == 40
 
 
 def test_a_rewind_lowers_the_bound_in_time_too() -> None:
     lane = Lane(16)
     now = datetime.now(UTC)
-    lane.swept(now)
+    lane.acquainted(set(), None, now)
 
     lane.rewind(5, now - timedelta(days=3))
 
     assert lane.oldest == now - timedelta(days=3)
 
 
-def test_a_sweep_under_way_does_not_undo_a_rewind_in_time() -> None:
+def test_a_look_at_the_head_under_way_does_not_undo_a_rewind_in_time() -> None:
     lane = Lane(16)
     now = datetime.now(UTC)
     lane.rewind(5, now - timedelta(days=3))
 
-    lane.swept(now)
+    lane.acquainted(set(), None, now)
 
     assert lane.oldest <= now - timedelta(days=3)
+
+
+def test_a_head_below_the_floor_lowers_it() -> None:
+    lane = Lane(16)
+    now = datetime.now(UTC)
+    lane.looked_up_to(20, QUIET)
+    lane.looked_up_to(30, QUIET)
+    lane.picked()
+
+    lane.acquainted(set(), (12, now - timedelta(days=3)), now)
+
+    assert lane.floor == 11
+    assert lane.oldest <= now - timedelta(days=3)
+
+
+def test_an_empty_lane_rises_to_what_was_given_out_before_the_look() -> None:
+    lane = Lane(16)
+    lane.looked_up_to(500, Snapshot(5, 7))
+    lane.looked_up_to(600, Snapshot(7, 9))
+    assert lane.floor == 500

@@ -9,7 +9,8 @@ import pytest
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from relay.config import RelayConfig
-from relay.lanes import Lane, Lanes, Snapshot
+from relay.lane import Lane, Snapshot
+from relay.lanes import Lanes
 from tests.fixtures.claimed import HeldLease
 
 WEIGHTS = RelayConfig().weights
@@ -105,6 +106,7 @@ def test_within_a_class_lanes_take_turns() -> None:
     for _ in range(4):
         picked = board.pick_share()
         seen += numbers(picked)
+        board.served(picked)
         board.put_back(picked)
 
     assert sorted(seen[-16:]) == list(lanes_of(Priority.DEFAULT))
@@ -128,16 +130,26 @@ def test_a_wake_up_during_a_claim_is_not_lost() -> None:
     assert len(board.pick()) == 16
 
 
+def test_a_lane_that_a_full_claim_did_not_reach_keeps_its_turn() -> None:
+    board = Board(Priority.DEFAULT, concurrency=1)
+    picked = board.pick_share()
+
+    board.served(picked[:2])
+    board.put_back(picked)
+
+    assert numbers(board.pick()) == [*range(18, 32), 16, 17]
+
+
 def test_a_sweep_ordered_during_a_claim_is_still_to_come() -> None:
     board = Board(Priority.DEFAULT)
     picked = board.pick()
     for lane in picked:
-        lane.sweep = lane.strange = False
+        lane.strange = False
 
-    board.wake(sweep=True)
+    board.wake(strange=True)
     board.put_back(picked)
 
-    assert all(lane.sweep and lane.strange for lane in board.pick())
+    assert all(lane.strange for lane in board.pick())
 
 
 def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
@@ -155,7 +167,7 @@ def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
 def test_a_lane_that_came_back_begins_anew() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()[0]
-    old.claimed_up_to(100, Snapshot(7, 7))
+    old.looked_up_to(100, Snapshot(7, 7))
     old.blocked.add("k")
 
     board.lose([old.number])
@@ -163,7 +175,7 @@ def test_a_lane_that_came_back_begins_anew() -> None:
     new = board.find(old.number)
 
     assert new is not None
-    assert (new.floor, new.blocked, new.strange, new.sweep) == (-1, set(), True, True)
+    assert (new.floor, new.blocked, new.strange) == (-1, set(), True)
 
 
 def test_lanes_in_flight_are_kept_from_being_given_back() -> None:
@@ -228,13 +240,18 @@ async def test_work_and_dry_say_what_can_be_waited_for() -> None:
     await working
 
 
-def test_moments_follow_the_clock_of_the_database() -> None:
-    board = Board()
-    behind = datetime.now(UTC) - timedelta(days=10)
-
-    board.set_clock(behind)
-
+def test_bounds_follow_the_clock_of_the_database_and_what_lies_beyond() -> None:
+    board = Board(Priority.DEFAULT)
+    now = datetime.now(UTC) - timedelta(days=10)
     hour, minute = timedelta(hours=1), timedelta(minutes=1)
-    assert abs(board.newest() - behind - hour) < minute
-    assert abs(board.oldest(None) - behind + hour) < minute
-    assert board.oldest(behind) == behind - hour
+    board.set_clock(now)
+    empty, old, ahead = board.pick()[:3]
+    empty.acquainted(set(), None, now)
+    old.acquainted(set(), (5, now - timedelta(days=3)), now)
+    ahead.acquainted(set(), (7, now + timedelta(days=2)), now)
+
+    oldest, newest = board.bounds([empty])
+    assert oldest == now - hour
+    assert abs(newest - now - hour) < minute
+    assert board.bounds([empty, old])[0] == now - timedelta(days=3) - hour
+    assert board.bounds([ahead]) == (now - hour, now + timedelta(days=2) + hour)

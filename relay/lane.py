@@ -1,0 +1,124 @@
+"""What this relay knows of one lane: above all, its floor.
+
+The *floor* of a lane is the seq at or below which nothing is left to claim: dead
+index entries behind it are never walked again, not even while another session's
+snapshot keeps them from being cleaned up. Whatever makes a row claimable again
+rewinds it. Every few seconds the head of each lane is looked for without floor, which
+finds what was changed by hand.
+
+The floor lags behind the claims. Writers draw their seq before they commit, so a
+claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
+what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
+look, which began after all transactions of that time had ended, and so found 11.
+(The insert trigger gives a transaction its id before it draws a seq.)
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, Self
+
+BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
+SKEW: Final = timedelta(hours=1)
+
+
+class Snapshot(NamedTuple):
+    """Which transactions a statement could not see, by their ids."""
+
+    oldest: int
+    """All below had ended."""
+    end: int
+    """None from here on had begun to write."""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read PostgreSQL's `pg_snapshot`: `xmin:xmax:list`."""
+        oldest, end, _ = text.split(":")
+        return cls(int(oldest), int(end))
+
+
+class Lane:
+    """What this relay knows of one lane that it holds."""
+
+    __slots__ = (
+        "blocked",
+        "dry",
+        "floor",
+        "in_flight",
+        "newest",
+        "number",
+        "oldest",
+        "rewound",
+        "seen",
+        "stirred",
+        "strange",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.floor = -1
+        self.oldest = BEGINNING
+        self.newest = BEGINNING
+        self.blocked: set[str] = set()
+        self.strange = True
+        """Its blocked keys and its head are to be read from the database."""
+        self.dry = False
+        """The last look found nothing."""
+        self.in_flight = False
+        self.stirred = False
+        """Something may have come since the claim that is under way."""
+        self.rewound: int | None = None
+        self.seen: tuple[int, int] | None = None
+        """Up to which seq a look saw what had committed, and that snapshot's end."""
+
+    def rewind(self, seq: int, created_at: datetime) -> None:
+        """Make a row claimable again."""
+        self.floor = min(self.floor, seq - 1)
+        self.oldest = min(self.oldest, created_at)
+        # A claim may be under way, which raises the floor when it returns.
+        if self.rewound is None or self.floor < self.rewound:
+            self.rewound = self.floor
+        self.seen = None
+        self.stir()
+
+    def picked(self) -> None:
+        """Begin a flight; what happens from now on concerns its claim."""
+        self.in_flight = True
+        self.stirred = False
+        self.rewound = None
+
+    def stir(self) -> None:
+        """Look at it again."""
+        self.dry = False
+        self.stirred = True
+
+    def found_empty(self) -> None:
+        """Leave it alone until it is stirred, unless it just was."""
+        self.dry = not self.stirred
+
+    def looked_up_to(self, seq: int, snapshot: Snapshot) -> None:
+        """Raise the floor as far as no open transaction may still bring a row.
+
+        Not at all if it was rewound while the look was under way.
+        """
+        if self.rewound is not None:
+            return
+        if self.seen is not None and snapshot.oldest >= self.seen[1]:
+            self.floor = max(self.floor, min(seq, self.seen[0]))
+            self.seen = None
+        if self.seen is None:
+            self.seen = (seq, snapshot.end)
+
+    def acquainted(
+        self, blocked: set[str], head: tuple[int, datetime] | None, now: datetime
+    ) -> None:
+        """Learn what the database says of this lane, while it is picked."""
+        self.strange = False
+        self.blocked = blocked
+        oldest = now if head is None else min(head[1], now)
+        # A row that was rewound under way may be older than the head was.
+        self.oldest = min(
+            oldest - SKEW, self.oldest if self.rewound is not None else now
+        )
+        if head is not None:
+            self.newest = head[1]
+            if head[0] <= self.floor:
+                self.rewind(*head)

@@ -1,0 +1,17 @@
+-- Does:  Find the first ready message of each lane, wherever it lies: without floor, on every day.
+-- Takes: lanes, blocked keys
+-- Gives: lane, seq and created_at (null where the lane has none), snapshot
+-- Index: message_ready_idx on every partition
+SELECT leased.lane, head.seq, head.created_at, pg_catalog.pg_current_snapshot()::text AS snapshot
+  FROM unnest(%(lanes)s::smallint[]) AS leased (lane)
+  LEFT JOIN LATERAL (
+      SELECT m.seq, m.created_at
+        FROM outbox.message AS m
+       WHERE m.lane = leased.lane
+         AND m.available_at IS NULL
+         AND m.published_at IS NULL
+         AND m.dead_lettered_at IS NULL
+         AND (m.key IS NULL OR m.key <> ALL (%(blocked)s::text[]))
+       ORDER BY m.seq
+       LIMIT 1
+  ) AS head ON true
