@@ -42,6 +42,10 @@ AnySession: TypeAlias = (
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
+
+on_write: Final[list[Callable[[Session, Sequence[Message]], None]]] = []
+"""Called with what a session has just sent to the database: for `outbox.testing`."""
+
 _WAITING: Final = "outbox.messages_waiting"
 
 _COLUMNS: Final[dict[str, Any]] = {
@@ -93,7 +97,7 @@ def add(session: AnySession, *messages: Message, limits: Limits = _LIMITS) -> No
             and the session is as it was.
         NotASessionError: `session` isn't one.
     """
-    target = _sync_session(session)
+    target = sync_session(session)
     _check(messages, limits)
     if not messages:
         return
@@ -140,14 +144,19 @@ def _check(messages: Sequence[Message], limits: Limits) -> None:
         limits.check(message)
 
 
-def _sync_session(session: object) -> Session:
+def sync_session(session: object) -> Session:
+    """Give the session that holds what is pending, also of an async or scoped one.
+
+    Raises:
+        NotASessionError: `session` isn't one.
+    """
     match session:
         case Session():
             return session
         case AsyncSession():
             return session.sync_session
         case scoped_session() | async_scoped_session():
-            return _sync_session(session())
+            return sync_session(session())
     raise NotASessionError(
         f"session {shorten(session)}: isn't a SQLAlchemy session; "
         "pass the Session or AsyncSession of your transaction,"
@@ -172,6 +181,8 @@ def _write(session: Session, messages: Sequence[Message]) -> None:
         connection.execute(_INSERT_ONE, rows[0])
     else:
         connection.execute(_INSERT_MANY, _arrays(rows))
+    for listener in on_write:
+        listener(session, messages)
 
 
 def _row(message: Message) -> dict[str, Any]:

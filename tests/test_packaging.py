@@ -95,7 +95,9 @@ def test_the_wheel_and_the_editable_install_give_the_same_files(
     ids=lambda entry_point: f"{entry_point.group} {entry_point.name}",
 )
 def test_an_entry_point_leads_to_something(entry_point: EntryPoint) -> None:
-    assert callable(entry_point.load())
+    found = entry_point.load()
+    # A plugin of pytest is a module.
+    assert callable(found) or entry_point.group == "pytest11"
 
 
 def test_the_lock_file_names_no_place_to_download_from() -> None:

@@ -1,0 +1,87 @@
+"""Ask a session which messages the code under test has added to it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from outbox.add import Added, AnySession, on_write, sync_session
+from outbox.message import Message
+
+__all__ = ["added"]
+
+_SEEN: Final = "outbox.testing.messages_written"
+
+
+def added(session: AnySession, topic: str | None = None) -> list[Message]:
+    """Give the messages that were added to `session`, in their order.
+
+    Those that wait for the next flush, those that were flushed and those that this
+    session committed; not what was rolled back, nor what went with a savepoint. There
+    is no I/O, so there is nothing to await and no right to read is needed.
+
+        def test_an_order_is_announced(session: Session) -> None:
+            place_order(session, total=9)
+            [message] = added(session, "orders.placed")
+            assert message.json() == {"total": 9}
+
+    Messages are seen from the import of this module on; the pytest plugin imports it
+    before the first test. What `insert_statement` made is not the session's.
+
+    Args:
+        topic: give only the messages of this topic.
+    """
+    target = sync_session(session)
+    written: list[_Written] = target.info.get(_SEEN, [])
+    waiting = [
+        message
+        for pending in target.new
+        if isinstance(pending, Added)
+        for message in pending.messages
+    ]
+    messages = [*(one.message for one in written), *waiting]
+    return [m for m in messages if topic is None or m.topic == topic]
+
+
+@dataclass(slots=True)
+class _Written:
+    """A message that left with a flush, and the transactions that can undo it."""
+
+    message: Message
+    transactions: frozenset[SessionTransaction]
+
+
+def _note_written(session: Session, messages: Iterable[Message]) -> None:
+    around = set()
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    while transaction is not None:
+        around.add(transaction)
+        transaction = transaction.parent
+    written = session.info.setdefault(_SEEN, [])
+    written += [_Written(message, frozenset(around)) for message in messages]
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _forget_rolled_back(session: Session, previous: SessionTransaction) -> None:
+    written: list[_Written] = session.info.get(_SEEN, [])
+    written[:] = [one for one in written if previous not in one.transactions]
+
+
+@event.listens_for(Session, "after_commit")
+def _keep_committed(session: Session) -> None:
+    if not session.in_nested_transaction():
+        for one in session.info.get(_SEEN, []):
+            one.transactions = frozenset()
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _forget_unfinished(session: Session, transaction: SessionTransaction) -> None:
+    # Closed without a commit, which is a rollback that nobody announces.
+    if transaction.parent is None:
+        written: list[_Written] = session.info.get(_SEEN, [])
+        written[:] = [one for one in written if not one.transactions]
+
+
+on_write.append(_note_written)

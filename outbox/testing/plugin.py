@@ -1,0 +1,78 @@
+"""Fixtures for the tests of applications; pytest finds this plugin by itself.
+
+    def test_an_order_is_announced(pillarbox_database_url: str) -> None:
+        engine = create_engine(pillarbox_database_url)
+        ...
+
+Servers start when the first test asks for one, and end with the run.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+# Before the first test, so that nothing is added unseen.
+import outbox.testing.added  # noqa: F401
+from outbox.testing.events import RecordedEvents
+
+if TYPE_CHECKING:
+    from outbox.testing.postgres import PostgresServer
+
+__all__ = [
+    "pillarbox_database_url",
+    "pillarbox_server",
+    "pillarbox_template",
+    "recorded_events",
+]
+
+
+@pytest.fixture
+def recorded_events() -> RecordedEvents:
+    """Give an observer for a relay or a consumer, for whose events a test can wait."""
+    return RecordedEvents()
+
+
+@pytest.fixture(scope="session")
+def pillarbox_server() -> "Iterator[PostgresServer]":
+    """Give the server of PILLARBOX_DATABASE_URL, or a private one for this run.
+
+    A private one needs PostgreSQL's programs on this machine, with pg_partman and
+    pg_cron.
+    """
+    from outbox.testing.postgres import postgres_server
+
+    url = os.environ.get("PILLARBOX_DATABASE_URL") or None
+    with postgres_server(url, durable=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pillarbox_template(pillarbox_server: "PostgresServer") -> Iterator[str]:
+    """Give the name of a migrated database, to be copied and left unconnected."""
+    from outbox.migrate import migrate
+
+    name = f"pillarbox_template_{uuid4().hex}"
+    pillarbox_server.create_database(name)
+    try:
+        migrate(pillarbox_server.database_url(name), with_cron=False)
+        yield name
+    finally:
+        pillarbox_server.drop_database(name)
+
+
+@pytest.fixture
+def pillarbox_database_url(
+    pillarbox_server: "PostgresServer", pillarbox_template: str
+) -> Iterator[str]:
+    """Give the URL of a database with our schema: `postgresql+psycopg://…`."""
+    from outbox.database import sqlalchemy_url
+
+    name = f"pillarbox_{uuid4().hex}"
+    pillarbox_server.create_database(name, pillarbox_template)
+    try:
+        yield sqlalchemy_url(pillarbox_server.database_url(name))
+    finally:
+        pillarbox_server.drop_database(name)

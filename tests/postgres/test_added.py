@@ -1,0 +1,139 @@
+"""What `outbox.testing.added` sees of a session."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import outbox
+from outbox import Message, NotASessionError
+from outbox.database import sqlalchemy_url
+from outbox.testing import added
+
+A, B, C = (Message(topic, b"") for topic in "abc")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "announced_order"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def session(database_url: str) -> Iterator[Session]:
+    engine: Engine = create_engine(sqlalchemy_url(database_url))
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+def test_pending_and_flushed_in_order(session: Session) -> None:
+    assert added(session) == []
+    outbox.add(session, A)
+    assert added(session) == [A]
+    session.flush()
+    outbox.add(session, B, C)
+
+    assert added(session) == [A, B, C]
+
+
+def test_by_topic(session: Session) -> None:
+    outbox.add(session, A, B)
+    session.flush()
+    outbox.add(session, A)
+
+    assert added(session, "a") == [A, A]
+    assert added(session, "b") == [B]
+    assert added(session, "c") == []
+
+
+def test_what_was_committed_stays_and_is_seen_once(session: Session) -> None:
+    outbox.add(session, A)
+    session.commit()
+    outbox.add(session, B)
+    session.flush()
+    session.rollback()
+
+    assert added(session) == [A]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("end", ["rollback", "close", "reset"])
+def test_what_was_undone_is_not_seen(session: Session, end: str, flushed: bool) -> None:
+    outbox.add(session, A)
+    if flushed:
+        session.flush()
+
+    getattr(session, end)()
+
+    assert added(session) == []
+
+
+def test_a_savepoint_takes_its_own_with_it(session: Session) -> None:
+    outbox.add(session, A)
+    with session.begin_nested():
+        outbox.add(session, B)
+    lost = session.begin_nested()
+    outbox.add(session, Message("lost", b""))
+    session.flush()
+    with session.begin_nested():
+        outbox.add(session, Message("lost inside", b""))
+    outbox.add(session, Message("pending", b""))
+    lost.rollback()
+    outbox.add(session, C)
+
+    assert added(session) == [A, B, C]
+    session.commit()
+    assert added(session) == [A, B, C]
+
+
+def test_an_async_session_is_asked_without_awaiting() -> None:
+    session = AsyncSession()
+    outbox.add(session, A)
+
+    assert added(session) == [A]
+
+
+async def test_an_async_session_that_committed(database_url: str) -> None:
+    engine = create_async_engine(sqlalchemy_url(database_url))
+    async with AsyncSession(engine) as session:
+        async with session.begin_nested():
+            outbox.add(session, A)
+        await session.commit()
+        outbox.add(session, B)
+        await session.rollback()
+
+        assert added(session) == [A]
+    await engine.dispose()
+
+
+def test_what_a_listener_adds_during_the_flush_is_seen(session: Session) -> None:
+    def announce(session: Session, *_: Any) -> None:
+        outbox.add(session, B)
+
+    event.listen(session, "before_flush", announce)
+    outbox.add(session, A)
+    session.flush()
+
+    assert added(session) == [A, B]
+
+
+def test_a_role_that_may_not_read_is_no_hindrance(session: Session) -> None:
+    session.connection().exec_driver_sql("SET LOCAL ROLE pillarbox_application")
+    outbox.add(session, A, B)
+    session.flush()
+
+    assert added(session) == [A, B]
+
+
+def test_what_is_not_a_session_is_refused() -> None:
+    with pytest.raises(NotASessionError):
+        added(object())  # type: ignore[arg-type]
