@@ -47,6 +47,8 @@ def webhooks(pytestconfig: pytest.Config) -> Sequence[Webhook]:
             f"no {FILE}: name it by --webhooks=PATH or PILLARBOX_WEBHOOKS, or put it "
             "into shared/data beside the repository"
         )
+    if not path.exists():
+        pytest.fail(f"--webhooks or PILLARBOX_WEBHOOKS names {path}, which isn't there")
     return read(path)
 
 
