@@ -1,49 +1,23 @@
 """Messages in the caller's own transaction, with each session and driver."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import (
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-    create_async_engine,
-)
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
     Session,
     mapped_column,
-    scoped_session,
-    sessionmaker,
 )
 
 import outbox
-from outbox import InvalidMessageError, Message, Priority
+from outbox import InvalidMessageError, Message
 from outbox.database import sqlalchemy_url
-from outbox.lane import lane_of
+from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
 from tests.fixtures.relay import execute
-
-MESSAGES = [Message(f"t{n}", {"n": n}, key=f"k{n}") for n in range(3)]
-FULL = Message(
-    "orders.placed",
-    b"\x00\xff",
-    key="ä",
-    tenant="acme",
-    headers={"naïve": 'quo"te\\', "empty": ""},
-    content_type="text/xml",
-    schema_version=3,
-    priority=Priority.BULK,
-    available_at=datetime.now(UTC) + timedelta(hours=1),
-)
-COLUMNS = (
-    "id, lane, schema_version, available_at, topic, key, tenant, content_type,"
-    " headers, payload"
-)
 
 
 class Base(DeclarativeBase):
@@ -54,11 +28,6 @@ class Order(Base):
     __tablename__ = "shop_order"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-
-
-def topics(url: str) -> list[str]:
-    rows = execute(url, "SELECT topic FROM outbox.message ORDER BY seq")
-    return [topic for (topic,) in rows]
 
 
 @pytest.fixture
@@ -85,17 +54,6 @@ def inserts(engine: Engine) -> list[str]:
 Work: TypeAlias = Callable[[Session], None]
 
 
-@pytest.fixture(params=["psycopg", "asyncpg"])
-async def async_sessions(
-    request: pytest.FixtureRequest, database_url: str
-) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
-    engine = create_async_engine(
-        sqlalchemy_url(database_url).replace("+psycopg", f"+{request.param}")
-    )
-    yield async_sessionmaker(engine)
-    await engine.dispose()
-
-
 @pytest.mark.parametrize("messages", [[FULL], [*MESSAGES, FULL]], ids=["one", "many"])
 def test_every_field_arrives_by_a_session(
     database_url: str, engine: Engine, messages: list[Message]
@@ -105,85 +63,9 @@ def test_every_field_arrives_by_a_session(
 
     row = execute(
         database_url,
-        f"SELECT {COLUMNS} FROM outbox.message ORDER BY seq DESC LIMIT 1",
+        STORED,
     )
     assert row == [fields(FULL)]
-
-
-@pytest.mark.parametrize("messages", [[FULL], [*MESSAGES, FULL]], ids=["one", "many"])
-async def test_every_field_arrives_by_an_async_session(
-    database_url: str,
-    async_sessions: async_sessionmaker[AsyncSession],
-    messages: list[Message],
-) -> None:
-    async with async_sessions.begin() as session:
-        outbox.add(session, *messages)
-
-    row = execute(
-        database_url,
-        f"SELECT {COLUMNS} FROM outbox.message ORDER BY seq DESC LIMIT 1",
-    )
-    assert row == [fields(FULL)]
-
-
-async def test_a_statement_serves_async_connections_too(
-    database_url: str, async_sessions: async_sessionmaker[AsyncSession]
-) -> None:
-    async with async_sessions.begin() as session:
-        connection = await session.connection()
-        await connection.execute(outbox.insert_statement(*MESSAGES, FULL))
-
-    assert topics(database_url) == ["t0", "t1", "t2", "orders.placed"]
-    assert execute(
-        database_url,
-        f"SELECT {COLUMNS} FROM outbox.message ORDER BY seq DESC LIMIT 1",
-    ) == [fields(FULL)]
-
-
-def fields(message: Message) -> tuple[Any, ...]:
-    return (
-        message.id,
-        lane_of(message.key, message.id, message.priority),
-        message.schema_version,
-        message.available_at,
-        message.topic,
-        message.key,
-        message.tenant,
-        message.content_type,
-        message.headers,
-        message.payload,
-    )
-
-
-async def test_a_rolled_back_savepoint_takes_its_messages_in_async_too(
-    database_url: str, async_sessions: async_sessionmaker[AsyncSession]
-) -> None:
-    async with async_sessions.begin() as session:
-        outbox.add(session, Message("kept", b""))
-        savepoint = await session.begin_nested()
-        outbox.add(session, Message("pending", b""))
-        await savepoint.rollback()
-        async with session.begin_nested():
-            outbox.add(session, Message("kept too", b""))
-
-    assert topics(database_url) == ["kept", "kept too"]
-
-
-async def test_scoped_sessions_are_sessions(
-    database_url: str,
-    engine: Engine,
-    async_sessions: async_sessionmaker[AsyncSession],
-) -> None:
-    scoped = scoped_session(sessionmaker(engine))
-    outbox.add(scoped, Message("sync", b""))
-    scoped.commit()
-    scoped.remove()
-    async_scoped = async_scoped_session(async_sessions, scopefunc=lambda: 1)
-    outbox.add(async_scoped, Message("async", b""))
-    await async_scoped.commit()
-    await async_scoped.remove()
-
-    assert topics(database_url) == ["sync", "async"]
 
 
 def test_many_calls_make_one_insert_without_returning(
