@@ -1,0 +1,122 @@
+"""What publisher and source of Kafka share: the URL, and what librdkafka says."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+
+PREFIX: Final = "ce_"
+"""Of CloudEvents attributes in the headers of a Kafka record."""
+
+_URL: Final = "write kafka://host:port[,host:port…]/?option=value"
+_SETTINGS: Final[dict[str, Any]] = {
+    "client.id": "pillarbox",
+    "allow.auto.create.topics": True,
+    "log.connection.close": False,
+    "log_level": 4,
+    "reconnect.backoff.max.ms": 1000,
+    "socket.connection.setup.timeout.ms": 5000,
+    "socket.keepalive.enable": True,
+    "topic.metadata.refresh.fast.interval.ms": 100,
+}
+_logger = logging.getLogger(__name__)
+# Of these we raise or nack what is to be known, once and not with every attempt.
+_logger.addFilter(
+    lambda record: not record.getMessage().startswith(("FATAL", "FAIL", "CONFWARN"))
+)
+
+
+def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Make the configuration of a client of a URL; give it after the URL's plain name.
+
+    The options of the URL are librdkafka's own properties. A user in the URL means
+    SASL_SSL with SCRAM-SHA-512, unless its options say else.
+
+    Args:
+        ours: what the options can't change.
+
+    Raises:
+        ConfigError: it isn't a URL of Kafka, or an option isn't free.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"broker URL: {error}; {_URL}") from None
+    servers = parts.netloc.rpartition("@")[2]
+    name = f"kafka://{servers}"
+    if parts.scheme != "kafka" or parts.path not in {"", "/"} or parts.fragment:
+        raise ConfigError(f"broker URL {name}{parts.path}: {_URL}")
+    for server in servers.split(","):
+        _check_server(server, name)
+    options = _options(parts.query, name)
+    for option in options:
+        if option in ours or option in {"bootstrap.servers", "metadata.broker.list"}:
+            raise ConfigError(f"broker URL option {option}: can't be changed")
+    return name, {
+        **_SETTINGS,
+        **_credentials(parts),
+        **options,
+        **ours,
+        "bootstrap.servers": servers,
+        "logger": _logger,
+    }
+
+
+def check_config(make: Callable[[dict[str, Any]], object], config: Any) -> None:
+    """Have librdkafka check a configuration, without connecting.
+
+    Raises:
+        ConfigError: it doesn't take it.
+    """
+    try:
+        make(config | {"bootstrap.servers": "", "log_level": 0})
+    except (KafkaException, ValueError, TypeError) as error:
+        raise ConfigError(f"broker URL: {reason_of(error)}") from None
+
+
+def reason_of(error: BaseException | KafkaError) -> str:
+    """Say an error of librdkafka in one line."""
+    if isinstance(error, KafkaException) and isinstance(error.args[0], KafkaError):
+        error = error.args[0]
+    text = error.str() if isinstance(error, KafkaError) else str(error)
+    return " ".join(text.split())
+
+
+def kafka_away(name: str, reason: str) -> BrokerUnavailableError:
+    """Say why Kafka can't be used now."""
+    return BrokerUnavailableError(f"broker {name} can't be reached: {reason}")
+
+
+def _check_server(server: str, name: str) -> None:
+    host, colon, port = server.rpartition(":")
+    if server.endswith("]") or not colon:
+        host, port = server, "9092"
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"broker URL {name}: {shorten(server)} is no server; {_URL}")
+
+
+def _credentials(parts: SplitResult) -> dict[str, str]:
+    user, at, _ = parts.netloc.rpartition("@")
+    if not at:
+        return {}
+    name, _, password = user.partition(":")
+    return {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": unquote(name),
+        "sasl.password": unquote(password),
+    }
+
+
+def _options(query: str, name: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for part in filter(None, query.split("&")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"broker URL {name}: option {option} has no value")
+        options[unquote(option)] = unquote(value)
+    return options

@@ -1,0 +1,68 @@
+"""The kafka publisher and source, by the suites that every adapter passes."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from confluent_kafka import KafkaError
+from typing_extensions import override
+
+from outbox import Message
+from outbox.headers import from_headers
+from outbox.testing.kafka import KafkaCluster
+from relay.publishers.kafka import KafkaPublisher
+from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from tests.fixtures.kafka import records
+from tests.fixtures.proxy import MakeProxy
+
+
+class TestKafkaPublisher(PublisherSuite):
+    capabilities = Capabilities()
+
+    @pytest.fixture(autouse=True)
+    def broker(self, private_kafka: KafkaCluster, proxy: MakeProxy) -> None:
+        self.kafka = private_kafka
+        self.proxy, self.url = proxy(private_kafka.url)
+        private_kafka.advertise(1, "127.0.0.1", self.proxy.port)
+
+    @override
+    def publisher(self) -> KafkaPublisher:
+        return KafkaPublisher.from_url(
+            f"{self.url}/?max_payload_bytes={self.max_payload_bytes}"
+        )
+
+    @override
+    async def received(self, topic: str, count: int) -> Sequence[Message]:
+        found = []
+        for record in records(self.kafka.url, topic, count):
+            headers = cast("list[tuple[str, bytes]]", record.headers())
+            texts = {name: value.decode() for name, value in headers}
+            found.append(from_headers(texts, record.value() or b"", "ce_"))
+        return found
+
+    @override
+    async def refused_message(self) -> Message:
+        topic = self.topic()
+        self.kafka.create_topic(topic, partitions=1)
+        self.kafka.fail_topic(topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        return Message(topic, b"1")
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()
+
+    @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
