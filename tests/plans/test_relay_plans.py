@@ -110,6 +110,13 @@ def test_blocked_keys_are_found_by_their_index(explain: Explain) -> None:
     assert "message_blocked_idx" in plan.indexes()
 
 
+def test_the_heads_of_lanes_are_found_by_the_ready_index(explain: Explain) -> None:
+    plan = explain("find_heads", lanes=[*range(16, 32)], blocked=["k1", "k2"])
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"message_ready_idx"}
+
+
 def test_there_are_days_to_be_left_out(filled_url: str) -> None:
     with psycopg.connect(filled_url) as connection:
         row = connection.execute(
