@@ -30,7 +30,10 @@ message_table = Table(
         "seq",
         BigInteger,
         nullable=False,
-        server_default=text("nextval('outbox.message_seq'::regclass)"),
+        server_default=text(
+            "CASE WHEN pg_current_xact_id() IS NOT NULL"
+            " THEN nextval('outbox.message_seq'::regclass) END"
+        ),
     ),
     Column("lane", SmallInteger, nullable=False),
     Column("schema_version", Integer, nullable=False, server_default=text("1")),

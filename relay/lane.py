@@ -10,7 +10,7 @@ The floor lags behind the claims. Writers draw their seq before they commit, so 
 claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
 what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
 look, which began after all transactions of that time had ended, and so found 11.
-(The insert trigger gives a transaction its id before it draws a seq.)
+(The default of seq gives a transaction its id before it draws a seq.)
 """
 
 from datetime import UTC, datetime, timedelta

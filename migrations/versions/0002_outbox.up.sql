@@ -196,8 +196,7 @@ COMMENT ON FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, te
 -- The doorbell: who sleeps holds the lock exclusively, and only then a writer pays for a
 -- NOTIFY, whose own lock serialises commits. The writer's lock is held until commit, so that
 -- nobody falls asleep before seeing this transaction's rows. It is tried in the WHEN clause:
--- in the usual case, when nobody sleeps, no function is called. There the transaction also
--- gets its id, before it draws a seq: the relay's floor relies on that order.
+-- in the usual case, when nobody sleeps, no function is called.
 CREATE FUNCTION outbox.ring_doorbell() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -211,7 +210,7 @@ COMMENT ON FUNCTION outbox.ring_doorbell IS 'wake whoever sleeps on the doorbell
 
 CREATE TRIGGER message_doorbell BEFORE INSERT ON outbox.message
     FOR EACH STATEMENT
-    WHEN (pg_current_xact_id() IS NULL OR NOT pg_try_advisory_xact_lock_shared(1885957228, 100))
+    WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 100))
     EXECUTE FUNCTION outbox.ring_doorbell('outbox_message');
 
 REVOKE ALL ON FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;

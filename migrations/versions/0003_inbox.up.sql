@@ -50,7 +50,9 @@ COMMENT ON COLUMN inbox.subscription.topic IS 'a topic, or the beginning of topi
 CREATE SEQUENCE inbox.delivery_seq AS bigint CACHE 1;
 
 CREATE TABLE inbox.delivery (
-    seq            bigint      NOT NULL DEFAULT nextval('inbox.delivery_seq'::regclass),
+    -- As outbox.message.seq: no place in the order without a transaction id.
+    seq            bigint      NOT NULL DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL
+                                                     THEN nextval('inbox.delivery_seq'::regclass) END,
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     message_id     uuid        NOT NULL,
     lane           smallint    NOT NULL,
