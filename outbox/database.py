@@ -78,8 +78,12 @@ async def connect(
             f"can't reach the database {without_password(url)}: "
             f"{' '.join(str(error).split())}"
         ) from error
-    for name, value in (settings or {}).items():
-        await connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+    try:
+        for name, value in (settings or {}).items():
+            await connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+    except BaseException:
+        await connection.close()
+        raise
     return connection
 
 
