@@ -1,0 +1,97 @@
+"""A message as RabbitMQ carries it: properties, headers, body and routing key.
+
+`message_id` is the id and `content_type` the content type; the rest are CloudEvents
+attributes among the headers, under the prefix of the binding for AMQP.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pika import BasicProperties
+
+from outbox.errors import InvalidMessageError
+from outbox.headers import CONTENT_TYPE, from_headers, to_headers
+from outbox.identifier import uuid7
+from outbox.message import Message
+from outbox.rabbitmq import MAX_NAME_BYTES
+
+PREFIX: Final = "cloudEvents:"
+DELIVERY_COUNT: Final = "x-delivery-count"
+"""Where a quorum queue counts how often a message came back."""
+
+_PERSISTENT: Final = 2
+_OWN: Final = frozenset({DELIVERY_COUNT, "x-acquired-count"})
+# They have to fit into one frame, of 128 KiB unless the server says less.
+_MAX_HEADER_BYTES: Final = 120 * 1024
+# Up to here, no text of UTF-8 is too long for a name.
+_SHORT: Final = MAX_NAME_BYTES // 4
+
+
+def to_properties(message: Message) -> BasicProperties:
+    """Write everything but topic and payload."""
+    headers = to_headers(message, PREFIX)
+    del headers[CONTENT_TYPE]
+    return BasicProperties(  # type: ignore[no-untyped-call]
+        content_type=message.content_type,
+        headers=headers,
+        delivery_mode=_PERSISTENT,
+        message_id=str(message.id),
+    )
+
+
+def from_delivery(
+    properties: BasicProperties, routing_key: str, payload: bytes
+) -> tuple[Message, str | None]:
+    """Read a message; if it is none, also say why, with all there is to be found."""
+    headers = {
+        _text(name): _text(value)
+        for name, value in (properties.headers or {}).items()
+        if name not in _OWN
+    }
+    if properties.content_type:
+        headers[CONTENT_TYPE] = _text(properties.content_type)
+    try:
+        return from_headers(headers, payload, PREFIX), None
+    except InvalidMessageError as error:
+        return Message(routing_key, payload, id=uuid7(), headers=headers), str(error)
+
+
+def times_returned(headers: Mapping[str, Any] | None, *, redelivered: bool) -> int:
+    """Tell how often it was handed over before, as far as the queue knows."""
+    count = (headers or {}).get(DELIVERY_COUNT)
+    return count if isinstance(count, int) else int(redelivered)
+
+
+def why_impossible(message: Message) -> str | None:
+    """Say why AMQP can't carry a message, whatever its payload."""
+    for name, text in (
+        ("topic", message.topic),
+        ("content type", message.content_type),
+        *(("name of a header", name) for name in message.headers),
+    ):
+        if len(text) > _SHORT and len(text.encode()) > MAX_NAME_BYTES:
+            return (
+                f"the {name} has {len(text.encode())} bytes, "
+                f"the limit of AMQP is {MAX_NAME_BYTES}"
+            )
+    size = len(message.key or "") + len(message.tenant or "")
+    size += sum(len(name) + len(value) for name, value in message.headers.items())
+    if size > _MAX_HEADER_BYTES // 4:
+        size = sum(
+            len(text.encode())
+            for pair in (*message.headers.items(), (message.key, message.tenant))
+            for text in pair
+            if text
+        )
+        if size > _MAX_HEADER_BYTES:
+            return (
+                f"the headers have {size} bytes, which have to fit into one frame: "
+                f"the limit is {_MAX_HEADER_BYTES}"
+            )
+    return None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else str(value)

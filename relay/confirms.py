@@ -1,0 +1,175 @@
+"""Publisher confirms of one channel of RabbitMQ, gathered batch by batch."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pika import BasicProperties, spec
+from pika.channel import Channel as PikaChannel
+from pika.exceptions import ChannelClosedByBroker
+
+from outbox.amqp import Channel, Link
+from outbox.errors import shorten
+from outbox.message import Message
+from outbox.rabbitmq_message import to_properties
+from relay.publisher import Acked, Confirmation, Nacked
+
+_ACKED = Acked()
+
+
+class Confirms:
+    """A channel in confirm mode.
+
+    Attributes:
+        link: the connection that it is on.
+    """
+
+    def __init__(
+        self, link: Link, channel: Channel, exchange: str, *, mandatory: bool
+    ) -> None:
+        self.link = link
+        self._channel = channel
+        self._exchange = exchange
+        self._mandatory = mandatory
+        self._last_tag = 0
+        self._confirmed_tag = 0
+        self._open: dict[int, _Batch] = {}
+        self._unroutable: set[str | None] = set()
+
+    @classmethod
+    async def open(cls, link: Link, exchange: str, *, mandatory: bool) -> Self:
+        """Open a channel, with the exchange made if it isn't there.
+
+        Raises:
+            AMQPError, OSError: the connection is lost.
+            ConfigError: the exchange isn't there, and we may not make it.
+        """
+        channel = await link.channel_with_exchange(exchange)
+        confirms = cls(link, channel, exchange, mandatory=mandatory)
+        channel.pika.add_on_return_callback(confirms._on_return)
+        await channel.ask(
+            channel.pika.confirm_delivery, ack_nack_callback=confirms._on_confirm
+        )
+        return confirms
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more can be published on it."""
+        return self._channel.closed.done() or not self._channel.pika.is_open
+
+    @property
+    def refusal(self) -> ChannelClosedByBroker | None:
+        """Why RabbitMQ closed it, if it did and the connection lives on."""
+        reason = self._channel.closed.done() and self._channel.closed.result()
+        return reason if isinstance(reason, ChannelClosedByBroker) else None
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation | None]:
+        """Publish a batch and wait for its confirms.
+
+        None stands for what had none when RabbitMQ closed the channel.
+
+        Raises:
+            AMQPError: the channel was closed by us, or the connection lost.
+        """
+        sent = _Batch(batch)
+        publish = self._channel.pika.basic_publish
+        for i, message in enumerate(batch):
+            try:
+                publish(
+                    self._exchange,
+                    message.topic,
+                    message.payload,
+                    to_properties(message),
+                    self._mandatory,
+                )
+            except ValueError as error:
+                # Text that UTF-8 can't say; nothing of the message was sent.
+                sent.settle(i, Nacked(f"AMQP can't carry it: {error}", permanent=True))
+            else:
+                self._last_tag += 1
+                sent.tags[self._last_tag] = i
+                self._open[self._last_tag] = sent
+        if sent.tags:
+            await asyncio.wait(
+                {sent.done, self._channel.closed}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not sent.done.done() and self.refusal is None:
+                raise self._channel.closed.result()
+        return sent.answers
+
+    async def close(self) -> None:
+        """Close the channel.
+
+        Raises:
+            AMQPError, OSError: the connection is lost.
+        """
+        await self._channel.close()
+
+    def _on_return(
+        self,
+        _: PikaChannel,
+        __: spec.Basic.Return,
+        properties: BasicProperties,
+        ___: Any,
+    ) -> None:
+        # It comes before the confirm of the same message.
+        self._unroutable.add(properties.message_id)
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        tag = method.delivery_tag
+        nacked = isinstance(method, spec.Basic.Nack)
+        if method.multiple:
+            for each in range(self._confirmed_tag + 1, tag + 1):
+                self._confirm(each, nacked=nacked)
+            self._confirmed_tag = tag
+        else:
+            self._confirm(tag, nacked=nacked)
+
+    def _confirm(self, tag: int, *, nacked: bool) -> None:
+        batch = self._open.pop(tag, None)
+        if batch is None:
+            return
+        i = batch.tags[tag]
+        if not nacked and not self._unroutable:
+            batch.settle(i, _ACKED)
+            return
+        message = batch.messages[i]
+        id = str(message.id)
+        unroutable = id in self._unroutable
+        self._unroutable.discard(id)
+        if nacked:
+            batch.settle(
+                i,
+                Nacked(
+                    f"RabbitMQ nacked it: a queue for topic {shorten(message.topic)} "
+                    "is full or not available"
+                ),
+            )
+        elif unroutable:
+            batch.settle(
+                i,
+                Nacked(
+                    f"no queue is bound to exchange {shorten(self._exchange)} for "
+                    f"topic {shorten(message.topic)}; start its consumer, or bind one"
+                ),
+            )
+        else:
+            batch.settle(i, _ACKED)
+
+
+class _Batch:
+    """The answers of one call, as far as they are there."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self.tags: dict[int, int] = {}
+        self.answers: list[Confirmation | None] = [None] * len(messages)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = len(messages)
+
+    def settle(self, i: int, answer: Confirmation) -> None:
+        self.answers[i] = answer
+        self._left -= 1
+        if not self._left and not self.done.done():
+            self.done.set_result(None)

@@ -1,0 +1,226 @@
+"""Publishes to a topic exchange of RabbitMQ; the routing key is the topic.
+
+A batch goes down one channel in its order, and its confirms are gathered. RabbitMQ
+refuses single messages and takes the next of their key: what no queue is bound to,
+and what a queue with `reject-publish` has no room for.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, Self
+
+from outbox.amqp import PRECONDITION_FAILED, Link
+from outbox.database import without_password
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.message import Message
+from outbox.rabbitmq import (
+    BROKEN,
+    EXCHANGE,
+    checked_name,
+    rabbitmq_away,
+    rabbitmq_parameters,
+)
+from outbox.rabbitmq_message import why_impossible
+from outbox.url import take_options, whole_number
+from relay.confirms import Confirms
+from relay.publisher import Confirmation, Nacked
+
+_NUMBERS: Final = ("max_payload_bytes", "timeout")
+_UNROUTABLE: Final = ("keep", "drop")
+# max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
+_MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
+_TIMEOUT: Final = timedelta(seconds=20)
+
+
+class RabbitMQPublisher:
+    """Publishes persistent messages, and waits for the confirms of each batch.
+
+    Args:
+        url: `amqp://`, `amqps://` or `rabbitmq://`, as pika takes it.
+        exchange: where to publish to; a durable topic exchange is made if it isn't
+            there, another kind is used as it is.
+        drop_unroutable: ack a message for which no queue is bound, which is lost
+            then, instead of nacking it.
+        max_payload_bytes: a payload above it is nacked as permanent.
+        timeout: after that long without all confirms the broker counts as away.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        exchange: str = EXCHANGE,
+        drop_unroutable: bool = False,
+        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+        timeout: timedelta = _TIMEOUT,
+    ) -> None:
+        if max_payload_bytes < 1:
+            raise ConfigError(
+                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
+            )
+        if timeout <= timedelta(0):
+            raise ConfigError(f"timeout={timeout}: must be above 0")
+        self._url = url
+        self._parameters = rabbitmq_parameters(url)
+        self._exchange = checked_name("exchange", exchange)
+        self._mandatory = not drop_unroutable
+        self._max_payload_bytes = max_payload_bytes
+        self._timeout = timeout.total_seconds()
+        self._entered = False
+        self._link: Link | None = None
+        self._confirms: Confirms | None = None
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `amqp://user:password@host:port/vhost?exchange=…`.
+
+        Further options are `unroutable=drop`, `max_payload_bytes`, `timeout` in
+        seconds, and those of pika.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        rest, options = take_options(url, ("exchange", "unroutable", *_NUMBERS))
+        unroutable = options.get("unroutable", "keep")
+        if unroutable not in _UNROUTABLE:
+            raise ConfigError(
+                f"broker URL option unroutable={shorten(unroutable)}: "
+                f"write one of {', '.join(_UNROUTABLE)}"
+            )
+        numbers = {n: whole_number(n, options[n]) for n in _NUMBERS if n in options}
+        return cls(
+            rest,
+            exchange=options.get("exchange", EXCHANGE),
+            drop_unroutable=unroutable == "drop",
+            max_payload_bytes=numbers.get("max_payload_bytes", _MAX_PAYLOAD_BYTES),
+            timeout=timedelta(seconds=numbers["timeout"])
+            if "timeout" in numbers
+            else _TIMEOUT,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Connect, and make the exchange if it isn't there.
+
+        Raises:
+            BrokerUnavailableError: RabbitMQ can't be reached, or refuses us.
+            ConfigError: the exchange isn't there, and we may not make it.
+        """
+        self._entered = True
+        try:
+            await self._connected()
+        except BaseException as error:
+            await self.__aexit__()
+            if isinstance(error, BROKEN):
+                raise rabbitmq_away(self._url, error) from error
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; what isn't confirmed by then is told to be away."""
+        self._entered = False
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Publish the batch in its order, and gather its confirms.
+
+        Raises:
+            BrokerUnavailableError: the connection broke, RabbitMQ blocks it for want
+                of memory or disk, or doesn't confirm in time; the next call connects
+                again.
+        """
+        answers: list[Confirmation | None] = [self._check(m) for m in batch]
+        sent = [i for i, answer in enumerate(answers) if answer is None]
+        if sent:
+            try:
+                confirms = await self._connected()
+                given = await self._publish([batch[i] for i in sent], confirms)
+                for i, answer in zip(sent, given, strict=True):
+                    answers[i] = answer
+                left = [i for i in sent if answers[i] is None]
+                if left:
+                    # One of them made RabbitMQ close the channel: which?
+                    await self._publish_singly(batch, left, answers)
+            except ConfigError as error:
+                raise BrokerUnavailableError(str(error)) from error
+            except BROKEN as error:
+                raise rabbitmq_away(self._url, error) from error
+        return [answer for answer in answers if answer is not None]
+
+    async def _publish(
+        self, messages: Sequence[Message], confirms: Confirms
+    ) -> Sequence[Confirmation | None]:
+        link = confirms.link
+        if link.blocked is not None:
+            raise self._blocked(link.blocked)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await confirms.publish(messages)
+        except TimeoutError:
+            link.abort()
+            if link.blocked is not None:
+                raise self._blocked(link.blocked) from None
+            raise TimeoutError(f"no confirm within {self._timeout:g} s") from None
+        except asyncio.CancelledError:
+            # Whoever gave up gave up on this connection: it may be dead.
+            link.abort()
+            raise
+
+    async def _publish_singly(
+        self,
+        batch: Sequence[Message],
+        left: Sequence[int],
+        answers: list[Confirmation | None],
+    ) -> None:
+        alone: Confirms | None = None
+        for i in left:
+            if alone is None or alone.closed:
+                # Of its own, so that others aren't taken for the culprit.
+                async with self._turn:
+                    alone = await self._open_confirms()
+            (answers[i],) = await self._publish([batch[i]], alone)
+            why = alone.refusal
+            if answers[i] is None and why is not None:
+                answers[i] = Nacked(
+                    f"RabbitMQ refused it: {why.reply_text}",
+                    permanent=why.reply_code == PRECONDITION_FAILED,
+                )
+        if alone is not None and not alone.closed:
+            await alone.close()
+
+    async def _connected(self) -> Confirms:
+        async with self._turn:
+            confirms = self._confirms
+            if confirms is None or confirms.closed or confirms.link is not self._link:
+                self._confirms = None
+                self._confirms = confirms = await self._open_confirms()
+            return confirms
+
+    async def _open_confirms(self) -> Confirms:
+        if not self._entered:
+            raise BrokerUnavailableError(
+                f"broker {without_password(self._url)}: this publisher was left"
+            )
+        if self._link is None or not self._link.is_open:
+            self._link = await Link.open(self._parameters)
+        return await Confirms.open(
+            self._link, self._exchange, mandatory=self._mandatory
+        )
+
+    def _blocked(self, reason: str) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"broker {without_password(self._url)} takes nothing now: {reason}"
+        )
+
+    def _check(self, message: Message) -> Nacked | None:
+        size = len(message.payload)
+        problem = (
+            why_impossible(message)
+            if size <= self._max_payload_bytes
+            else f"payload has {size} bytes, the publisher's limit is "
+            f"{self._max_payload_bytes} (max_payload_bytes)"
+        )
+        return None if problem is None else Nacked(problem, permanent=True)
