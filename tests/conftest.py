@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.kafka",
     "tests.fixtures.postgres",
     "tests.fixtures.proxy",
+    "tests.fixtures.rabbitmq",
     "tests.fixtures.redis",
 ]
 
