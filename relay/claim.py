@@ -48,23 +48,17 @@ async def claim_batch(
     """
     strange = [lane for lane in lanes if lane.strange]
     if strange:
-        await _acquaint(connection, board, strange)
-    oldest, newest = board.bounds(lanes)
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(
-        load("relay", "claim_batch"),
-        {
-            "lanes": [lane.number for lane in lanes],
-            "floors": [lane.floor for lane in lanes],
-            "oldest": oldest,
-            "newest": newest,
-            "blocked": [key for lane in lanes for key in lane.blocked],
-            "max_rows": config.batch_size,
-            "max_bytes": config.max_batch_bytes,
-            "max_payload": config.max_payload_bytes,
-        },
-    )
-    found = await cursor.fetchall()
+        # Before the snapshot: what was given out belongs to transactions it knows.
+        now, given_out = await _read_clock(connection)
+        board.set_clock(now)
+        # Whoever had a lane before may settle late: then blocked key, head and batch
+        # must be of one moment, or the key's next message comes without its head.
+        async with connection.transaction():
+            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            await _acquaint(connection, strange, now, given_out)
+            found = await _claim(connection, board, lanes, config)
+    else:
+        found = await _claim(connection, board, lanes, config)
     rows = [_read(row, config) for row in found]
     taken = sum(len(row.message.payload) for row in rows if row.message is not None)
     full = (
@@ -92,14 +86,31 @@ def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
     return lanes[: end + 1]
 
 
+async def _claim(
+    connection: Connection, board: Lanes, lanes: Sequence[Lane], config: RelayConfig
+) -> list[tuple[Any, ...]]:
+    oldest, newest = board.bounds(lanes)
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(
+        load("relay", "claim_batch"),
+        {
+            "lanes": [lane.number for lane in lanes],
+            "floors": [lane.floor for lane in lanes],
+            "oldest": oldest,
+            "newest": newest,
+            "blocked": [key for lane in lanes for key in lane.blocked],
+            "max_rows": config.batch_size,
+            "max_bytes": config.max_batch_bytes,
+            "max_payload": config.max_payload_bytes,
+        },
+    )
+    return await cursor.fetchall()
+
+
 async def _acquaint(
-    connection: Connection, board: Lanes, lanes: Sequence[Lane]
+    connection: Connection, lanes: Sequence[Lane], now: datetime, given_out: int
 ) -> None:
     """Read what the database knows of lanes that are new, or may have changed."""
-    # In this order: what was given out by now belongs to transactions that the
-    # snapshot of the heads knows.
-    now, given_out = await _read_clock(connection)
-    board.set_clock(now)
     blocked = await _list_blocked_keys(connection, lanes)
     cursor = await connection.execute(
         load("relay", "find_heads"),

@@ -97,6 +97,9 @@ class Worker:
         )
         if lost is not None:
             self._breaker.open(str(lost))
+            for lane in lanes:
+                # The wait may be long: what was known by then is read again.
+                lane.strange = True
         elif any(answers[i] for i, row in enumerate(batch.rows) if row.message):
             self._breaker.close()
         settlement = decide(batch.rows, answers, self._config.retry)
