@@ -1,6 +1,7 @@
 """`make demo`: orders are taken, published, handled; processes die; all is counted."""
 
 import argparse
+import os
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from examples.shop.orders import Shop
 from examples.shop.partitions import show_partitions
 from examples.shop.processes import Processes
 from outbox import uuid7
+from outbox.command import DATABASE_VARIABLE
 from outbox.database import sqlalchemy_url, without_password
 from outbox.errors import OutboxError
 from outbox.migrate import migrate
@@ -47,7 +49,9 @@ def main() -> int:
     parser.add_argument(
         "--database",
         metavar="URL",
-        help="use this database instead of a private server",
+        default=os.environ.get(DATABASE_VARIABLE),
+        help="use this database instead of a private server"
+        f" (default: ${DATABASE_VARIABLE})",
     )
     arguments = parser.parse_args()
     try:
