@@ -66,11 +66,14 @@ class PostgresPublisher:
         """Connect, and see that the tables are there.
 
         Raises:
-            BrokerUnavailableError: the database can't be reached.
+            BrokerUnavailableError: the database can't be reached, or is read-only.
             ConfigError: it has no table `inbox.delivery`, or we may not insert.
         """
         try:
             await self._insert([])
+        except BrokerUnavailableError:
+            await self._link.close()
+            raise
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             await self._link.close()
             raise ConfigError(
@@ -98,9 +101,9 @@ class PostgresPublisher:
         the outbox; a later attempt succeeds once somebody does.
 
         Raises:
-            BrokerUnavailableError: the connection broke, or the table has no
-                partition for today; the next call connects again. Also when it is
-                not entered.
+            BrokerUnavailableError: the connection broke, the table has no partition
+                for today, or nothing may be written; the next call connects again.
+                Also when it is not entered.
         """
         if not self._entered:
             raise BrokerUnavailableError(
@@ -115,6 +118,9 @@ class PostgresPublisher:
             return [
                 Nacked(f"PostgreSQL refused it: {_one_line(error)}", permanent=True)
             ]
+        except psycopg.ProgrammingError as error:
+            # A table or a right that is gone hits every message.
+            raise BrokerUnavailableError(f"{self._name}: {_one_line(error)}") from error
         return [self._confirmation(message, unsubscribed) for message in batch]
 
     def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
@@ -138,6 +144,11 @@ class PostgresPublisher:
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 raise BrokerUnavailableError(
                     f"the connection to {self._name} broke: {_one_line(error)}"
+                ) from error
+            except psycopg.InternalError as error:
+                # Such as a standby, which may not write.
+                raise BrokerUnavailableError(
+                    f"{self._name}: {_one_line(error)}"
                 ) from error
             except psycopg.errors.CheckViolation as error:
                 # Of today's partition; the values themselves hold every CHECK.

@@ -130,6 +130,24 @@ async def test_a_missing_partition_is_nobodys_message(url: str) -> None:
             await publisher.publish([Message("orders", b"")])
 
 
+async def test_a_database_that_takes_no_writes_is_away(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    read_only = f"{url}?options=-cdefault_transaction_read_only%3Don"
+    publisher = PostgresPublisher.from_url(read_only)
+    with pytest.raises(BrokerUnavailableError, match="read-only transaction"):
+        async with publisher:
+            await publisher.publish([Message("orders", b"")])
+
+
+async def test_a_right_that_is_taken_away_is_nobodys_message(url: str) -> None:
+    subscribe(url, ("billing", "orders"))
+    as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
+    async with PostgresPublisher.from_url(as_relay) as publisher:
+        execute(url, "REVOKE INSERT ON inbox.delivery FROM pillarbox_relay")
+        with pytest.raises(BrokerUnavailableError, match="permission denied"):
+            await publisher.publish([Message("orders", b"")])
+
+
 async def test_the_relays_role_is_enough(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
