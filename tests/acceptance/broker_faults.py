@@ -1,0 +1,147 @@
+"""A broker in trouble under a relay, the same for every broker: a suite to bind.
+
+Whatever happens to the broker, nothing is lost, keys keep their order by first
+appearance, no attempt is charged, and the relay goes on within seconds.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeAlias
+
+import pytest
+
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.writer import Writer
+from tests.fixtures.processes import RunningProcess
+from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.waiting import wait_for
+
+TOPIC = "numbers.counted"
+_BATCH = 50
+_CONCURRENCY = 2
+_RECOVERY = 10.0
+
+Arrival: TypeAlias = tuple[str, str, int]
+Figures: TypeAlias = Callable[[str, object], None]
+
+
+def by_first_appearance(arrivals: Sequence[Arrival]) -> dict[str, list[int]]:
+    """Give the numbers of each key, from id, key and number of what arrived."""
+    numbers: dict[str, list[int]] = {}
+    seen = set()
+    for id, key, number in arrivals:
+        if id not in seen:
+            seen.add(id)
+            numbers.setdefault(key, []).append(number)
+    return numbers
+
+
+class BrokerFaults(ABC):
+    """Bind it: a fixture of your own that sets up the broker, and the hooks.
+
+    Attributes:
+        ordered: whether the broker keeps the order of a key at all.
+    """
+
+    ordered: ClassVar[bool] = True
+
+    @pytest.fixture(autouse=True)
+    def parts(
+        self,
+        relays: Relays,
+        writer: Writer,
+        inspection: Inspection,
+        proxy: MakeProxy,
+        figures: Figures,
+        full: bool,
+    ) -> None:
+        self.relays = relays
+        self.writer = writer
+        self.inspection = inspection
+        self.make_proxy = proxy
+        self.figures = figures
+        self.count = 20_000 if full else 2_000
+
+    @abstractmethod
+    def broker_url(self) -> str:
+        """Give the URL of the broker, ready for `TOPIC`; without the proxy."""
+
+    @abstractmethod
+    def arrivals(self) -> Sequence[Arrival]:
+        """Give id, key and number of all that arrived, in order. Called at the end."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the broker as a crash does."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it again, with what it had."""
+
+    @pytest.mark.timeout(300)
+    def test_killed_and_restarted_in_mid_drain(self) -> None:
+        relay = self.drain()
+        self.kill()
+        relay.wait_for_log("BrokerLost", times=2)
+        assert self.inspection.unsettled()
+        assert self.inspection.charged() == 0
+        self.start()
+        self.expect_all(relay)
+
+    @pytest.mark.timeout(300)
+    def test_connection_cut_in_mid_batch(self) -> None:
+        relay = self.drain()
+        for cut in range(1, 6):
+            left = self.inspection.unsettled()
+            self.proxy.cut_after(1_000 * cut)
+            relay.wait_for_log("BrokerLost", times=cut)
+            self.wait_for_progress(left)
+        self.expect_all(relay)
+
+    @pytest.mark.timeout(300)
+    def test_stall_longer_than_the_publish_timeout(self) -> None:
+        relay = self.drain("--publish-timeout=0.5")
+        self.proxy.stall()
+        relay.wait_for_log("BrokerLost", times=2, seconds=60)
+        assert self.inspection.unsettled()
+        assert self.inspection.charged() == 0
+        self.proxy.resume()
+        self.expect_all(relay)
+
+    def drain(self, *options: str) -> RunningProcess:
+        """Start a relay, and return in the midst of its work."""
+        self.writer.add(self.count)
+        self.proxy, url = self.make_proxy(self.broker_url())
+        # So that the work lasts long enough to fall into it.
+        self.proxy.slow(0.01)
+        relay = self.relays.start(
+            url, f"--batch-size={_BATCH}", f"--concurrency={_CONCURRENCY}", *options
+        )
+        enough = self.count * 9 // 10
+        wait_for("some is published", lambda: self.inspection.unsettled() < enough)
+        return relay
+
+    def expect_all(self, relay: RunningProcess) -> None:
+        """Wait for the rest, and compare what arrived with what was added."""
+        self.proxy.slow(0)
+        left = self.inspection.unsettled()
+        assert left
+        back_at = time.monotonic()
+        self.wait_for_progress(left)
+        seconds = time.monotonic() - back_at
+        self.figures("went on after s", round(seconds, 2))
+        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
+        arrived = by_first_appearance(self.arrivals())
+        expected = self.writer.numbers()
+        if not self.ordered:
+            arrived = {key: sorted(numbers) for key, numbers in arrived.items()}
+        assert arrived == expected
+        assert self.inspection.charged() == 0
+        assert seconds < _RECOVERY
+        relay.wait_for_log("BrokerFound")
+
+    def wait_for_progress(self, left: int) -> None:
+        """Wait until fewer than `left` messages are left."""
+        wait_for("it goes on", lambda: self.inspection.unsettled() < left)

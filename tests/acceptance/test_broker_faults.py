@@ -1,0 +1,111 @@
+"""Redis and PostgreSQL as brokers in trouble, by the suite of faults."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from redis import Redis
+from typing_extensions import override
+
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from outbox.testing.redis import redis_server
+from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
+from tests.fixtures.postgres import new_database
+from tests.fixtures.relay import execute
+
+pytestmark = pytest.mark.fault
+
+
+class TestRedis(BrokerFaults):
+    @pytest.fixture(autouse=True)
+    def broker(self) -> Iterator[None]:
+        # It loses nothing when it is killed.
+        durable = {"appendonly": "yes", "appendfsync": "always"}
+        with redis_server(durable) as self.server:
+            yield
+
+    @override
+    def broker_url(self) -> str:
+        return self.server.url
+
+    @override
+    def arrivals(self) -> Sequence[Arrival]:
+        with Redis.from_url(self.server.url, decode_responses=True) as client:
+            entries: Any = client.xrange(TOPIC)
+        return [(e["id"], e["key"], int(e["payload"])) for _, e in entries]
+
+    @override
+    def kill(self) -> None:
+        self.server.kill()
+
+    @override
+    def start(self) -> None:
+        self.server.start()
+
+    @pytest.mark.timeout(300)
+    def test_full_memory_is_not_the_messages_fault(self) -> None:
+        relay = self.drain()
+        with Redis.from_url(self.server.url) as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "1mb")
+            relay.wait_for_log("BrokerLost", times=3)
+            assert "used memory" in relay.log()
+            assert self.inspection.unsettled()
+            assert self.inspection.charged() == 0
+            client.config_set("maxmemory", "0")
+        self.expect_all(relay)
+
+
+class TestPostgres(BrokerFaults):
+    server: PostgresServer
+
+    @pytest.fixture(autouse=True)
+    def broker(self, private_server: PostgresServer) -> Iterator[None]:
+        self.server = private_server
+        with new_database(private_server, "pillarbox_queue") as name:
+            self.url = private_server.database_url(name)
+            migrate(self.url, with_cron=False)
+            execute(
+                self.url, "INSERT INTO inbox.subscription VALUES ('one', %s)", [TOPIC]
+            )
+            yield
+
+    @override
+    def broker_url(self) -> str:
+        return self.url
+
+    @override
+    def arrivals(self) -> Sequence[Arrival]:
+        return execute(
+            self.url,
+            "SELECT message_id::text, key, convert_from(payload, 'UTF8')::int"
+            " FROM inbox.delivery ORDER BY seq",
+        )
+
+    @override
+    def kill(self) -> None:
+        self.server.stop("immediate")
+
+    @override
+    def start(self) -> None:
+        self.server.start()
+
+    @pytest.mark.timeout(300)
+    def test_a_broker_that_became_read_only_is_not_the_messages_fault(self) -> None:
+        relay = self.drain()
+        self.set_read_only("on")
+        relay.wait_for_log("BrokerLost", times=3)
+        assert "read-only" in relay.log()
+        assert self.inspection.unsettled()
+        assert self.inspection.charged() == 0
+        self.set_read_only("off")
+        self.expect_all(relay)
+
+    def set_read_only(self, value: str) -> None:
+        with psycopg.connect(self.server.url, autocommit=True) as connection:
+            connection.execute(
+                f"ALTER SYSTEM SET default_transaction_read_only = {value}".encode()
+            )
+            connection.execute("SELECT pg_reload_conf()")
