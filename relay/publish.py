@@ -110,7 +110,7 @@ async def _publish(
             confirmations = await publisher.publish(messages)
     except TimeoutError:
         raise BrokerUnavailableError(
-            f"no answer within {config.publish_timeout.total_seconds():.0f} s"
+            f"no answer within {config.publish_timeout.total_seconds():g} s"
         ) from None
     except OSError as error:
         raise BrokerUnavailableError(str(error)) from error
