@@ -103,6 +103,11 @@ class SourceCase(ABC):
         """Let the broker be there again. For `goes_away`."""
         raise NotImplementedError
 
+    def cut_connections(self) -> None:
+        """Break the connections that are open. For `goes_away`."""
+        self.stop_broker()
+        self.start_broker()
+
     async def die_holding(self, consumer: str, topic: str, count: int) -> None:
         """Let a process die that holds `count` deliveries."""
         await die_holding(lambda: self.source(consumer, topic), count)

@@ -6,8 +6,9 @@ import pytest
 
 from inbox.testing.source_case import SourceCase
 from outbox.errors import BrokerUnavailableError
+from outbox.message import Message
 from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered
+from outbox.testing.samples import numbered, numbers_by_key
 
 __all__ = ["SourceOutage"]
 
@@ -80,3 +81,19 @@ class SourceOutage(SourceCase):
             await asyncio.to_thread(self.start_broker)
         async with self.source("one", topic) as source:
             assert len(await self.handle(source, 3)) >= 3
+
+    @checks("goes_away")
+    async def test_cut_connections_lose_nothing(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 200, keys=5)
+        await self.put(*messages)
+        arrived: list[Message] = []
+        async with self.source("one", topic) as source:
+            while len({message.id for message in arrived}) < 200:
+                for delivery in await self.receive(source, 1, limit=20):
+                    if len(arrived) in {30, 70, 110}:
+                        await asyncio.to_thread(self.cut_connections)
+                    arrived.append(delivery.message)
+                    await delivery.ack()
+        if self.capabilities.ordered_by_key:
+            assert numbers_by_key(arrived) == numbers_by_key(messages)

@@ -133,11 +133,15 @@ class BrokerFaults(ABC):
         seconds = time.monotonic() - back_at
         self.figures("went on after s", round(seconds, 2))
         wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
-        arrived = by_first_appearance(self.arrivals())
+        arrivals = self.arrivals()
+        arrived = by_first_appearance(arrivals)
         expected = self.writer.numbers()
         if not self.ordered:
             arrived = {key: sorted(numbers) for key, numbers in arrived.items()}
         assert arrived == expected
+        # Each time that the broker was lost, what was in flight may be there twice.
+        lost = relay.log().count("BrokerLost")
+        assert len(arrivals) <= self.count + lost * _BATCH * _CONCURRENCY
         assert self.inspection.charged() == 0
         assert seconds < _RECOVERY
         relay.wait_for_log("BrokerFound")

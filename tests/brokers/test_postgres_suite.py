@@ -89,8 +89,7 @@ class TestPostgresPublisher(PublisherSuite):
 
 
 class TestPostgresSource(SourceSuite):
-    # Strangers can only insert rows, which the table's constraints hold to its shape.
-    capabilities = SourceCapabilities(gets_strangers=False)
+    capabilities = SourceCapabilities()
 
     @pytest.fixture(autouse=True)
     def broker(self, database_url: str, proxy: MakeProxy) -> None:
@@ -114,9 +113,23 @@ class TestPostgresSource(SourceSuite):
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override
+    async def put_stranger(self, topic: str, payload: bytes) -> None:
+        execute(
+            self.direct,
+            "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer,"
+            " topic, content_type, headers, payload)"
+            " VALUES (gen_random_uuid(), 0, 1, 'one', %s, 'x/y', '[1]', %s)",
+            [topic, payload],
+        )
+
+    @override
     def stop_broker(self) -> None:
         self.proxy.refuse()
 
     @override
     def start_broker(self) -> None:
         self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()

@@ -101,3 +101,7 @@ class TestRedisSource(SourceSuite):
     @override
     def start_broker(self) -> None:
         self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()
