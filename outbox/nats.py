@@ -160,6 +160,22 @@ class NatsConnection:
             raise ApiError(answer["error"])
         return answer
 
+    async def flush(self) -> None:
+        """Return when the server has got everything that was published.
+
+        Raises:
+            BrokerUnavailableError: it hasn't within 5 s.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER):
+                # The client's own flush overtakes what waits to be written, of
+                # which there is no event.
+                while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await self.client.flush()
+        except (NatsError, OSError, TimeoutError) as error:
+            raise self.lost or self._settings.away(error) from error
+
     async def _ready(self) -> None:
         stream, create = self._settings.stream, self._settings.create
         try:

@@ -4,6 +4,7 @@ import pytest
 
 pytest_plugins = [
     "tests.fixtures.kafka",
+    "tests.fixtures.nats",
     "tests.fixtures.postgres",
     "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",

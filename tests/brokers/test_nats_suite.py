@@ -1,0 +1,114 @@
+"""The NATS publisher and source, by the suites that every adapter passes."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from typing_extensions import override
+
+from inbox.sources.nats import NatsSource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
+from outbox import Message
+from outbox.testing.nats import NatsServer
+from relay.publisher import Acked
+from relay.publishers.nats import NatsPublisher
+from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from tests.fixtures.nats import make_stream, put_raw, stored
+from tests.fixtures.proxy import MakeProxy
+
+
+class TestNatsPublisher(PublisherSuite):
+    capabilities = Capabilities(deduplicates=True)
+
+    @pytest.fixture(autouse=True)
+    def broker(
+        self, shared_nats: NatsServer, nats_topics: str, proxy: MakeProxy
+    ) -> None:
+        self.direct, self.stream = shared_nats.url, nats_topics
+        self.proxy, self.url = proxy(self.direct)
+
+    @override
+    def topic(self) -> str:
+        return f"{self.stream}.{uuid4().hex}"
+
+    @override
+    def publisher(self) -> NatsPublisher:
+        limit = f"max_payload_bytes={self.max_payload_bytes}"
+        return NatsPublisher.from_url(f"{self.url}?{limit}")
+
+    @override
+    async def received(self, topic: str, count: int) -> Sequence[Message]:
+        found = await stored(self.direct, self.stream, topic)
+        assert len({message.id for message in found}) >= count
+        return found
+
+    @override
+    async def refused_message(self) -> Message:
+        name = f"full-{uuid4().hex}"
+        await make_stream(self.direct, name, f"{name}.>", max_msgs=1, discard="new")
+        await put_raw(self.direct, f"{name}.x", b"")
+        return Message(f"{name}.x", b"1")
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()
+
+    @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
+
+
+class TestNatsSource(SourceSuite):
+    capabilities = SourceCapabilities()
+
+    @pytest.fixture(autouse=True)
+    def broker(
+        self, shared_nats: NatsServer, nats_topics: str, proxy: MakeProxy
+    ) -> None:
+        self.direct, self.stream = shared_nats.url, nats_topics
+        self.proxy, self.url = proxy(self.direct)
+
+    @override
+    def topic(self) -> str:
+        return f"{self.stream}.{uuid4().hex}"
+
+    @override
+    def source(self, consumer: str, topic: str) -> NatsSource:
+        return NatsSource(
+            self.url,
+            consumer=consumer,
+            topics=[topic],
+            poll_interval=timedelta(milliseconds=100),
+            ack_wait=timedelta(seconds=self.hold),
+        )
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        async with NatsPublisher.from_url(self.direct) as publisher:
+            assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+    @override
+    async def put_stranger(self, topic: str, payload: bytes) -> None:
+        await put_raw(self.direct, topic, payload)
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
