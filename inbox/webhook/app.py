@@ -1,0 +1,267 @@
+"""A ready endpoint for web hooks, by ASGI: it answers when the effects are committed.
+
+    handled, or known                       ──▶ 204
+    DeadLetter                              ──▶ 204, and a row in inbox.dead_letter
+    bad signature                           ──▶ 401
+    no message, no handler, too old or new  ──▶ 400, 404
+    RetryLater(delay)                       ──▶ 425 with Retry-After
+    raised                                  ──▶ 500
+    database away                           ──▶ 503
+
+It runs by itself under any ASGI server, or mounted in Starlette, FastAPI or Litestar.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from inbox.dead_letter import INSERT_DEAD_LETTER, dead_letter_values
+from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
+from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from inbox.handle import Handling, Sessions, connection_broke, handling, one_line
+from inbox.receipt import check_text
+from inbox.routes import Handler, Routes
+from inbox.webhook.events import WebhookFailed, WebhookRefused
+from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
+from inbox.webhook.verifier import InvalidSignatureError, Verifier
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    InvalidMessageError,
+    shorten,
+)
+from outbox.events import Observer, Observers
+from outbox.message import Message
+
+__all__ = ["WebhookApp", "webhook_app"]
+
+Handlers: TypeAlias = Handler | Mapping[str, Handler]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    said: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def webhook_app(
+    handlers: Handlers,
+    sessions: Sessions,
+    *,
+    name: str,
+    secrets: Iterable[str],
+    tolerance: timedelta = timedelta(minutes=5),
+    max_payload_bytes: int = 1024 * 1024,
+    max_in_flight: int = 64,
+    read_timeout: timedelta = timedelta(seconds=10),
+    observers: Iterable[Observer] = (),
+) -> "WebhookApp":
+    """Make an ASGI application that handles each message that is posted to it once.
+
+    A handler `(session, message)` runs in a transaction with its receipt, and the
+    answer is 2xx only after its commit; it must not commit the session itself.
+
+    Args:
+        handlers: one for all topics, or a mapping from topics (`orders.placed`,
+            `orders.*`) to handlers.
+        sessions: an `async_sessionmaker` for async handlers, a `sessionmaker` for
+            plain functions, which run in threads.
+        name: the consumer whose receipts these are.
+        secrets: `whsec_…`, shared with the sender; several while one is changed.
+        tolerance: how far the sender's clock may be from ours.
+        max_payload_bytes: a longer body is refused unread.
+        max_in_flight: handlers at work at once; further requests wait.
+        read_timeout: for how long a body may take to come in.
+        observers: are told of every event.
+
+    Raises:
+        ConfigError: an argument can't be used.
+    """
+    check_text("consumer", name)
+    for field, value in (
+        ("max_payload_bytes", max_payload_bytes),
+        ("max_in_flight", max_in_flight),
+        ("read_timeout", read_timeout.total_seconds()),
+    ):
+        if value <= 0:
+            raise ConfigError(f"{field}={value}: must be above 0")
+    chosen = handling(sessions, name, max_in_flight)
+    return WebhookApp(
+        _routes(handlers, chosen),
+        chosen,
+        Verifier(secrets, tolerance=tolerance),
+        name=name,
+        max_payload_bytes=max_payload_bytes,
+        max_in_flight=max_in_flight,
+        read_timeout=read_timeout.total_seconds(),
+        observers=Observers(observers),
+    )
+
+
+def _routes(handlers: Handlers, chosen: Handling) -> Routes:
+    routes = Routes()
+    given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
+    for topic, handler in given.items():
+        chosen.check(handler)
+        routes.add(topic, handler)
+    if not routes.topics:
+        raise ConfigError("handlers: there is none; pass one, or {topic: handler}")
+    return routes
+
+
+class WebhookApp:
+    """The application that `webhook_app` makes."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        handling: Handling,
+        verifier: Verifier,
+        *,
+        name: str,
+        max_payload_bytes: int,
+        max_in_flight: int,
+        read_timeout: float,
+        observers: Observers,
+    ) -> None:
+        self._routes = routes
+        self._handling = handling
+        self._verifier = verifier
+        self._name = name
+        self._max_payload_bytes = max_payload_bytes
+        self._turn = asyncio.Semaphore(max_in_flight)
+        self._read_timeout = read_timeout
+        self._notify = observers.notify
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI says."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ConfigError(f"webhook_app serves HTTP, and not {scope['type']}")
+        try:
+            answer = await self._answer(scope, receive)
+        except Refused as refusal:
+            reason = str(refusal)
+            self._notify(
+                WebhookRefused(
+                    consumer=self._name, status=refusal.status, reason=reason
+                )
+            )
+            allow = (("allow", "POST"),) if refusal.status == 405 else ()
+            answer = _Answer(refusal.status, reason, allow)
+        body = answer.said.encode(errors="replace")
+        headers = [*answer.headers, ("content-length", str(len(body)))]
+        if body:
+            headers.append(("content-type", "text/plain; charset=utf-8"))
+        if answer.status == 204:
+            headers = []
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": [(n.encode(), v.encode()) for n, v in headers],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = (await receive())["type"]
+            if event == "lifespan.shutdown":
+                self._handling.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            try:
+                await self._handling.probe()
+            except Exception as error:  # noqa: BLE001 (the server is to say it)
+                said = f"can't read the inbox in the database: {one_line(error)}"
+                await send({"type": "lifespan.startup.failed", "message": said})
+                return
+            await send({"type": "lifespan.startup.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> _Answer:
+        headers, body = await read_request(
+            scope,
+            receive,
+            max_bytes=self._max_payload_bytes,
+            max_seconds=self._read_timeout,
+        )
+        try:
+            message = self._verifier.read(headers, body)
+        except InvalidSignatureError as error:
+            raise Refused(401, str(error)) from error
+        except InvalidMessageError as error:
+            raise Refused(400, str(error)) from error
+        handler = self._routes.find(message.topic)
+        if handler is None:
+            raise Refused(404, f"no handler for topic {shorten(message.topic)}")
+        async with self._turn:
+            return await self._handle(handler, message)
+
+    async def _handle(self, handler: Handler, message: Message) -> _Answer:
+        started = time.monotonic()
+        try:
+            is_new = await self._handling.handle(handler, message)
+        except RetryLater as decision:
+            seconds = math.ceil(decision.delay.total_seconds())
+            return self._fail(
+                message, 425, decision.reason, (("retry-after", str(seconds)),)
+            )
+        except DeadLetter as decision:
+            return await self._give_up(message, decision)
+        except InvalidReceiptError as error:
+            raise Refused(400, str(error)) from error
+        except DatabaseUnavailableError as error:
+            return self._fail(message, 503, one_line(error))
+        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
+            status = 503 if connection_broke(error) else 500
+            return self._fail(message, status, one_line(error))
+        about = self._about(message)
+        if is_new:
+            self._notify(MessageHandled(**about, seconds=time.monotonic() - started))
+        else:
+            self._notify(DuplicateSkipped(**about))
+        return _Answer(204)
+
+    async def _give_up(self, message: Message, decision: DeadLetter) -> _Answer:
+        values = dead_letter_values(
+            message, consumer=self._name, attempts=1, failure=decision
+        )
+        try:
+            await self._handling.execute(INSERT_DEAD_LETTER, values)
+        except Exception as error:  # noqa: BLE001 (it comes again)
+            return self._fail(message, 503, one_line(error))
+        self._notify(
+            MessageDeadLettered(
+                **self._about(message), attempts=1, reason=values["error_reason"]
+            )
+        )
+        return _Answer(204)
+
+    def _fail(
+        self,
+        message: Message,
+        status: int,
+        reason: str,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> _Answer:
+        self._notify(
+            WebhookFailed(**self._about(message), status=status, reason=reason)
+        )
+        # What failed here is nothing for the sender's eyes.
+        return _Answer(status, "not handled now; send it again", headers)
+
+    def _about(self, message: Message) -> dict[str, Any]:
+        return {
+            "consumer": self._name,
+            "id": message.id,
+            "topic": message.topic,
+            "key": message.key,
+        }

@@ -1,0 +1,77 @@
+"""Read a request by ASGI: its headers and a body that is bounded in size and time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias
+
+from outbox.errors import shorten
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# With two of one name, what is verified and what is handled might differ.
+_ONCE_ONLY: Final = ("ce-", "webhook-", "content-type", "pillarbox-headers")
+
+
+class Refused(Exception):  # noqa: N818 (an answer, no error of ours)
+    """A request is no good, and is answered with a status from 400 to 499."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
+async def read_request(
+    scope: Scope, receive: Receive, *, max_bytes: int, max_seconds: float
+) -> tuple[Mapping[str, str], bytes]:
+    """Give the headers, names in lower case, and the body of a POST.
+
+    Raises:
+        Refused: it is no POST, encoded, too large, too slow, or ambiguous.
+    """
+    if scope["method"] != "POST":
+        raise Refused(405, f"{scope['method']}: web hooks are POSTed")
+    headers = _folded(scope["headers"])
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Refused(415, f"content-encoding {shorten(encoding)}: isn't read")
+    told = headers.get("content-length", "")
+    if told.isdecimal() and int(told[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(max_seconds):
+            return headers, await _body(receive, max_bytes)
+    except TimeoutError:
+        raise Refused(408, f"the body did not come within {max_seconds:g} s") from None
+
+
+async def _body(receive: Receive, max_bytes: int) -> bytes:
+    body = bytearray()
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise Refused(400, "the sender left before the end of the body")
+        body += event.get("body", b"")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        if not event.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(max_bytes: int) -> Refused:
+    return Refused(413, f"payload is over the limit of {max_bytes} bytes")
+
+
+def _folded(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name_bytes, value_bytes in raw:
+        name = name_bytes.decode("latin-1").lower()
+        value = value_bytes.decode("latin-1")
+        if name not in headers:
+            headers[name] = value
+        elif name.startswith(_ONCE_ONLY):
+            raise Refused(400, f"{name}: is there twice")
+        else:
+            headers[name] += f", {value}"
+    return headers

@@ -1,0 +1,76 @@
+"""Signatures of the Standard Webhooks scheme: HMAC-SHA256 over id, moment and body."""
+
+import binascii
+import hmac
+from base64 import b64decode, b64encode
+from typing import Final
+
+from typing_extensions import override
+
+from outbox.errors import ConfigError
+
+ID: Final = "webhook-id"
+TIMESTAMP: Final = "webhook-timestamp"
+SIGNATURE: Final = "webhook-signature"
+VERSION: Final = "v1"
+
+_PREFIX: Final = "whsec_"
+_MIN_BYTES: Final = 24
+_MAX_BYTES: Final = 64
+_HOW_TO_MAKE_ONE: Final = (
+    "write whsec_ and the base64 of 24 to 64 random bytes; make one with "
+    'echo "whsec_$(openssl rand -base64 32)"'
+)
+
+
+class Secret:
+    """What the sender and the receiver of webhooks share. It is never printed.
+
+    Args:
+        text: `whsec_` and base64 of 24 to 64 bytes.
+
+    Raises:
+        ConfigError: it isn't such a text; the message doesn't show it.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, text: str) -> None:
+        try:
+            key = b64decode(text.removeprefix(_PREFIX), validate=True)
+        except (binascii.Error, ValueError):
+            raise ConfigError(
+                f"webhook secret: isn't base64; {_HOW_TO_MAKE_ONE}"
+            ) from None
+        if not text.startswith(_PREFIX):
+            raise ConfigError(
+                f"webhook secret: doesn't begin with {_PREFIX}; {_HOW_TO_MAKE_ONE}"
+            )
+        if not _MIN_BYTES <= len(key) <= _MAX_BYTES:
+            raise ConfigError(
+                f"webhook secret: has {len(key)} bytes; {_HOW_TO_MAKE_ONE}"
+            )
+        self._key = key
+
+    def sign(self, id: str, timestamp: int, body: bytes) -> str:
+        """Give the signature, with its version: `v1,…`."""
+        signed = b"%b.%d.%b" % (id.encode(), timestamp, body)
+        mac = hmac.digest(self._key, signed, "sha256")
+        return f"{VERSION},{b64encode(mac).decode()}"
+
+    @override
+    def __repr__(self) -> str:
+        """Show nothing of it."""
+        return "Secret(…)"
+
+
+def read_secrets(text: str) -> tuple[Secret, ...]:
+    """Read secrets that are separated by white space, the newest first.
+
+    Raises:
+        ConfigError: there is none, or one can't be used.
+    """
+    secrets = tuple(map(Secret, text.split()))
+    if not secrets:
+        raise ConfigError(f"webhook secret: is empty; {_HOW_TO_MAKE_ONE}")
+    return secrets

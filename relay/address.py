@@ -1,0 +1,74 @@
+"""Where a webhook may go: not into our own network, unless that is allowed."""
+
+import socket
+from collections.abc import Callable
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+)
+from typing import Any, Final, TypeAlias
+
+AddressInfo: TypeAlias = tuple[Any, Any, int, str, Any]
+"""What `getaddrinfo` gives for one address."""
+
+# Written out, because what ipaddress calls private differs among Python's versions.
+_NOT_PUBLIC_4: Final = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/3",
+        ),
+    )
+)
+_PUBLIC_6: Final = IPv6Network("2000::/3")
+# Tunnels to IPv4 among them, whose address inside is anybody's.
+_NOT_PUBLIC_6: Final = tuple(
+    map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+)
+
+
+def is_public(text: str) -> bool:
+    """Tell whether an address is one of the public Internet; other texts are not."""
+    try:
+        address: IPv4Address | IPv6Address = ip_address(text)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is None:
+            return address in _PUBLIC_6 and not any(
+                address in network for network in _NOT_PUBLIC_6
+            )
+        address = address.ipv4_mapped
+    return not any(address in network for network in _NOT_PUBLIC_4)
+
+
+def socket_maker(*, allow_private: bool) -> Callable[[AddressInfo], socket.socket]:
+    """Give what makes the socket for one address, or refuses to.
+
+    It sees the very address that is connected to: a name that resolves to something
+    else the second time gains nothing.
+    """
+
+    def make(info: AddressInfo) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not allow_private and not is_public(address[0]):
+            raise PermissionError(f"{address[0]} is no public address (allow_private)")
+        return socket.socket(family, kind, protocol)
+
+    return make

@@ -1,0 +1,95 @@
+"""What is known about the host that webhooks go to, and who is to blame.
+
+    up ──no connection, a pause asked for, five refusals in a row──▶ away
+    away ──any answer about a message──▶ up
+
+While it is away a batch begins with one request at a time, so that a host in trouble
+isn't run over when it comes back.
+"""
+
+import time
+from typing import Final
+from uuid import UUID
+
+from outbox.errors import BrokerUnavailableError
+
+_MAX_REFUSALS: Final = 5
+_MAX_SUSPECTS: Final = 1000
+
+
+class Host:
+    """The breaker of one host. For one event loop.
+
+    Args:
+        name: how errors call it.
+
+    Attributes:
+        away: why it counts as away; None while it is up.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.away: str | None = None
+        self._paused_until = 0.0
+        self._refusals = 0
+        self._answered_at = 0.0
+        self._suspects: dict[UUID, float] = {}
+
+    def check_pause(self) -> None:
+        """Refuse while the pause lasts that the host asked for.
+
+        Raises:
+            BrokerUnavailableError: it does.
+        """
+        left = self._paused_until - time.monotonic()
+        if left > 0:
+            raise BrokerUnavailableError(
+                f"{self.name} asked for a pause, of which {left:.0f} s are left"
+            )
+
+    def error(self) -> BrokerUnavailableError:
+        """Say why it is away."""
+        return BrokerUnavailableError(f"{self.name} {self.away or 'was away'}")
+
+    def answered(self, id: UUID) -> None:
+        """Note an answer that was about the message."""
+        self.away = None
+        self._refusals = 0
+        self._answered_at = time.monotonic()
+        self._suspects.pop(id, None)
+
+    def refused(self, id: UUID, reason: str) -> None:
+        """Note that it would not take a message now; too often, and it is away."""
+        self._refusals += 1
+        self._suspects.pop(id, None)
+        if self._refusals >= _MAX_REFUSALS:
+            self.lose(f"refuses one message after the other: {reason}")
+
+    def lose(self, reason: str) -> None:
+        """Note that it is away."""
+        self.away = reason
+
+    def pause(self, seconds: float) -> None:
+        """Note that it wants to be left alone for a while."""
+        self._paused_until = time.monotonic() + seconds
+        self.away = f"asked for a pause of {seconds:.0f} s"
+
+    def blames(self, id: UUID) -> bool:
+        """Tell whether a request that got no answer failed because of its message.
+
+        It did, if it failed before and the host has answered another one since. The
+        first time the host is to blame, and nobody is charged an attempt.
+        """
+        since = self._suspects.get(id)
+        if since is not None and self._answered_at > since:
+            del self._suspects[id]
+            return True
+        if since is None:
+            while len(self._suspects) >= _MAX_SUSPECTS:
+                del self._suspects[next(iter(self._suspects))]
+            self._suspects[id] = time.monotonic()
+        return False
+
+    def suspects(self, id: UUID) -> bool:
+        """Tell whether a request of this message failed without an answer."""
+        return id in self._suspects
