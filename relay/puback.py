@@ -18,16 +18,22 @@ _NO_RESPONDERS: Final = "503"
 _STREAM: Final = b'{"stream":"'
 _SERVER_ERROR: Final = 500
 _ACCOUNT_FULL: Final = 10002
+_LIMIT_REACHED: Final = 10077
 _TOO_LARGE: Final = 10054
 _OTHER_STREAM: Final = 10060
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The stream takes nothing like it now; the message is not to blame."""
+    """The stream takes nothing like it now; the message is not to blame.
+
+    Attributes:
+        entirely: it takes nothing at all, however small.
+    """
 
     stream: str
     reason: str
+    entirely: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +103,6 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
             permanent=True,
         ), ""
     if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
-        return Full(stream, f"stream {stream!r} takes nothing now: {said}"), stream
+        reason = f"stream {stream!r} takes nothing now: {said}"
+        return Full(stream, reason, entirely=number != _LIMIT_REACHED), stream
     return Nacked(f"stream {stream!r} refused it: {said}"), stream

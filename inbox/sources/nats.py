@@ -15,9 +15,10 @@ from typing import Any, Final, Self
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from inbox.durable import NANOSECONDS, Entry, find_durables
 from inbox.holding import Holding
 from inbox.outcomes import Outcomes
-from inbox.pull import NANOSECONDS, Entry, Pulls, find_durables, give_back
+from inbox.pull import Pulls, give_back
 from inbox.source import Delivery
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
@@ -194,6 +195,8 @@ class NatsSource:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._holding.patience(self._poll)):
                 await self._came.wait()
+        await pulls.look(self._count_held)
+        self._release(pulls)
         if pulls.is_overdue:
             await pulls.connection.drop("it doesn't answer")
         if pulls.connection.lost is not None:
@@ -201,14 +204,22 @@ class NatsSource:
 
     async def _hear(self, got: Msg) -> None:
         if self._pulls is not None and (entry := await self._pulls.read(got)):
-            at = entry.stream, entry.sequence
+            at = entry.place, entry.sequence
             if at in self._held:
                 # It came late to us, or our heartbeat to NATS; we have it still.
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
-                self._holding.add(entry)
+                self._pulls[entry.place].sort(entry)
+                self._release(self._pulls)
         self._came.set()
+
+    def _release(self, pulls: Pulls) -> None:
+        for entry in pulls.take():
+            self._holding.add(entry)
+
+    def _count_held(self, place: str) -> int:
+        return sum(held == place for held, _ in self._held)
 
     async def _leave(self, writing: asyncio.Task[None]) -> None:
         # A pull can't be taken back, so its messages are waited for.
@@ -238,7 +249,7 @@ class NatsSource:
             raise self._settings.away(error) from error
         await connection.flush()
         for entry in entries:
-            self._held.pop((entry.stream, entry.sequence), None)
+            self._held.pop((entry.place, entry.sequence), None)
 
     async def _beat(self) -> None:
         while True:
@@ -263,7 +274,10 @@ class NatsSource:
                     connection, self._consumer, self._topics, self._settings.stream
                 )
                 for durable in durables:
-                    await durable.join(connection, self._wanted, _DEFAULT)
+                    held = self._count_held(durable.place)
+                    await durable.join(connection, self._wanted, _DEFAULT, held)
+                    if self._pulls is not None:
+                        durable.aside = self._pulls.aside(durable.place)
                 pulls = Pulls(connection, self._settings.api, durables)
                 await pulls.listen(self._hear)
             except BaseException as error:

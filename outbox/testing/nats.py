@@ -54,6 +54,8 @@ class NatsServer:
         for name, value in self._settings.items():
             if name == "jetstream" and isinstance(value, dict):
                 own["jetstream"] = own["jetstream"] | value  # type: ignore[operator]
+            elif value is None:
+                own.pop(name)
             else:
                 own[name] = value
         configuration = self._directory / "nats.conf"

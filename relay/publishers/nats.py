@@ -212,7 +212,7 @@ class NatsPublisher:
                 case _:
                     verdict = answer
             if isinstance(verdict, Full):
-                if not self._goes_on(verdict.stream, flight):
+                if not self._goes_on(verdict, flight):
                     raise self._settings.away(verdict.reason)
                 verdict = Nacked(verdict.reason)
             judged.append(verdict)
@@ -231,12 +231,13 @@ class NatsPublisher:
             permanent=True,
         )
 
-    def _goes_on(self, stream: str, flight: Flight) -> bool:
+    def _goes_on(self, full: Full, flight: Flight) -> bool:
         """Tell whether the broker takes other things, and so isn't away."""
-        now = time.monotonic()
+        if not full.entirely and self._acked_at.get(full.stream, 0.0) >= flight.started:
+            return True
+        recently = time.monotonic() - _RECENTLY
         return any(
-            at >= flight.started if name == stream else now - at < _RECENTLY
-            for name, at in self._acked_at.items()
+            name != full.stream and at > recently for name, at in self._acked_at.items()
         )
 
     async def _connected(self) -> NatsConnection:

@@ -1,0 +1,197 @@
+"""The durable consumers of JetStream, and the deliveries that come of them.
+
+A consumer of ours has one durable for each of its topics on each stream: servers
+before 2.10 filter by one subject only, and so no replica ever gets a topic that it
+has no handler for. Names and answers are those of JetStream's API.
+"""
+
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from outbox.errors import ConfigError, shorten
+from outbox.message import Message
+from outbox.nats import ApiError, NatsConnection
+from outbox.nats_message import subject_problem
+
+NANOSECONDS: Final = 1_000_000_000
+_NOT_FOUND: Final = 404
+_MAX_SLUG: Final = 60
+# How long after ack_wait what is missing has to be there.
+_GRACE: Final = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A delivery as it was read, with what is wrong with it if anything is."""
+
+    place: str
+    sequence: int
+    reply: str
+    is_first: bool
+    message: Message
+    problem: str | None
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class Durable:
+    """One durable consumer on its stream, and the pull that is open on it.
+
+    What was handed over to nobody who is left (a replica died, a connection was cut)
+    comes again only after `ack_wait`. Until then first deliveries are set aside, so
+    that they don't overtake it.
+
+    Attributes:
+        missing: how many may still come again.
+        aside: the first deliveries that wait for them, until `waits_until`.
+    """
+
+    stream: str
+    name: str
+    subject: str
+    ack_wait: float = 0.0
+    max_deliver: int | None = None
+    outstanding: int = 0
+    ends_at: float = 0.0
+    missing: int = 0
+    waits_until: float = 0.0
+    aside: list[Entry] = field(default_factory=list)
+
+    @property
+    def place(self) -> str:
+        """Where it is, as JetStream's subjects say it."""
+        return f"{self.stream}.{self.name}"
+
+    async def join(
+        self,
+        connection: NatsConnection,
+        wanted: Mapping[str, Any],
+        default: Mapping[str, Any],
+        held: int,
+    ) -> None:
+        """Make it, or bring one that is there to what is wanted.
+
+        We hold so many of its messages already.
+
+        Raises:
+            ApiError: JetStream refuses.
+            ConfigError: it is none that can be pulled from and acked one by one.
+        """
+        own = {"durable_name": self.name, "filter_subject": self.subject}
+        info = None
+        try:
+            info = await connection.ask(f"CONSUMER.INFO.{self.place}")
+        except ApiError as error:
+            if error.code != _NOT_FOUND:
+                raise
+            policy = {"ack_policy": "explicit", "deliver_policy": "all"}
+            config = {**policy, **default, **wanted, **own}
+        else:
+            config = info["config"]
+            if config.get("deliver_subject") or config["ack_policy"] != "explicit":
+                raise ConfigError(
+                    f"NATS consumer {self.name!r} on stream {self.stream!r}: must be "
+                    "a pull consumer with explicit acks; delete it, and it is made"
+                )
+            config = {**config, **wanted, **own}
+        if info is None or config != info["config"]:
+            info = await connection.ask(
+                f"CONSUMER.DURABLE.CREATE.{self.place}",
+                {"stream_name": self.stream, "config": config},
+            )
+        self.ack_wait = info["config"]["ack_wait"] / NANOSECONDS
+        most = info["config"].get("max_deliver", -1)
+        self.max_deliver = most if most > 0 else None
+        self.missing = max(0, info["num_ack_pending"] - held)
+        self.waits_until = time.monotonic() + self.ack_wait + _GRACE
+
+    async def look(self, connection: NatsConnection, held: int) -> None:
+        """See whether others settled what is missing."""
+        info = await connection.ask(f"CONSUMER.INFO.{self.place}")
+        self.missing = max(0, info["num_ack_pending"] - held)
+
+    @property
+    def may_pull(self) -> bool:
+        """Whether a pull would bring what can be handed over."""
+        return self.outstanding <= 0 and (
+            not self.aside or time.monotonic() > self.waits_until - _GRACE
+        )
+
+    def sort(self, entry: Entry) -> None:
+        """Set a delivery aside, together with what waits there."""
+        if not entry.is_first:
+            self.missing -= 1
+        self.aside.append(entry)
+
+    def take(self) -> list[Entry]:
+        """Give what needn't wait any more."""
+        if self.missing > 0 and time.monotonic() < self.waits_until:
+            free = [entry for entry in self.aside if not entry.is_first]
+            self.aside = [entry for entry in self.aside if entry.is_first]
+        else:
+            free, self.aside, self.missing = self.aside, [], 0
+        return free
+
+
+async def find_durables(
+    connection: NatsConnection,
+    consumer: str,
+    topics: Collection[str],
+    stream: str | None,
+) -> list[Durable]:
+    """Give the durables of a consumer's topics, on one stream or wherever they are.
+
+    Raises:
+        ConfigError: no stream captures a topic.
+    """
+    found = []
+    for subject in subjects_of(topics):
+        streams: Sequence[str] = [stream] if stream is not None else []
+        if not streams:
+            answer = await connection.ask("STREAM.NAMES", {"subject": subject})
+            streams = answer.get("streams") or []
+        if not streams:
+            raise ConfigError(
+                f"no stream captures topic {shorten(subject)}: add it to the subjects "
+                "of a stream, or name one by stream= and create= in the URL"
+            )
+        name = durable_name(consumer, subject)
+        found += [Durable(each, name, subject) for each in streams]
+    return found
+
+
+def subjects_of(topics: Collection[str]) -> list[str]:
+    """Give the subjects of topics, without those that others cover.
+
+    Raises:
+        ConfigError: a topic can't be a subject.
+    """
+    prefixes = [topic[:-1] for topic in topics if topic.endswith("*")]
+    for prefix in prefixes:
+        if prefix and not prefix.endswith("."):
+            raise ConfigError(
+                f"topic {shorten(f'{prefix}*')}: NATS can't match parts of a word; "
+                "end it with .*"
+            )
+    subjects = []
+    for topic in dict.fromkeys(topics):
+        start = topic.removesuffix("*")
+        covered = any(
+            start.startswith(prefix) and topic != f"{prefix}*" for prefix in prefixes
+        )
+        if covered:
+            continue
+        if problem := subject_problem(f"{start}x" if topic.endswith("*") else topic):
+            raise ConfigError(problem)
+        subjects.append(f"{start}>" if topic.endswith("*") else topic)
+    return subjects
+
+
+def durable_name(consumer: str, subject: str) -> str:
+    """Name the durable of a subject: readable, and different for each subject."""
+    readable = re.sub(r"[^A-Za-z0-9-]+", "_", subject.removesuffix(".>"))[:_MAX_SLUG]
+    return f"{consumer}_{readable}_{sha256(subject.encode()).hexdigest()[:8]}"

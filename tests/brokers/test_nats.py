@@ -1,0 +1,237 @@
+"""Publishing to NATS JetStream: what is particular to it, beside the suite."""
+
+import nats
+import pytest
+
+from inbox.sources.nats import NatsSource
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.nats import NatsServer, nats_server
+from relay.publisher import Acked, Nacked
+from relay.publishers.nats import NatsPublisher
+from tests.fixtures.nats import make_stream, put_raw, stored
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "a b",
+        "a\tb",
+        "a\r\nPUB x 0",
+        "a\0b",
+        "a.*",
+        "a.>",
+        "a*",
+        ".a",
+        "a.",
+        "a..b",
+        "$JS.API.STREAM.DELETE.ORDERS",
+        "$SYS.x",
+        "_INBOX.x",
+    ],
+)
+async def test_what_can_be_no_subject_is_refused_for_ever(
+    shared_nats: NatsServer, nats_topics: str, topic: str
+) -> None:
+    good = Message(f"{nats_topics}.ä", b"")
+    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        refused, acked = await publisher.publish([Message(topic, b""), good])
+    assert isinstance(refused, Nacked)
+    assert refused.permanent
+    assert "topic" in refused.reason
+    assert acked == Acked()
+
+
+async def test_a_topic_without_a_stream_is_refused_for_ever_with_the_remedy(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        refused, acked = await publisher.publish(
+            [Message("nobody.listens", b""), Message(f"{nats_topics}.x", b"")]
+        )
+    assert isinstance(refused, Nacked)
+    assert refused.permanent
+    assert "no stream captures topic 'nobody.listens': add it" in refused.reason
+    assert acked == Acked()
+
+
+async def test_headers_that_nats_acts_on_are_refused(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    messages = [
+        Message(topic, b"", headers={name: "all"})
+        for name in ("Nats-Rollup", "nats-msg-id", "Status")
+    ]
+    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        first, second, third = await publisher.publish(messages)
+    assert isinstance(first, Nacked)
+    assert isinstance(second, Nacked)
+    assert first.permanent
+    assert third == Acked()
+    (message,) = await stored(shared_nats.url, nats_topics)
+    assert message.headers == {"Status": "all"}
+
+
+async def test_the_servers_limit_counts_headers_and_is_kept_to_the_byte(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic, limit = f"{nats_topics}.x", 1024 * 1024
+    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        (refused,) = await publisher.publish([Message(topic, bytes(limit))])
+        assert isinstance(refused, Nacked)
+        assert refused.permanent
+        over = int(refused.reason.split(" ")[2]) - limit
+        exact = Message(topic, bytes(limit - over))
+        large = Message(topic, bytes(limit - over + 1))
+        assert await publisher.publish([exact]) == [Acked()]
+        (refused,) = await publisher.publish([large])
+        assert isinstance(refused, Nacked)
+        assert f"{limit + 1} bytes" in refused.reason
+        assert f"{limit} (max_payload)" in refused.reason
+        assert await publisher.publish([exact]) == [Acked()]
+
+
+async def test_what_is_too_large_for_its_stream_is_refused_for_ever(
+    shared_nats: NatsServer,
+) -> None:
+    await make_stream(shared_nats.url, "SMALL", "small.>", max_msg_size=1000)
+    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        refused, acked = await publisher.publish(
+            [Message("small.x", bytes(1000)), Message("small.x", b"")]
+        )
+    assert isinstance(refused, Nacked)
+    assert refused.permanent
+    assert "max_msg_size" in refused.reason
+    assert acked == Acked()
+
+
+async def test_a_stream_that_is_full_is_away_unless_other_streams_go_on(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    await make_stream(
+        shared_nats.url, "FULL", "full.>", max_msgs=1, discard="new", max_age=0
+    )
+    await put_raw(shared_nats.url, "full.x", b"")
+    full, other = Message("full.x", b""), Message(f"{nats_topics}.x", b"")
+    async with NatsPublisher.from_url(shared_nats.url) as publisher:
+        with pytest.raises(BrokerUnavailableError, match="'FULL' takes nothing now"):
+            await publisher.publish([full])
+        assert await publisher.publish([other]) == [Acked()]
+        (refused,) = await publisher.publish([full])
+        assert isinstance(refused, Nacked)
+        assert not refused.permanent
+
+
+async def test_the_stream_of_the_url_is_made_on_demand_and_held_to(
+    private_nats: NatsServer,
+) -> None:
+    url = f"{private_nats.url}?stream=BILLS"
+    with pytest.raises(ConfigError, match=r"stream 'BILLS'.*add create="):
+        async with NatsPublisher.from_url(url):
+            pass
+    with pytest.raises(ConfigError, match="stream 'BILLS'"):
+        async with NatsSource(url, consumer="billing", topics=["bills.x"]):
+            pass
+    async with NatsPublisher.from_url(f"{url}&create=bills.>,invoices") as publisher:
+        answers = await publisher.publish(
+            [Message(t, b"") for t in ("bills.x", "invoices", "orders.x")]
+        )
+    assert answers[:2] == [Acked()] * 2
+    assert isinstance(answers[2], Nacked)
+    assert answers[2].permanent
+    assert "captured by another stream" in answers[2].reason
+
+
+async def test_a_server_without_jetstream_is_told_at_the_start() -> None:
+    with nats_server({"jetstream": None}) as server:
+        with pytest.raises(BrokerUnavailableError, match="has no JetStream"):
+            async with NatsPublisher.from_url(server.url):
+                pass
+        with pytest.raises(BrokerUnavailableError, match="has no JetStream"):
+            async with NatsSource(server.url, consumer="billing", topics=["x"]):
+                pass
+
+
+async def test_users_and_what_they_may_publish() -> None:
+    user = {
+        "user": "relay",
+        "password": "p@ss",
+        "permissions": {"publish": {"deny": ["secret.>"]}},
+    }
+    settings = {"authorization": {"users": [user]}}
+    with nats_server(settings) as server:
+        address = server.url.removeprefix("nats://")
+        good = f"nats://relay:p%40ss@{address}?stream=ALL&create=orders.>,secret.>"
+        async with NatsPublisher.from_url(good) as publisher:
+            refused, acked = await publisher.publish(
+                [Message("secret.X", b""), Message("orders.x", b"")]
+            )
+            (again,) = await publisher.publish([Message("secret.X", b"")])
+        assert isinstance(refused, Nacked)
+        assert isinstance(again, Nacked)
+        assert not refused.permanent
+        assert "permissions violation" in refused.reason
+        assert acked == Acked()
+        for credentials in ("relay:wrong@", "token@", ""):
+            url = f"nats://{credentials}{address}"
+            with pytest.raises(BrokerUnavailableError, match="refuses us") as told:
+                async with NatsPublisher.from_url(url):
+                    pass
+            assert "wrong" not in str(told.value)
+
+
+async def test_tls_is_not_given_up_for_a_server_that_offers_none(
+    shared_nats: NatsServer,
+) -> None:
+    url = shared_nats.url.replace("nats://", "tls://relay:secret@")
+    with pytest.raises(BrokerUnavailableError, match="offers no TLS"):
+        async with NatsPublisher.from_url(url):
+            pass
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["stream=a.b", "stream=a%20b", "create=x", "nonsense=1", "max_payload_bytes=0"],
+)
+def test_a_publishers_url_that_makes_no_sense_is_refused(query: str) -> None:
+    with pytest.raises(ConfigError):
+        NatsPublisher.from_url(f"nats://h:4222?{query}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://",
+        "nats://h:x",
+        "http://h",
+        "nats://h/path",
+        "nats://a,,b",
+        "nats://h?tls_ca=/x",
+        "tls://h?tls_ca=/no/such/file",
+        "nats://h?ack_wait=0",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="broker URL"):
+        NatsSource.from_url(url, consumer="billing", topics=["x"])
+
+
+async def test_other_clients_see_cloudevents(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    message = Message(f"{nats_topics}.x", {"n": 1}, key="ä", headers={"own": "a b"})
+    async with await nats.connect(shared_nats.url, allow_reconnect=False) as client:
+        reader = await client.subscribe(message.topic)
+        await client.flush()
+        async with NatsPublisher.from_url(shared_nats.url) as publisher:
+            await publisher.publish([message])
+        got = await reader.next_msg(timeout=10)
+    headers = got.headers or {}
+    assert headers["Nats-Msg-Id"] == headers["ce-id"] == str(message.id)
+    assert headers["ce-specversion"] == "1.0"
+    assert headers["ce-type"] == message.topic
+    assert headers["ce-partitionkey"] == "%C3%A4"
+    assert headers["own"] == "a b"
+    assert headers["content-type"] == "application/json"
+    assert await stored(shared_nats.url, nats_topics) == [message]

@@ -1,0 +1,174 @@
+"""Deliveries out of NATS JetStream: what is particular to it, beside the suite."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from inbox.source import Delivery
+from inbox.sources.nats import NatsSource
+from inbox.testing.crash import die_holding
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.nats import NatsServer
+from outbox.testing.samples import numbered, numbers_by_key
+from relay.publisher import Acked
+from relay.publishers.nats import NatsPublisher
+from tests.fixtures.nats import ask
+
+SOON = timedelta(milliseconds=100)
+
+
+@asynccontextmanager
+async def source(
+    url: str, *topics: str, consumer: str = "billing", **changes: Any
+) -> AsyncIterator[NatsSource]:
+    quick: dict[str, Any] = {"poll_interval": SOON}
+    async with NatsSource(
+        url, consumer=consumer, topics=topics, **(quick | changes)
+    ) as entered:
+        yield entered
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with NatsPublisher.from_url(url) as publisher:
+        assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+
+async def receive(consumer: NatsSource, count: int) -> list[Delivery]:
+    received: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(received) < count:
+            received += await consumer.receive(limit=100)
+    return received
+
+
+def payloads(deliveries: list[Delivery]) -> list[int]:
+    return [int(delivery.message.payload) for delivery in deliveries]
+
+
+@pytest.mark.parametrize("topics", [["ord*"], ["a b"], ["$JS.*"], [".*"]])
+async def test_a_topic_that_nats_cannot_filter_by_is_refused(
+    shared_nats: NatsServer, topics: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match="topic"):
+        async with source(shared_nats.url, *topics):
+            pass
+
+
+async def test_topics_and_beginnings_that_overlap_hand_over_once(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topics = [f"{nats_topics}.{t}" for t in ("a", "b.c", "b.d.e")]
+    await publish(
+        shared_nats.url, *[Message(t, b"%d" % n) for n, t in enumerate(topics)]
+    )
+    listened = [topics[0], f"{nats_topics}.b.*", topics[1], f"{nats_topics}.b.d.*"]
+    async with source(shared_nats.url, *listened) as consumer:
+        assert sorted(payloads(await receive(consumer, 3))) == [0, 1, 2]
+        assert await consumer.receive(limit=10) == []
+    names = await ask(shared_nats.url, f"CONSUMER.NAMES.{nats_topics}")
+    assert len(names["consumers"]) == 2
+
+
+async def test_options_are_brought_to_a_durable_that_is_there(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+
+    async def config() -> Any:
+        answer = await ask(shared_nats.url, f"CONSUMER.LIST.{nats_topics}")
+        (durable,) = answer["consumers"]
+        return durable["config"]
+
+    async with source(shared_nats.url, topic):
+        made = await config()
+    assert (made["ack_wait"], made["max_deliver"]) == (30_000_000_000, -1)
+    async with source(shared_nats.url, topic, ack_wait=timedelta(seconds=7)):
+        pass
+    async with source(shared_nats.url, topic, max_ack_pending=1):
+        changed = await config()
+    assert changed == made | {"ack_wait": 7_000_000_000, "max_ack_pending": 1}
+
+
+async def test_after_a_crash_later_messages_do_not_overtake_what_comes_again(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    messages = numbered(topic, 12, keys=2)
+    await publish(shared_nats.url, *messages[:6])
+
+    def mortal() -> NatsSource:
+        return NatsSource(
+            shared_nats.url,
+            consumer="billing",
+            topics=[topic],
+            poll_interval=SOON,
+            ack_wait=timedelta(seconds=1),
+        )
+
+    async with mortal():
+        pass
+    await die_holding(mortal, 6)
+    await publish(shared_nats.url, *messages[6:])
+    async with mortal() as consumer:
+        deliveries = await receive(consumer, 12)
+    arrived = [delivery.message for delivery in deliveries]
+    assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+
+async def test_what_would_not_come_again_has_a_problem(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    await publish(shared_nats.url, Message(topic, b"1"))
+    for last in (False, False, True):
+        async with source(shared_nats.url, topic, max_deliver=3) as consumer:
+            (delivery,) = await receive(consumer, 1)
+        assert ("max_deliver" in (delivery.problem or "")) is last
+
+
+async def test_one_message_at_a_time_is_in_order_with_replicas(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    await publish(shared_nats.url, *numbered(topic, 20))
+    seen: list[int] = []
+    async with (
+        source(shared_nats.url, topic, max_ack_pending=1) as one,
+        source(shared_nats.url, topic, max_ack_pending=1) as other,
+    ):
+
+        async def work(replica: NatsSource) -> None:
+            while len(seen) < 20:
+                for delivery in await replica.receive(limit=5):
+                    seen.append(int(delivery.message.payload))
+                    await delivery.ack()
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as replicas:
+            replicas.create_task(work(one))
+            replicas.create_task(work(other))
+    assert seen == list(range(20))
+
+
+async def test_a_durable_that_was_deleted_is_made_again(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    async with source(shared_nats.url, topic) as consumer:
+        (name,) = (await ask(shared_nats.url, f"CONSUMER.NAMES.{nats_topics}"))[
+            "consumers"
+        ]
+        await ask(shared_nats.url, f"CONSUMER.DELETE.{nats_topics}.{name}")
+        await publish(shared_nats.url, Message(topic, b"1"))
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    if deliveries := await consumer.receive(limit=1):
+                        break
+                except BrokerUnavailableError:
+                    continue
+        assert payloads(list(deliveries)) == [1]
