@@ -1,5 +1,5 @@
 -- Administrator part, run at the end of every migration and safe to repeat: pg_cron runs the
--- upkeep every hour, as the maintainer.
+-- upkeep every hour, as the maintainer, after it planned the detaches, as the detacher.
 DO $schedule$
 DECLARE
     v_database text := current_setting('cron.database_name', true);
@@ -18,17 +18,19 @@ BEGIN
     END IF;
     BEGIN
         CREATE EXTENSION IF NOT EXISTS pg_cron;
-        GRANT USAGE ON SCHEMA cron TO {maintainer};
+        GRANT USAGE ON SCHEMA cron TO {maintainer}, {detacher};
     EXCEPTION WHEN insufficient_privilege THEN
         RAISE EXCEPTION 'role "%" may not install pg_cron or grant its use', current_user
-            USING HINT = format('let an administrator run: CREATE EXTENSION pg_cron; GRANT USAGE ON SCHEMA cron TO %I', {maintainer_name});
+            USING HINT = format('let an administrator run: CREATE EXTENSION pg_cron; GRANT USAGE ON SCHEMA cron TO %I, %I', {maintainer_name}, {detacher_name});
     END;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};
-    PERFORM cron.schedule('pillarbox upkeep', '7 * * * *', 'CALL outbox.maintain()');
+    PERFORM cron.schedule('pillarbox upkeep', '7 * * * *', 'CALL outbox.maintain(patience => ''6 hours'')');
     PERFORM cron.schedule('pillarbox trim cron log', '23 3 * * *',
         'DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval ''14 days''');
+    SET LOCAL ROLE {detacher};
+    PERFORM cron.schedule('pillarbox plan detaches', '2 * * * *', 'SELECT outbox.schedule_detaches()');
     RESET ROLE;
 END
 $schedule$;

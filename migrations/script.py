@@ -14,6 +14,7 @@ _PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _ROLES: Final = (
     "owner",
     "maintainer",
+    "detacher",
     "application",
     "relay",
     "consumer",

@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from outbox.errors import ConfigError, OutboxError
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
 FAILED: Final = 2
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class Stoppable(Protocol):

@@ -44,6 +44,10 @@ class MigrationError(OutboxError):
     """The schema can't be made as things are; nothing was changed."""
 
 
+class UpkeepError(OutboxError):
+    """The tables can't be looked after, or looked into, as things are."""
+
+
 class UnknownImplementationError(ConfigError, LookupError):
     """No publisher or source of that name is installed."""
 

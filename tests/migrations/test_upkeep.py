@@ -236,17 +236,20 @@ def test_pg_cron_runs_the_upkeep_as_the_maintainer(
     jobs = "SELECT jobname, schedule, command, username FROM cron.job ORDER BY 1"
     migrate(private_server.url)
     first = execute(private_server.url, jobs)
-    assert first[1] == (
-        *("pillarbox upkeep", "7 * * * *"),
-        *("CALL outbox.maintain()", "pillarbox_maintainer"),
+    assert [(name, role) for name, _, _, role in first] == [
+        ("pillarbox plan detaches", "pillarbox_detacher"),
+        ("pillarbox trim cron log", "pillarbox_maintainer"),
+        ("pillarbox upkeep", "pillarbox_maintainer"),
+    ]
+    assert first[2][1:3] == (
+        *("7 * * * *", "CALL outbox.maintain(patience => '6 hours')"),
     )
-    assert first[0][0] == "pillarbox trim cron log"
 
     migrate(private_server.url)
     assert execute(private_server.url, jobs) == first
     with psycopg.connect(private_server.url, autocommit=True) as connection:
-        connection.execute("SET SESSION AUTHORIZATION pillarbox_maintainer")
-        for _, _, command, _ in first:
+        for _, _, command, role in first:
+            connection.execute(f"SET SESSION AUTHORIZATION {role}")
             connection.execute(command)
 
     unmigrate(private_server.url)

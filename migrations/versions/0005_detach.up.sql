@@ -1,0 +1,225 @@
+-- Administrator part: a role for the one statement that only a table's owner may run and no
+-- routine can: ALTER TABLE … DETACH PARTITION … CONCURRENTLY. pg_cron logs in as it; nobody else
+-- is a member, so the maintainer stays as weak as it was.
+
+DO $roles$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {detacher_name}) THEN
+        CREATE ROLE {detacher} LOGIN;
+    END IF;
+    IF NOT pg_has_role({detacher_name}, {owner_name}, 'MEMBER') THEN
+        GRANT {owner} TO {detacher};
+    END IF;
+    IF NOT pg_has_role(current_user, {detacher_name}, 'MEMBER') THEN
+        EXECUTE format('GRANT {detacher} TO %I', current_user);
+    END IF;
+END
+$roles$;
+
+-- Owner part: the plan, and its steps.
+
+SET LOCAL ROLE {owner};
+
+CREATE TABLE outbox.retiring_partition (
+    partition    text        NOT NULL,
+    parent_table text        NOT NULL,
+    starts_at    timestamptz NOT NULL,
+    ends_at      timestamptz NOT NULL,
+    planned_at   timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
+);
+COMMENT ON TABLE outbox.retiring_partition IS
+    'partitions on their way out: noted before the detach, so that what was detached and not dropped is found';
+COMMENT ON COLUMN outbox.retiring_partition.planned_at IS 'when the upkeep first saw that it may go';
+
+CREATE FUNCTION outbox.detach_under_way() RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    -- It waits for the transactions that use the table, which shows as a wait for their virtualxid;
+    -- it holds no lock meanwhile, and what it runs is hidden from other roles.
+    SELECT EXISTS (
+        SELECT FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid
+         WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+           AND l.locktype = 'virtualxid' AND NOT l.granted
+           AND (a.usename = {detacher_name} OR a.application_name = 'outbox maintain'));
+END;
+COMMENT ON FUNCTION outbox.detach_under_way IS 'whether a session of ours waits in DETACH PARTITION … CONCURRENTLY';
+
+CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_unsettled text := (SELECT p.unsettled FROM outbox.partition_policy p WHERE p.parent_table = parent);
+    v_count bigint := 0;
+BEGIN
+    IF v_unsettled IS NOT NULL THEN
+        EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT 1000) AS u', partition, v_unsettled) INTO v_count;
+    END IF;
+    RETURN v_count;
+EXCEPTION WHEN syntax_error_or_access_rule_violation THEN
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.count_unsettled IS
+    'the rows of a partition that hold it, counted no further than 1,000; null if the condition of the policy is none';
+
+CREATE FUNCTION outbox.upkeep_plan()
+RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
+               unsettled bigint, reason text, statement text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+BEGIN
+    FOR p IN SELECT q.* FROM outbox.partition_policy q ORDER BY q.parent_table LOOP
+        parent_table := p.parent_table;
+        step := 'make'; partition := NULL; unsettled := NULL;
+        FOR starts_at, ends_at IN
+            SELECT d, d + p.span
+              FROM generate_series(date_trunc('day', now()), date_trunc('day', now()) + p.premake * p.span, p.span) AS d
+             WHERE NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.starts_at < d + p.span AND x.ends_at > d)
+        LOOP
+            reason := format('no partition takes these rows; the policy wants %s ahead', p.premake);
+            statement := format('SELECT outbox.make_partitions(%L)', p.parent_table);
+            RETURN NEXT;
+        END LOOP;
+        FOR partition, starts_at, ends_at, unsettled IN
+            SELECT r.partition, r.starts_at, r.ends_at, outbox.count_unsettled(p.parent_table, c.oid)
+              FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+             WHERE r.parent_table = p.parent_table AND NOT c.relispartition ORDER BY r.starts_at
+        LOOP
+            step := CASE WHEN unsettled = 0 THEN 'drop' ELSE 'attach' END;
+            reason := CASE WHEN unsettled = 0 THEN 'detached, and nothing in it is unsettled' ELSE 'detached, and an unsettled row appeared meanwhile' END;
+            statement := CASE WHEN unsettled = 0 THEN format('DROP TABLE %s', partition)
+                ELSE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', p.parent_table, partition, starts_at, ends_at) END;
+            RETURN NEXT;
+        END LOOP;
+        FOR step, partition, starts_at, ends_at, unsettled IN
+            SELECT CASE WHEN x.detach_pending THEN 'finalize' WHEN u.count = 0 THEN 'detach' ELSE 'hold' END,
+                   x.partition::text, x.starts_at, x.ends_at, u.count
+              FROM outbox.partitions(p.parent_table) x, outbox.count_unsettled(p.parent_table, x.partition) AS u (count)
+             WHERE x.ends_at < now() - p.retention
+             ORDER BY x.detach_pending DESC, x.starts_at
+        LOOP
+            reason := format('all of it is older than the retention of %s', p.retention);
+            IF step = 'finalize' THEN
+                reason := 'its detach waits for a transaction, or was interrupted';
+                statement := format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', p.parent_table, partition);
+            ELSIF step = 'hold' THEN
+                reason := reason || CASE WHEN unsettled IS NULL THEN ', but the policy''s condition for unsettled rows fails'
+                                         ELSE ', but it has unsettled rows' END;
+                statement := format('SELECT * FROM %s WHERE %s', partition, p.unsettled);
+            ELSE
+                statement := format('ALTER TABLE %s DETACH PARTITION %s CONCURRENTLY', p.parent_table, partition);
+            END IF;
+            RETURN NEXT;
+        END LOOP;
+    END LOOP;
+    SELECT q.* INTO p FROM outbox.partition_policy q WHERE q.parent_table = 'inbox.receipt';
+    IF EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - p.retention) THEN
+        step := 'trim'; parent_table := 'inbox.foreign_receipt'; partition := NULL; starts_at := NULL; ends_at := NULL; unsettled := NULL;
+        reason := format('rows older than the retention of inbox.receipt, %s', p.retention);
+        statement := 'CALL outbox.trim_foreign_receipts()';
+        RETURN NEXT;
+    END IF;
+END
+$body$;
+COMMENT ON FUNCTION outbox.upkeep_plan IS
+    'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, or trim';
+
+-- Notes what may go, and ends detaches, in one short transaction: FINALIZE what was interrupted, look
+-- at the rows again, then drop the table, or attach it again. Gives what was done, by partition.
+CREATE FUNCTION outbox.finish_detached(parent text)
+RETURNS TABLE (partition text, outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '100ms'
+AS $body$
+DECLARE
+    s record;
+BEGIN
+    INSERT INTO outbox.retiring_partition
+    SELECT q.partition, parent, q.starts_at, q.ends_at
+      FROM outbox.upkeep_plan() q WHERE q.parent_table = parent AND q.step IN ('detach', 'finalize')
+        ON CONFLICT DO NOTHING;
+    DELETE FROM outbox.retiring_partition r
+     WHERE r.parent_table = parent
+       AND NOT EXISTS (SELECT FROM outbox.upkeep_plan() q WHERE q.partition = r.partition AND q.step <> 'hold');
+    FOR s IN SELECT q.* FROM outbox.upkeep_plan() q WHERE q.parent_table = parent AND q.step = 'finalize' LOOP
+        CONTINUE WHEN outbox.detach_under_way();  -- or FINALIZE would overtake what it waits for
+        partition := s.partition;
+        BEGIN
+            EXECUTE s.statement;
+            outcome := 'finalized';
+        EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
+            outcome := 'busy';
+        END;
+        RETURN NEXT;
+    END LOOP;
+    FOR s IN SELECT r.* FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+              WHERE r.parent_table = parent AND NOT c.relispartition ORDER BY r.starts_at LOOP
+        partition := s.partition;
+        BEGIN
+            -- Nobody finds it by its parent any more; whoever touches it by name waits here.
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
+            IF outbox.count_unsettled(parent, s.partition::regclass) IS DISTINCT FROM 0 THEN
+                EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
+                               parent::regclass, s.partition, s.starts_at, s.ends_at);
+                outcome := 'attached again';
+                RAISE WARNING 'partition % was detached and is attached again: it has unsettled rows', s.partition;
+            ELSE
+                EXECUTE format('DROP TABLE %s', s.partition);
+                outcome := 'dropped';
+            END IF;
+            DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            outcome := 'busy';
+        END;
+        RETURN NEXT;
+    END LOOP;
+END
+$body$;
+COMMENT ON FUNCTION outbox.finish_detached IS
+    'note what may go, finalize interrupted detaches, drop what is detached, attach again what has an unsettled row';
+
+-- Runs as the detacher. cron.schedule() records the current user, and has no one-shot jobs:
+-- these name one minute of the year, and the next run takes them off the schedule.
+CREATE FUNCTION outbox.schedule_detaches() RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_first timestamp := date_trunc('minute', now() AT TIME ZONE coalesce(current_setting('cron.timezone', true), 'UTC') + interval '10 seconds');
+    v_count int := 0;
+    s record;
+BEGIN
+    -- A job that is unscheduled while it runs is cancelled.
+    PERFORM cron.unschedule(j.jobid) FROM cron.job j
+     WHERE j.jobname LIKE 'pillarbox detach %' AND j.database = current_database() AND j.username = current_user
+       AND NOT (outbox.detach_under_way() AND EXISTS (
+           SELECT FROM outbox.upkeep_plan() p WHERE p.step = 'finalize' AND j.jobname = 'pillarbox detach ' || p.partition));
+    PERFORM outbox.finish_detached(p.parent_table) FROM outbox.partition_policy p;
+    FOR s IN
+        SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
+          FROM outbox.upkeep_plan() p
+         WHERE p.step = 'detach'
+           -- A table has one detach at a time.
+           AND NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.detach_pending)
+    LOOP
+        CONTINUE WHEN s.turn > 50;  -- the rest in the next hour
+        PERFORM cron.schedule('pillarbox detach ' || s.partition,
+            to_char(v_first + s.turn * interval '1 minute', 'FMMI FMHH24 FMDD FMMM "*"'), s.statement);
+        v_count := v_count + 1;
+    END LOOP;
+    DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval '14 days';
+    RETURN v_count;
+END
+$body$;
+COMMENT ON FUNCTION outbox.schedule_detaches IS
+    'have pg_cron detach each expired partition in a minute of its own; gives how many';
+RESET ROLE;

@@ -1,0 +1,122 @@
+-- Owner part: the upkeep ends detaches, and drops by itself only what they left.
+
+SET LOCAL ROLE {owner};
+DROP PROCEDURE outbox.maintain(integer);
+DROP FUNCTION outbox.drop_expired(text, regclass[]);
+
+-- The fallback, for where nobody can detach concurrently, or a detach has had its chance since the
+-- upkeep first saw the partition, `patience` ago. Drops one partition in a transaction of its own, so that a lock is never waited for
+-- with others held. Gives dropped, held (an unsettled row), busy (lock not to be had) or none.
+CREATE FUNCTION outbox.drop_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+    v_partition regclass;
+    v_unsettled boolean := false;
+BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
+    SELECT x.partition INTO v_partition
+      FROM outbox.partitions(parent) x
+     WHERE x.ends_at < now() - p.retention AND x.partition <> ALL (skip) AND NOT x.detach_pending
+       AND (patience = interval '0' OR EXISTS (
+           SELECT FROM outbox.retiring_partition r
+            WHERE to_regclass(r.partition) = x.partition AND r.planned_at <= now() - patience))
+     ORDER BY x.ends_at LIMIT 1;
+    IF v_partition IS NULL THEN
+        outcome := 'none';
+        RETURN;
+    END IF;
+    skip := skip || v_partition;
+    BEGIN
+        IF p.unsettled IS NOT NULL THEN
+            -- Looked at twice: first without a lock, so that a held partition costs nobody anything.
+            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
+            IF NOT v_unsettled THEN
+                EXECUTE format('LOCK TABLE ONLY %s, %s IN ACCESS EXCLUSIVE MODE', parent::regclass, v_partition);
+                EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
+            END IF;
+        END IF;
+        IF v_unsettled THEN
+            outcome := 'held';
+            RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', v_partition
+                USING HINT = format('SELECT * FROM %s WHERE %s', v_partition, p.unsettled);
+            RETURN;
+        END IF;
+        EXECUTE format('DROP TABLE %s', v_partition);
+        outcome := 'dropped';
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        skip := skip[1:cardinality(skip) - 1];
+        outcome := 'busy';
+    END;
+END
+$body$;
+COMMENT ON FUNCTION outbox.drop_expired IS 'drop the oldest expired partition that is not in skip; say what happened';
+
+CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0')
+LANGUAGE plpgsql
+AS $body$
+DECLARE
+    v_parent text;
+    v_skip regclass[];
+    v_outcome text;
+    v_tries int;
+    v_problems text := '';
+BEGIN
+    FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
+        BEGIN
+            PERFORM outbox.make_partitions(v_parent);
+        EXCEPTION WHEN OTHERS THEN
+            v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);
+        END;
+        COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
+        BEGIN
+            PERFORM outbox.finish_detached(v_parent);
+        EXCEPTION WHEN OTHERS THEN
+            v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
+        END;
+        COMMIT;
+        v_skip := '{}';
+        v_tries := 0;
+        LOOP
+            BEGIN
+                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.drop_expired(v_parent, v_skip, patience) d;
+            EXCEPTION WHEN OTHERS THEN
+                v_outcome := 'none';
+                v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
+            END;
+            COMMIT;
+            EXIT WHEN v_outcome = 'none';
+            CONTINUE WHEN v_outcome <> 'busy';
+            v_tries := v_tries + 1;
+            IF v_tries >= max_tries THEN
+                v_problems := v_problems || format('retention of %s: no lock in %s tries, a transaction is open on it; ', v_parent, v_tries);
+                EXIT;
+            END IF;
+            PERFORM pg_sleep(0.3 + random());
+            COMMIT;
+        END LOOP;
+    END LOOP;
+    CALL outbox.trim_foreign_receipts();
+    IF v_problems <> '' THEN
+        RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
+    END IF;
+END
+$body$;
+COMMENT ON PROCEDURE outbox.maintain IS
+    'premake, then retention, for every table of the policy; what may go is left to a detach for as long as patience';
+
+REVOKE ALL ON FUNCTION outbox.drop_expired(text, regclass[], interval), outbox.upkeep_plan(), outbox.finish_detached(text),
+    outbox.count_unsettled(text, regclass), outbox.schedule_detaches() FROM PUBLIC;
+REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.drop_expired(text, regclass[], interval), outbox.finish_detached(text), outbox.upkeep_plan() TO {maintainer};
+GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
+GRANT EXECUTE ON FUNCTION outbox.upkeep_plan() TO {monitor};
+-- As a member of the owner it has this anyway; said here, the role stays while this database needs it.
+GRANT USAGE ON SCHEMA outbox TO {detacher};
+GRANT SELECT ON outbox.retiring_partition TO {maintainer}, {monitor};
+
+RESET ROLE;

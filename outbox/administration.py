@@ -1,0 +1,60 @@
+"""The connection of a command for the DBA, and what its failures mean."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from outbox.database import conninfo, without_password
+from outbox.errors import DatabaseUnavailableError, UpkeepError
+
+AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
+
+# Connection lost, access refused, no such database, too many clients, shut down.
+_AWAY: Final = ("08", "28", "3D", "53", "57P")
+
+
+@contextmanager
+def administration(
+    url: str, *, application_name: str
+) -> Iterator[AdministrationConnection]:
+    """Give a connection in autocommit mode, for one command.
+
+    Raises:
+        DatabaseUnavailableError: the database can't be reached, or was lost.
+        UpkeepError: a statement failed; the message names the remedy.
+    """
+    try:
+        with psycopg.connect(
+            conninfo(url, application_name=application_name), autocommit=True
+        ) as connection:
+            yield connection
+    except psycopg.Error as error:
+        if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
+            raise DatabaseUnavailableError(
+                f"can't reach the database {without_password(url)}: {error}"
+            ) from error
+        raise UpkeepError(
+            f"{error.diag.message_primary or error}; {_remedy(error)}"
+        ) from error
+
+
+def _remedy(error: psycopg.Error) -> str:
+    if error.diag.message_hint:
+        return error.diag.message_hint
+    match error:
+        case psycopg.errors.InsufficientPrivilege():
+            return (
+                "connect as a member of pillarbox_monitor to look, of "
+                "pillarbox_maintainer for upkeep, of pillarbox_owner to change policy"
+            )
+        case (
+            psycopg.errors.UndefinedTable()
+            | psycopg.errors.UndefinedFunction()
+            | psycopg.errors.InvalidSchemaName()
+        ):
+            return "the schema is missing or older than this program: outbox migrate"
+        case _:
+            return "run outbox doctor to see what is wrong"

@@ -1,0 +1,56 @@
+"""`outbox migrate`: make, update or remove the schema."""
+
+import argparse
+import sys
+
+from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.database import without_password
+from outbox.errors import MigrationError
+from outbox.migrate import migrate, migration_sql, unmigrate
+
+
+def add_to(subcommands: Subcommands) -> None:
+    """Add the command to the parser."""
+    parser = subcommands.add_parser("migrate", help="make or update the schema")
+    add_database(parser)
+    parser.add_argument(
+        "--sql", action="store_true", help="print the SQL instead of running it"
+    )
+    parser.add_argument(
+        "--remove", action="store_true", help="remove the schema with all its data"
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="needed with --remove on a database"
+    )
+    parser.add_argument(
+        "--without-cron",
+        action="store_true",
+        help="no pg_cron job: call outbox maintain hourly from elsewhere",
+    )
+    parser.add_argument("--role-prefix", default="pillarbox", metavar="NAME")
+    parser.add_argument("--partman-schema", default="partman", metavar="NAME")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    names = {
+        "role_prefix": arguments.role_prefix,
+        "partman_schema": arguments.partman_schema,
+    }
+    with_cron = not arguments.without_cron
+    if arguments.sql:
+        sys.stdout.write(
+            migration_sql(with_cron=with_cron, remove=arguments.remove, **names)
+        )
+        return 0
+    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
+    if not arguments.remove:
+        migrate(url, with_cron=with_cron, **names)
+    elif arguments.yes:
+        unmigrate(url, **names)
+    else:
+        raise MigrationError(
+            f"this removes every message, receipt and dead letter of "
+            f"{without_password(url)}: add --yes if you mean it"
+        )
+    return 0

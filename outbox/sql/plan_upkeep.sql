@@ -1,0 +1,6 @@
+-- Does:  Tell what the upkeep would do now, and why.
+-- Takes: nothing
+-- Gives: step, parent_table, partition, starts_at, ends_at, unsettled, reason, statement
+-- Index: none
+SELECT step, parent_table, partition, starts_at, ends_at, unsettled, reason, statement
+  FROM outbox.upkeep_plan()

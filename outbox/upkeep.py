@@ -1,0 +1,151 @@
+"""The upkeep of the partitions by a command of ours instead of pg_cron."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from outbox.administration import AdministrationConnection
+from outbox.errors import UpkeepError
+from outbox.statement import load
+
+APPLICATION_NAME: Final = "outbox maintain"
+"""By this name the SQL routines know that a detach of ours is under way."""
+
+DETACH_WAIT: Final = timedelta(minutes=5)
+
+_LOCK: Final = (1885957228, 104)
+# What a detach could not do for this long is dropped by lock_timeout and retry.
+_PATIENCE: Final = timedelta(hours=6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that the upkeep would do now.
+
+    Attributes:
+        step: make, detach, finalize, drop, attach, hold or trim.
+        unsettled: rows that hold the partition, counted up to 1,000; None where it
+            was not asked, or where the policy's condition fails.
+        statement: what does it, or for `hold` the query that shows the rows.
+    """
+
+    step: str
+    parent_table: str
+    partition: str | None
+    starts_at: datetime | None
+    ends_at: datetime | None
+    unsettled: int | None
+    reason: str
+    statement: str
+
+
+def plan_upkeep(connection: AdministrationConnection) -> list[Step]:
+    """Ask what the upkeep would do now, and why; changes nothing."""
+    with connection.cursor(row_factory=class_row(Step)) as cursor:
+        return cursor.execute(load("outbox", "plan_upkeep")).fetchall()
+
+
+def maintain(
+    connection: AdministrationConnection,
+    *,
+    tell: Callable[[str], None],
+    detach_wait: timedelta = DETACH_WAIT,
+) -> None:
+    """Make what is missing, detach what has expired, drop what is detached.
+
+    A member of the tables' owner detaches concurrently, which stalls no writer.
+    For anyone else the routines drop by `lock_timeout` and retry.
+
+    Args:
+        connection: in autocommit mode, its application_name `APPLICATION_NAME`.
+        tell: is given a line for each thing done.
+        detach_wait: how long a detach may wait for the transactions that use the
+            table; the next run ends what this one left.
+
+    Raises:
+        UpkeepError: another run is at work, or not everything could be done.
+    """
+    if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
+        raise UpkeepError("another outbox maintain is at work: let it finish")
+    try:
+        owner = _scalar(connection, load("outbox", "find_owner"))
+        _finish(connection, tell)
+        problem = _run_routines(connection, _PATIENCE if owner else timedelta(0))
+        if owner:
+            _detach_expired(connection, str(owner), detach_wait, tell)
+        _finish(connection, tell)
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s, %s)", _LOCK)
+    if problem:
+        raise UpkeepError(problem)
+
+
+def _run_routines(
+    connection: AdministrationConnection, patience: timedelta
+) -> str | None:
+    """Premake and the fallback; what failed must not keep the rest from its turn."""
+    try:
+        connection.execute("CALL outbox.maintain(patience => %s)", (patience,))
+    except psycopg.errors.RaiseException as error:
+        return f"{error.diag.message_primary}; run outbox doctor to see what is wrong"
+    return None
+
+
+def _detach_expired(
+    connection: AdministrationConnection,
+    owner: str,
+    wait: timedelta,
+    tell: Callable[[str], None],
+) -> None:
+    blocked = set()
+    for step in plan_upkeep(connection):
+        if step.step == "finalize":
+            blocked.add(step.parent_table)
+        if step.step != "detach" or step.parent_table in blocked:
+            continue
+        outcome = _detach(connection, owner, step, wait)
+        if outcome != "detached":
+            blocked.add(step.parent_table)
+        tell(f"{step.partition}: {outcome}")
+
+
+def _detach(
+    connection: AdministrationConnection, owner: str, step: Step, wait: timedelta
+) -> str:
+    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
+    try:
+        milliseconds = str(round(wait.total_seconds() * 1000))
+        connection.execute(
+            "SELECT set_config('statement_timeout', %s, false)", (milliseconds,)
+        )
+        connection.execute(step.statement.encode())
+    except psycopg.errors.QueryCanceled:
+        return (
+            f"not detached yet, after {wait} a transaction still uses "
+            f"{step.parent_table}; the next run goes on"
+        )
+    except psycopg.errors.ObjectNotInPrerequisiteState as error:
+        return f"not detached: {error.diag.message_primary}; the next run goes on"
+    finally:
+        connection.execute("RESET statement_timeout")
+        connection.execute("RESET ROLE")
+    return "detached"
+
+
+def _finish(connection: AdministrationConnection, tell: Callable[[str], None]) -> None:
+    for partition, outcome in connection.execute(load("outbox", "finish_detached")):
+        tell(f"{partition}: {outcome}")
+
+
+def _scalar(
+    connection: AdministrationConnection,
+    query: str,
+    parameters: tuple[object, ...] = (),
+) -> object:
+    row = connection.execute(query.encode(), parameters or None).fetchone()
+    return row[0] if row else None

@@ -1,0 +1,42 @@
+"""What a detach meets, and where a partition is on its way out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from outbox.upkeep import APPLICATION_NAME, plan_upkeep
+
+PENDING = (
+    "SELECT 1 FROM outbox.partitions('outbox.message') WHERE detach_pending"
+    " AND outbox.detach_under_way()"
+)
+EXPIRED = (
+    "SELECT partition::text FROM outbox.partitions('outbox.message')"
+    " WHERE ends_at < now() - interval '7 days'"
+)
+RETIRING = "SELECT partition FROM outbox.retiring_partition"
+
+
+@contextmanager
+def acting_as(url: str, role: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(
+        url, autocommit=True, application_name=APPLICATION_NAME
+    ) as connection:
+        connection.execute(f"SET SESSION AUTHORIZATION {role}")
+        yield connection
+
+
+@contextmanager
+def reader(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session that is idle in a transaction that has read the table."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT count(*) FROM outbox.message")
+        yield connection
+        connection.rollback()
+
+
+def steps(url: str, *interesting: str) -> list[str]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return [s.step for s in plan_upkeep(connection) if s.step in interesting]

@@ -1,0 +1,36 @@
+"""Detaches by pg_cron, which alone runs a statement at top level."""
+
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.relay import execute
+from tests.migrations.retiring import EXPIRED, acting_as
+from tests.migrations.test_upkeep import old_partition
+
+
+def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url)
+    old_partition(url, 20)
+    old_partition(url, 25)
+    jobs = (
+        "SELECT jobname, schedule, command FROM cron.job WHERE jobname LIKE"
+        " 'pillarbox detach %' AND username = 'pillarbox_detacher' ORDER BY jobid"
+    )
+    with (
+        acting_as(url, "pillarbox_detacher") as detacher,
+        acting_as(url, "pillarbox_maintainer") as maintainer,
+    ):
+        detacher.execute("SELECT outbox.schedule_detaches()")
+        scheduled = execute(url, jobs)
+        assert len({schedule for _, schedule, _ in scheduled}) == 2
+        for name, schedule, command in scheduled:
+            assert name.removeprefix("pillarbox detach ") in command
+            assert len(schedule.split()) == 5
+            detacher.execute(command)
+        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        assert execute(url, EXPIRED) == []
+        detacher.execute("SELECT outbox.schedule_detaches()")
+
+    assert execute(url, jobs) == []
