@@ -2,6 +2,7 @@
 
 import logging
 import ssl
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pika
@@ -12,7 +13,7 @@ from pika.adapters.utils.connection_workflow import (
 )
 from pika.exceptions import (
     AMQPError,
-    ChannelClosedByBroker,
+    ChannelClosed,
     ConnectionClosed,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
@@ -75,6 +76,21 @@ def checked_name(option: str, value: str) -> str:
     return value
 
 
+def choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Read an option that is one of a few words, the first if it isn't given.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    value = options.get(name, choices[0])
+    if value not in choices:
+        raise ConfigError(
+            f"broker URL option {name}={shorten(value)}: "
+            f"write one of {', '.join(choices)}"
+        )
+    return value
+
+
 def rabbitmq_away(url: str, error: BaseException) -> BrokerUnavailableError:
     """Say why RabbitMQ can't be used now."""
     if isinstance(error, BrokerUnavailableError):
@@ -83,7 +99,7 @@ def rabbitmq_away(url: str, error: BaseException) -> BrokerUnavailableError:
     text = str(error) or type(error).__name__
     if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
         said = f"refuses us: {text}"
-    elif isinstance(error, ChannelClosedByBroker | ConnectionClosed):
+    elif isinstance(error, ChannelClosed | ConnectionClosed):
         said = f"ended the connection: {error.reply_text}"
     else:
         said = f"can't be reached: {text}"

@@ -12,12 +12,13 @@ from typing import Final, Self
 
 from outbox.amqp import PRECONDITION_FAILED, Link
 from outbox.database import without_password
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.rabbitmq import (
     BROKEN,
     EXCHANGE,
     checked_name,
+    choice,
     rabbitmq_away,
     rabbitmq_parameters,
 )
@@ -27,10 +28,9 @@ from relay.confirms import Confirms
 from relay.publisher import Confirmation, Nacked
 
 _NUMBERS: Final = ("max_payload_bytes", "timeout")
-_UNROUTABLE: Final = ("keep", "drop")
 # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
 _MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
-_TIMEOUT: Final = timedelta(seconds=20)
+_TIMEOUT: Final = 20
 
 
 class RabbitMQPublisher:
@@ -53,7 +53,7 @@ class RabbitMQPublisher:
         exchange: str = EXCHANGE,
         drop_unroutable: bool = False,
         max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
-        timeout: timedelta = _TIMEOUT,
+        timeout: timedelta = timedelta(seconds=_TIMEOUT),
     ) -> None:
         if max_payload_bytes < 1:
             raise ConfigError(
@@ -83,21 +83,14 @@ class RabbitMQPublisher:
             ConfigError: it isn't such a URL.
         """
         rest, options = take_options(url, ("exchange", "unroutable", *_NUMBERS))
-        unroutable = options.get("unroutable", "keep")
-        if unroutable not in _UNROUTABLE:
-            raise ConfigError(
-                f"broker URL option unroutable={shorten(unroutable)}: "
-                f"write one of {', '.join(_UNROUTABLE)}"
-            )
+        unroutable = choice(options, "unroutable", ("keep", "drop"))
         numbers = {n: whole_number(n, options[n]) for n in _NUMBERS if n in options}
         return cls(
             rest,
             exchange=options.get("exchange", EXCHANGE),
             drop_unroutable=unroutable == "drop",
             max_payload_bytes=numbers.get("max_payload_bytes", _MAX_PAYLOAD_BYTES),
-            timeout=timedelta(seconds=numbers["timeout"])
-            if "timeout" in numbers
-            else _TIMEOUT,
+            timeout=timedelta(seconds=numbers.get("timeout", _TIMEOUT)),
         )
 
     async def __aenter__(self) -> Self:

@@ -1,15 +1,22 @@
 """The RabbitMQ publisher and source, by the suites that every adapter passes."""
 
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import pytest
+from pika import BasicProperties
 from typing_extensions import override
 
+from inbox.sources.rabbitmq import RabbitMQSource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
 from outbox import Message
+from outbox.rabbitmq_message import to_properties
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.rabbitmq import bind, drain
+from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
 
 
 class TestRabbitMQPublisher(PublisherSuite):
@@ -58,3 +65,62 @@ class TestRabbitMQPublisher(PublisherSuite):
     @override
     def resume_broker(self) -> None:
         self.proxy.resume()
+
+
+class TestRabbitMQSource(SourceSuite):
+    capabilities = SourceCapabilities()
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(autouse=True)
+    def broker(self, rabbitmq_url: str, proxy: MakeProxy) -> None:
+        self.direct = rabbitmq_url
+        self.proxy, url = proxy(rabbitmq_url)
+        self.url = url.partition("?")[0]
+
+    @override
+    def source(self, consumer: str, topic: str) -> RabbitMQSource:
+        return RabbitMQSource(
+            self.url,
+            consumer=consumer,
+            topics=[topic],
+            exchange=exchange_of(self.direct),
+            queue=f"{consumer}-{topic}",
+            poll_interval=timedelta(milliseconds=100),
+            **self.settings,
+        )
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        with channel_of(self.direct) as channel:
+            channel.confirm_delivery()
+            for message in messages:
+                channel.basic_publish(
+                    exchange_of(self.direct),
+                    message.topic,
+                    message.payload,
+                    to_properties(message),
+                    mandatory=True,
+                )
+
+    @override
+    async def put_stranger(self, topic: str, payload: bytes) -> None:
+        strange = BasicProperties(headers={"n": 1, "nested": {"a": [None, b"\xff"]}})
+        with channel_of(self.direct) as channel:
+            channel.basic_publish(exchange_of(self.direct), topic, payload, strange)
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
+
+
+class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):
+    settings: ClassVar[dict[str, Any]] = {"classic": True}
+
+
+class TestRabbitMQSourceWithSingleActiveConsumer(TestRabbitMQSource):
+    capabilities = SourceCapabilities(shares=False)
+    settings: ClassVar[dict[str, Any]] = {"single_active_consumer": True}

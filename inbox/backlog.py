@@ -1,0 +1,101 @@
+"""What was fetched and not handed over yet: in its order, with keys that wait aside.
+
+A key waits while one of its messages does: what comes after that stays behind it,
+and all other keys go on.
+"""
+
+import heapq
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+
+class Item(Protocol):
+    """What can wait.
+
+    Attributes:
+        place: its number in the order of arrival.
+        key: None for what has no order.
+    """
+
+    @property
+    def place(self) -> int: ...  # noqa: D102
+
+    @property
+    def key(self) -> str | None: ...  # noqa: D102
+
+
+T = TypeVar("T", bound=Item)
+
+
+class Backlog(Generic[T]):
+    """Items by their place, whenever they are added. For one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ready: list[tuple[int, T]] = []
+        self._aside: dict[str | int, list[tuple[int, T]]] = {}
+        self._due: dict[str | int, float] = {}
+        self._timers: list[tuple[float, str | int]] = []
+
+    def __len__(self) -> int:
+        """Count what is here, with what waits."""
+        return len(self._ready) + sum(map(len, self._aside.values()))
+
+    def add(self, item: T) -> None:
+        """Add an item at its place, behind its key if that waits."""
+        name = _name(item)
+        where = self._aside.get(name, self._ready)
+        heapq.heappush(where, (item.place, item))
+
+    def put_aside(self, item: T, delay: float) -> None:
+        """Let an item, and its key, wait for some seconds at least."""
+        name = _name(item)
+        due = max(self._clock() + delay, self._due.get(name, 0.0))
+        self._due[name] = due
+        heapq.heappush(self._timers, (due, name))
+        heapq.heappush(self._aside.setdefault(name, []), (item.place, item))
+
+    def take(self) -> T | None:
+        """Take out the first that needn't wait, if there is one."""
+        self._wake()
+        while self._ready:
+            place, item = heapq.heappop(self._ready)
+            waiting = self._aside.get(_name(item))
+            if waiting is None:
+                return item
+            heapq.heappush(waiting, (place, item))
+        return None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` would look at anything."""
+        self._wake()
+        return bool(self._ready)
+
+    def seconds_until_due(self) -> float | None:
+        """Tell when the next item that waits is due; None if none waits."""
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0][0] - self._clock())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._ready.clear()
+        self._aside.clear()
+        self._due.clear()
+        self._timers.clear()
+
+    def _wake(self) -> None:
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            due, name = heapq.heappop(self._timers)
+            if self._due.get(name) != due:
+                continue  # it was put aside again, for longer
+            del self._due[name]
+            for entry in self._aside.pop(name):
+                heapq.heappush(self._ready, entry)
+
+
+def _name(item: Item) -> str | int:
+    return item.place if item.key is None else item.key

@@ -1,0 +1,248 @@
+"""A consumer's queue in RabbitMQ: declared, bound to its topics, and consumed from."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, Final, Self, TypeAlias
+
+from pika import BasicProperties, spec
+from pika.channel import Channel as PikaChannel
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+
+from outbox.amqp import NOT_FOUND, PRECONDITION_FAILED, Channel, Link
+from outbox.errors import ConfigError, shorten
+from outbox.rabbitmq import MAX_NAME_BYTES
+
+OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], None]
+
+_SINGLE: Final = "x-single-active-consumer"
+_LIMIT: Final = "x-delivery-limit"
+# From here on a quorum queue drops what came back 20 times unless told otherwise.
+_LIMITED: Final = (4, 0)
+_UNLIMITED: Final = -1
+_FORBIDDEN: Final = (403, 405)
+_GATHER: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """Which queue, and how it is made if it isn't there.
+
+    Attributes:
+        name: of the queue.
+        exchange: to which it is bound.
+        topics: for which it is bound, each exact or a beginning followed by `*`.
+        classic: make a classic queue instead of a quorum queue.
+        single: one replica at a time gets messages, and the next one after it.
+    """
+
+    name: str
+    exchange: str
+    topics: Sequence[str]
+    classic: bool = False
+    single: bool = False
+
+    def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
+        """Give the arguments for a server of this version."""
+        arguments: dict[str, Any] = {
+            "x-queue-type": "classic" if self.classic else "quorum"
+        }
+        if self.single:
+            arguments[_SINGLE] = True
+        if not self.classic and version >= _LIMITED:
+            arguments[_LIMIT] = _UNLIMITED
+        return arguments
+
+
+def binding_key(topic: str) -> str:
+    """Write a topic as the key of a binding: `orders.*` as `orders.*.#`.
+
+    `orders.#` would match `orders`, too, which doesn't begin with `orders.`.
+
+    Raises:
+        ConfigError: no key matches exactly what is meant.
+    """
+    if topic == "*":
+        return "#"
+    prefix = topic.removesuffix("*")
+    words = prefix.split(".")
+    if {"*", "#"} & set(words):
+        problem = "has * or # as a word, which RabbitMQ takes for any word"
+    elif topic != prefix and words[-1]:
+        problem = "doesn't end with a whole word, and RabbitMQ compares whole words"
+    elif len(prefix.encode()) > MAX_NAME_BYTES - len("*.#"):
+        problem = f"has more than {MAX_NAME_BYTES - len('*.#')} bytes"
+    else:
+        return topic if topic == prefix else f"{prefix}*.#"
+    raise ConfigError(f"topic {shorten(topic)}: {problem}; write orders.* or another")
+
+
+class Queue:
+    """One channel that consumes from the queue, until it is lost.
+
+    Acks are gathered: those of a run go out as one.
+
+    Attributes:
+        consuming: whether deliveries come.
+    """
+
+    def __init__(self, channel: Channel, config: QueueConfig) -> None:
+        self.consuming = False
+        self._channel = channel
+        self._config = config
+        self._unacked: dict[int, None] = {}
+        self._acked: set[int] = set()
+        self._flushing: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, link: Link, config: QueueConfig) -> Self:
+        """Open a channel, with exchange, queue and bindings made if they aren't there.
+
+        A queue that is there is used as it is.
+
+        Raises:
+            AMQPError, OSError: the connection is lost.
+            ConfigError: something isn't there and we may not make it, or a queue is
+                there that has another number of active consumers than asked for.
+        """
+        await _declare(link, config)
+        channel = await link.channel_with_exchange(config.exchange)
+        for topic in config.topics:
+            try:
+                await channel.ask(
+                    channel.pika.queue_bind,
+                    queue=config.name,
+                    exchange=config.exchange,
+                    routing_key=binding_key(topic),
+                )
+            except ChannelClosedByBroker as error:
+                raise ConfigError(
+                    f"queue {config.name!r} can't be bound to exchange "
+                    f"{config.exchange!r}: {error.reply_text}"
+                ) from None
+        channel.pika.add_on_cancel_callback(
+            lambda _: channel.pika.close(
+                reply_text=f"queue {config.name!r} was deleted, or lost its leader"
+            )
+        )
+        return cls(channel, config)
+
+    @property
+    def why_lost(self) -> AMQPError | None:
+        """Why it can't be used any more, if so."""
+        if self._channel.closed.done():
+            reason: AMQPError = self._channel.closed.result()
+            return reason
+        return None if self._channel.pika.is_open else AMQPError("it is being closed")
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Have something called when it can't be used any more."""
+        self._channel.closed.add_done_callback(lambda _: callback())
+
+    async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
+        """Have deliveries from now on, at most so many unacked.
+
+        Once for all: to change it takes a cancel, after which another replica may
+        begin in between, and what is unacked would go back out of order.
+
+        Raises:
+            AMQPError, OSError: the channel is lost.
+        """
+
+        def deliver(
+            _: PikaChannel,
+            method: spec.Basic.Deliver,
+            properties: BasicProperties,
+            body: bytes,
+        ) -> None:
+            assert method.delivery_tag is not None
+            self._unacked[method.delivery_tag] = None
+            on_delivery(method, properties, body)
+
+        pika = self._channel.pika
+        await self._channel.ask(pika.basic_qos, prefetch_count=prefetch)
+        self.consuming = True
+        await self._channel.ask(
+            pika.basic_consume,
+            queue=self._config.name,
+            on_message_callback=deliver,
+            consumer_tag=f"{socket.gethostname()}-{os.getpid()}-{token_hex(4)}",
+        )
+
+    def ack(self, tag: int) -> None:
+        """Have a delivery acked soon."""
+        self._acked.add(tag)
+        if self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(_GATHER, self.flush)
+
+    def flush(self) -> None:
+        """Ack what is to be acked now."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if not self._acked or self.why_lost is not None:
+            return
+        last = 0
+        for tag in self._unacked:
+            if tag not in self._acked:
+                break
+            last = tag
+        if last:
+            self._channel.pika.basic_ack(last, multiple=True)
+        for tag in self._acked:
+            if tag > last:
+                self._channel.pika.basic_ack(tag)
+            del self._unacked[tag]
+        self._acked.clear()
+
+    async def settle(self) -> None:
+        """Ack what is to be acked, and return when the server has taken note.
+
+        Raises:
+            AMQPError, OSError: the channel is lost.
+        """
+        self.flush()
+        # Any method with an answer will do: the server takes one after the other.
+        await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
+
+
+async def _declare(link: Link, config: QueueConfig) -> None:
+    arguments = config.arguments(link.server_version)
+    while True:
+        channel = await link.channel()
+        try:
+            await channel.ask(
+                channel.pika.queue_declare,
+                queue=config.name,
+                durable=True,
+                arguments=arguments,
+            )
+        except ChannelClosedByBroker as error:
+            if error.reply_code not in (PRECONDITION_FAILED, *_FORBIDDEN):
+                raise
+            text = error.reply_text
+        else:
+            await channel.close()
+            return
+        if _SINGLE in text:
+            raise ConfigError(
+                f"queue {config.name!r} is there without {_SINGLE}, or with it "
+                "unasked for; delete it, or leave the option as it was made"
+            )
+        if _LIMIT not in text or arguments.pop(_LIMIT, None) is None:
+            break
+    # It is there and made by somebody else, or we may only use it.
+    channel = await link.channel()
+    try:
+        await channel.ask(channel.pika.queue_declare, queue=config.name, passive=True)
+    except ChannelClosedByBroker as error:
+        if error.reply_code == NOT_FOUND:
+            raise ConfigError(
+                f"queue {config.name!r} is missing, and can't be made: {text}"
+            ) from None
+        raise ConfigError(f"queue {config.name!r}: {error.reply_text}") from None
+    await channel.close()
