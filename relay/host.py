@@ -15,6 +15,8 @@ from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
 _MAX_SUSPECTS: Final = 1000
+# Shorter than this, several cuts of the network may well hit the same message.
+_DOUBT: Final = 30.0
 
 
 class Host:
@@ -33,7 +35,7 @@ class Host:
         self._paused_until = 0.0
         self._refusals = 0
         self._answered_at = 0.0
-        self._suspects: dict[UUID, float] = {}
+        self._suspects: dict[UUID, tuple[float, float]] = {}
 
     def check_pause(self) -> None:
         """Refuse while the pause lasts that the host asked for.
@@ -77,17 +79,17 @@ class Host:
     def blames(self, id: UUID) -> bool:
         """Tell whether a request that got no answer failed because of its message.
 
-        It did, if it failed before and the host has answered another one since. The
-        first time the host is to blame, and nobody is charged an attempt.
+        It did, if it has been failing for a while, and the host answered others in
+        between. Until then the host is to blame, and nobody is charged an attempt.
         """
-        since = self._suspects.get(id)
-        if since is not None and self._answered_at > since:
+        now = time.monotonic()
+        first, last = self._suspects.get(id, (now, now))
+        if now - first >= _DOUBT and self._answered_at > last:
             del self._suspects[id]
             return True
-        if since is None:
-            while len(self._suspects) >= _MAX_SUSPECTS:
-                del self._suspects[next(iter(self._suspects))]
-            self._suspects[id] = time.monotonic()
+        while len(self._suspects) >= _MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+        self._suspects[id] = (first, now)
         return False
 
     def suspects(self, id: UUID) -> bool:

@@ -3,12 +3,14 @@
 import pytest
 
 pytest_plugins = [
+    "tests.fixtures.http",
     "tests.fixtures.kafka",
     "tests.fixtures.nats",
     "tests.fixtures.postgres",
     "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",
     "tests.fixtures.redis",
+    "tests.fixtures.sqs",
 ]
 
 

@@ -1,0 +1,37 @@
+"""A receiver of web hooks in trouble, by the suite of faults, and in its own ways."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from tests.acceptance.broker_faults import Arrival, BrokerFaults
+from tests.acceptance.hook import Hook
+from tests.fixtures.http import SECRET, SECRET_ENV
+
+pytestmark = pytest.mark.fault
+
+
+class TestHttp(BrokerFaults):
+    @pytest.fixture(autouse=True)
+    def broker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv(SECRET_ENV, SECRET)
+        with Hook("recorder", tmp_path) as self.hook:
+            yield
+
+    @override
+    def broker_url(self) -> str:
+        return f"{self.hook.url}?secret_env={SECRET_ENV}&allow_private=true"
+
+    @override
+    def arrivals(self) -> Sequence[Arrival]:
+        return self.hook.arrivals()
+
+    @override
+    def kill(self) -> None:
+        self.hook.kill()
+
+    @override
+    def start(self) -> None:
+        self.hook.start()
