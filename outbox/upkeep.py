@@ -30,7 +30,7 @@ class Step:
     Attributes:
         step: make, detach, finalize, drop, attach, hold or trim.
         unsettled: rows that hold the partition, counted up to 1,000; None where it
-            was not asked, or where the policy's condition fails.
+            was not asked, or can't be told.
         statement: what does it, or for `hold` the query that shows the rows.
     """
 

@@ -63,7 +63,7 @@ EXCEPTION WHEN syntax_error_or_access_rule_violation THEN
 END
 $body$;
 COMMENT ON FUNCTION outbox.count_unsettled IS
-    'the rows of a partition that hold it, counted no further than 1,000; null if the condition of the policy is none';
+    'the rows of a partition that hold it, counted no further than 1,000; null if the policy''s condition fails, or the owner may not read it';
 
 CREATE FUNCTION outbox.upkeep_plan()
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
@@ -110,7 +110,7 @@ BEGIN
                 reason := 'its detach waits for a transaction, or was interrupted';
                 statement := format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', p.parent_table, partition);
             ELSIF step = 'hold' THEN
-                reason := reason || CASE WHEN unsettled IS NULL THEN ', but the policy''s condition for unsettled rows fails'
+                reason := reason || CASE WHEN unsettled IS NULL THEN ', but nobody can tell whether it has unsettled rows'
                                          ELSE ', but it has unsettled rows' END;
                 statement := format('SELECT * FROM %s WHERE %s', partition, p.unsettled);
             ELSE

@@ -1,0 +1,100 @@
+"""What partitions there are, and which are held by what."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from psycopg.rows import dict_row
+
+from outbox.administration import AdministrationConnection
+from outbox.retention import Policy, read_policies
+from outbox.statement import load
+from outbox.upkeep import plan_upkeep
+
+_SIGNS: Final = {"past": "·", "held": "!", "detached": "~", "today": "#", "ahead": "o"}
+_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One partition of a table.
+
+    Attributes:
+        place: past, held (past its retention, with unsettled rows), detached (on its
+            way out), today or ahead.
+        rows: PostgreSQL's estimate; None if it was never analysed.
+        unsettled: the rows that hold it, counted up to 1,000.
+        query: shows those rows.
+    """
+
+    partition: str
+    starts_at: datetime
+    ends_at: datetime
+    place: str
+    rows: int | None
+    bytes: int
+    unsettled: int | None = None
+    query: str | None = None
+
+
+def read_partitions(
+    connection: AdministrationConnection,
+) -> dict[Policy, list[Partition]]:
+    """List the partitions of each table, oldest first, beside its policy."""
+    policies = {policy.parent_table: policy for policy in read_policies(connection)}
+    held = {
+        step.partition: step
+        for step in plan_upkeep(connection)
+        if step.step in {"hold", "attach"}
+    }
+    found: dict[Policy, list[Partition]] = {p: [] for p in policies.values()}
+    with connection.cursor(row_factory=dict_row) as cursor:
+        for row in cursor.execute(load("outbox", "list_partitions")):
+            policy = policies[row.pop("parent_table")]
+            if step := held.get(row["partition"]):
+                row["place"] = "held"
+                row["unsettled"], row["query"] = step.unsettled, step.statement
+            found[policy].append(Partition(**row))
+    return found
+
+
+def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
+    """Draw the partitions of one table as lines of text.
+
+    A strip with one sign for each comes first, then a line for each but those ahead.
+    """
+    yield (
+        f"{policy.parent_table}: kept {policy.retention.days} days,"
+        f" {policy.premake} ahead"
+    )
+    yield f"  {''.join(_SIGNS[p.place] for p in partitions)}"
+    for p in partitions:
+        if p.place != "ahead":
+            rows = "? rows" if p.rows is None else f"~{p.rows:,} rows"
+            line = (
+                f"  {p.starts_at:%Y-%m-%d}  {p.place:<8} {rows:>16} {_size(p.bytes):>9}"
+            )
+            if p.query is not None:
+                many = "at least " if p.unsettled == 1000 else ""
+                line += f"  {many}{p.unsettled} unsettled: {p.query}"
+            yield line
+    if ahead := [p for p in partitions if p.place == "ahead"]:
+        size = _size(sum(p.bytes for p in ahead))
+        yield (
+            f"  {ahead[0].starts_at:%Y-%m-%d}  ahead    {len(ahead):>11} days {size:>9}"
+            f"  up to {ahead[-1].ends_at:%Y-%m-%d}"
+        )
+
+
+def legend() -> str:
+    """Say what the signs of the timeline mean."""
+    return ", ".join(f"{sign} {place}" for place, sign in _SIGNS.items())
+
+
+def _size(count: float) -> str:
+    unit = 0
+    while count >= 10_000 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} {_UNITS[unit]}"

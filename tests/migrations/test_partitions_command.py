@@ -1,0 +1,136 @@
+"""What exists, drawn, and the policy that the upkeep obeys."""
+
+import json
+import re
+from datetime import timedelta
+
+import pytest
+
+from outbox.cli import main
+from outbox.retention import receipt_floor
+from tests.fixtures.relay import execute
+from tests.migrations.test_detach import leave_detached
+from tests.migrations.test_upkeep import TABLES, add_old, old_partition
+
+Capture = pytest.CaptureFixture[str]
+
+
+def outbox(url: str, capsys: Capture, *arguments: str, status: int = 0) -> str:
+    """Run the command; give what it printed, or its error."""
+    assert main([arguments[0], "--database", url, *arguments[1:]]) == status
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
+
+
+def test_the_timeline_shows_past_held_today_and_ahead(
+    database_url: str, capsys: Capture
+) -> None:
+    old_partition(database_url, 20)
+    add_old(database_url, 20)
+    old_partition(database_url, 3)
+
+    lines = outbox(database_url, capsys, "partitions").splitlines()
+
+    start = lines.index("outbox.message: kept 7 days, 7 ahead")
+    # pg_partman made some days before today, too.
+    assert re.fullmatch(r"  !·+#o{7,8}", lines[start + 1])
+    held = lines[start + 2]
+    assert "held" in held
+    assert "1 unsettled: SELECT * FROM outbox.message_p" in held
+    query = held.partition("unsettled: ")[2]
+    assert len(execute(database_url, query)) == 1
+
+
+def test_the_same_as_json(database_url: str, capsys: Capture) -> None:
+    name = leave_detached(database_url)
+    old_partition(database_url, 30)
+    add_old(database_url, 30)
+    execute(database_url, "ANALYZE outbox.message")
+
+    tables = json.loads(outbox(database_url, capsys, "partitions", "--json"))
+
+    assert [table["table"] for table in tables] == TABLES
+    (messages,) = (t for t in tables if t["table"] == "outbox.message")
+    assert messages["retention_seconds"] == 7 * 86400
+    held, detached = messages["partitions"][:2]
+    assert (held["place"], held["unsettled"], held["rows"]) == ("held", 1, 1)
+    assert (detached["place"], detached["partition"]) == ("detached", name)
+    assert held["bytes"] > 0
+    places = {p["place"] for p in messages["partitions"]}
+    assert {"today", "ahead"} <= places
+
+
+def test_the_monitor_may_see_it(database_url: str, capsys: Capture) -> None:
+    old_partition(database_url, 20)
+    add_old(database_url, 20)
+    url = f"{database_url}?options=-crole%3Dpillarbox_monitor"
+
+    assert "1 unsettled" in outbox(url, capsys, "partitions")
+    assert "inbox.receipt" in outbox(url, capsys, "retention")
+    refused = outbox(url, capsys, "retention", "set", "message", "9d", status=2)
+    assert "permission denied" in refused
+    assert "member of" in refused
+
+
+def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None:
+    shown = outbox(database_url, capsys, "retention")
+    assert [line.split()[0] for line in shown.splitlines()] == TABLES
+    assert "daily" in shown
+
+    changed = outbox(
+        *(database_url, capsys, "retention", "set", "message", "3w", "--premake", "9")
+    )
+    assert "21 days" in changed
+    assert "9 ahead" in changed
+
+    policies = json.loads(outbox(database_url, capsys, "retention", "--json"))
+    assert {p["table"]: p["premake"] for p in policies}["outbox.message"] == 9
+    execute(database_url, "CALL outbox.maintain()")
+    ahead = execute(
+        database_url,
+        "SELECT ahead >= 9 FROM outbox.partition_health"
+        " WHERE parent_table = 'outbox.message'",
+    )
+    assert ahead == [(True,)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["message", "12h"], "must be at least a day"),
+        (["message", "soon"], "write 7d, 36h or 2w"),
+        (["message", "7d", "--premake", "2"], "must be from 3 to 100"),
+        (["message", "--interval", "monthly"], "use hourly, daily, weekly"),
+        (["message", "--interval", "hourly"], "widths can't be mixed"),
+        (["shop_order", "7d"], "is none of ours"),
+        (["dead_letter", "7d"], "names several; write one of inbox.dead_letter"),
+        (["message"], "nothing to set"),
+        (["receipt", "6d"], "add --force"),
+    ],
+)
+def test_a_policy_that_would_do_harm_is_refused(
+    database_url: str, capsys: Capture, arguments: list[str], problem: str
+) -> None:
+    before = execute(database_url, "TABLE outbox.partition_policy")
+
+    refusal = outbox(database_url, capsys, "retention", "set", *arguments, status=2)
+
+    assert problem in refusal
+    assert execute(database_url, "TABLE outbox.partition_policy") == before
+
+
+def test_receipts_may_be_kept_shorter_by_force(
+    database_url: str, capsys: Capture
+) -> None:
+    assert receipt_floor() > timedelta(days=6)
+
+    set_it = ("retention", "set", "inbox.receipt", "6d", "--force")
+    assert "6 days" in outbox(database_url, capsys, *set_it)
+
+
+def test_a_database_without_the_schema_is_told(
+    empty_database_url: str, capsys: Capture
+) -> None:
+    for command in ("partitions", "retention", "maintain"):
+        told = outbox(empty_database_url, capsys, command, status=2)
+        assert "outbox migrate" in told
