@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from typing_extensions import override
 
@@ -32,6 +32,13 @@ class ApiError(Exception):
         super().__init__(str(error.get("description", error)))
 
 
+def publish_command(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
+    """Write the command that publishes a message with headers."""
+    size = len(headers) + len(payload)
+    start = f"HPUB {subject} {reply} {len(headers)} {size}\r\n".encode()
+    return b"".join((start, headers, payload, b"\r\n"))
+
+
 class _Client(Client):
     """nats-py's client, which would go on in the clear if the server offers no TLS."""
 
@@ -46,6 +53,20 @@ class _Client(Client):
         if self._secure and initial_connection and not info.get("tls_required"):
             raise NatsError("the server offers no TLS; write nats:// or enable it")
         await super()._process_info(info, initial_connection)
+
+    async def publish_all(self, commands: Iterable[bytes]) -> None:
+        """Send commands in their order, without waiting for the server.
+
+        `publish` spells out each header anew, and so takes twice as long.
+
+        Raises:
+            ConnectionClosedError: it is closed.
+        """
+        if not self.is_connected:
+            raise ConnectionClosedError
+        for command in commands:
+            await self._send_command(command)
+        await self._flush_pending()
 
     @override
     async def _close(self, status: int, do_cbs: bool = True) -> None:

@@ -18,14 +18,10 @@ PREFIX: Final = "ce-"
 MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 
-_ATTRIBUTE: Final = re.compile(r"[!#$&-~]*")
+_VISIBLE: Final = re.compile(r"[!#$&-~]*")
 _SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _RESERVED: Final = "nats-"
-# `NATS/1.0` and the empty line; `: ` and the end of a line.
-_FRAME: Final = 12
-_LINE: Final = 4
-
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f*>]")
 
 
@@ -64,23 +60,21 @@ def header_problem(message: Message) -> str | None:
     return None
 
 
-def encode_headers(message: Message) -> dict[str, str]:
-    """Write the headers of a message without a `header_problem`."""
+def encode_headers(message: Message, stream: str | None = None) -> bytes:
+    """Write the headers of a message without a `header_problem`, as they are sent.
+
+    NATS is to refuse it if another stream than `stream` would take it.
+    """
     headers = to_headers(message, PREFIX)
-    for name, value in headers.items():
-        if name.startswith(PREFIX):
-            if _ATTRIBUTE.fullmatch(value) is None:
-                headers[name] = quote(value, safe=_SAFE)
-        elif not _is_plain(value):
-            headers[name] = quote(value, safe=_SAFE)
-    headers[MESSAGE_ID] = str(message.id)
-    return headers
-
-
-def size_of(headers: Mapping[str, str], payload: bytes) -> int:
-    """Count the bytes that NATS' max_payload bounds: the headers belong to them."""
-    lines = sum(len(name) + len(value) + _LINE for name, value in headers.items())
-    return _FRAME + lines + len(payload)
+    # One look at all of them together is enough for nearly every message.
+    if _VISIBLE.fullmatch("".join(headers.values())) is None:
+        for name, value in headers.items():
+            headers[name] = _encode(value, spaces=not name.startswith(PREFIX))
+    headers[MESSAGE_ID] = headers[f"{PREFIX}id"]
+    if stream is not None:
+        headers[EXPECTED_STREAM] = stream
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode("ascii")
 
 
 def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
@@ -101,10 +95,15 @@ def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _is_plain(value: str) -> bool:
-    return (
-        value.isascii()
+def _encode(value: str, *, spaces: bool) -> str:
+    if _VISIBLE.fullmatch(value) is not None:
+        return value
+    if (
+        spaces
+        and value.isascii()
         and value.isprintable()
         and "%" not in value
         and value == value.strip()
-    )
+    ):
+        return value
+    return quote(value, safe=_SAFE)

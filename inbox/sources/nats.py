@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from inbox.durable import NANOSECONDS, Entry, find_durables
-from inbox.holding import Holding
+from inbox.nats_holding import Holding
 from inbox.outcomes import Outcomes
 from inbox.pull import Pulls, give_back
 from inbox.source import Delivery

@@ -17,12 +17,10 @@ from nats.errors import Error as NatsError
 
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.message import Message
-from outbox.nats import ApiError, NatsConnection
+from outbox.nats import ApiError, NatsConnection, publish_command
 from outbox.nats_message import (
-    EXPECTED_STREAM,
     encode_headers,
     header_problem,
-    size_of,
     subject_problem,
 )
 from outbox.nats_url import NatsSettings
@@ -114,22 +112,18 @@ class NatsPublisher:
             await self._send(flight, outgoing, connection)
         return await self._judge(flight, connection)
 
-    def _headers(
-        self, message: Message, connection: NatsConnection
-    ) -> dict[str, str] | Nacked:
+    def _headers(self, message: Message, connection: NatsConnection) -> bytes | Nacked:
         if problem := subject_problem(message.topic) or header_problem(message):
             return Nacked(problem, permanent=True)
-        size, limit = len(message.payload), self._max_payload_bytes
-        if limit is not None and size > limit:
+        size, most = len(message.payload), self._max_payload_bytes
+        if most is not None and size > most:
             return Nacked(
-                f"payload has {size} bytes, the publisher's limit is {limit} "
+                f"payload has {size} bytes, the publisher's limit is {most} "
                 "(max_payload_bytes)",
                 permanent=True,
             )
-        headers = encode_headers(message)
-        if self._settings.stream is not None:
-            headers[EXPECTED_STREAM] = self._settings.stream
-        size, limit = size_of(headers, message.payload), connection.client.max_payload
+        headers = encode_headers(message, self._settings.stream)
+        size, limit = size + len(headers), connection.client.max_payload
         if size > limit:
             return Nacked(
                 f"message has {size} bytes with its headers, the server's limit is "
@@ -141,18 +135,20 @@ class NatsPublisher:
     async def _send(
         self,
         flight: Flight,
-        outgoing: Sequence[tuple[int, Message, dict[str, str]]],
+        outgoing: Sequence[tuple[int, Message, bytes]],
         connection: NatsConnection,
     ) -> None:
-        publish, inbox, flights = connection.client.publish, self._inbox, self._flights
         tickets = [str(next(self._tickets)) for _ in outgoing]
         flight.left = len(outgoing)
+        commands = []
+        for ticket, (index, message, headers) in zip(tickets, outgoing, strict=True):
+            self._flights[ticket] = flight, index
+            reply = self._inbox + ticket
+            commands.append(
+                publish_command(message.topic, reply, headers, message.payload)
+            )
         try:
-            for ticket, (index, message, headers) in zip(
-                tickets, outgoing, strict=True
-            ):
-                flights[ticket] = flight, index
-                await publish(message.topic, message.payload, inbox + ticket, headers)
+            await connection.client.publish_all(commands)
             await self._wait(flight)
         except (NatsError, OSError, TimeoutError) as error:
             reason = connection.lost or self._settings.away(error)
@@ -160,7 +156,7 @@ class NatsPublisher:
             raise reason from error
         finally:
             for ticket in tickets:
-                flights.pop(ticket, None)
+                self._flights.pop(ticket, None)
             flight.close()
 
     async def _wait(self, flight: Flight) -> None:
