@@ -1,5 +1,8 @@
 """A client of Redis from a URL, for the publisher and the source."""
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -50,3 +53,20 @@ def redis_away(url: str, error: BaseException) -> BrokerUnavailableError:
     else:
         said = f"can't be reached: {str(error) or type(error).__name__}"
     return BrokerUnavailableError(f"broker {without_password(url)} {said}")
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Raise at the end of the block a cancellation that was swallowed in it.
+
+    redis-py looks for stale data with a timeout of no length, and takes a
+    cancellation that comes in that instant for it.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -23,7 +23,7 @@ from inbox.source import Delivery
 from inbox.streams import Entry, EntryId, Streams
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from outbox.redis import BROKEN, redis_away, redis_client
+from outbox.redis import BROKEN, cancellable, redis_away, redis_client
 
 _LAST_WRITE: Final = 10.0
 _RECLAIM_INTERVAL: Final = 5.0
@@ -146,9 +146,11 @@ class RedisSource:
         try:
             self._wake_waiting()
             if not self._ready and time.monotonic() >= self._reclaim_at:
-                await self._reclaim(limit)
+                with cancellable():
+                    await self._reclaim(limit)
             if not self._ready:
-                self._keep(await self._streams.read(limit, self._patience()))
+                with cancellable():
+                    self._keep(await self._streams.read(limit, self._patience()))
                 self._wake_waiting()
         except BROKEN as error:
             raise redis_away(self._url, error) from error
@@ -194,7 +196,8 @@ class RedisSource:
 
     async def _acknowledge(self, entries: Sequence[EntryId]) -> None:
         try:
-            await self._streams.acknowledge(entries)
+            with cancellable():
+                await self._streams.acknowledge(entries)
         except BROKEN as error:
             raise redis_away(self._url, error) from error
         for entry in entries:
@@ -203,6 +206,6 @@ class RedisSource:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._reclaim_after / _BEATS)
-            with suppress(*BROKEN, BrokerUnavailableError):
+            with cancellable(), suppress(*BROKEN, BrokerUnavailableError):
                 for lost in await self._streams.keep_alive(list(self._held)):
                     self._held.pop(lost, None)

@@ -178,6 +178,18 @@ class SourceSettling(SourceCase):
             more = await self.handle(source, len(messages) - len(seen))
         assert seen | {int(m.payload) for m in more} == set(range(40))
 
+    @checks()
+    async def test_a_task_that_receives_can_be_cancelled_at_any_moment(self) -> None:
+        topic = await self.fresh_topic()
+        async with self.source("one", topic) as source:
+            for turns in range(40):
+                task = asyncio.create_task(self.until_away(source))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task}, timeout=self.patience)
+                assert task.cancelled()
+
     @checks("gets_strangers")
     async def test_what_is_no_message_is_handed_over_with_its_problem(self) -> None:
         topic = await self.fresh_topic()

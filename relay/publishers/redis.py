@@ -13,7 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from outbox.redis import BROKEN, redis_away, redis_client
+from outbox.redis import BROKEN, cancellable, redis_away, redis_client
 from outbox.url import take_options, whole_number
 from outbox.wire import to_fields
 from relay.publisher import Acked, Confirmation, Nacked
@@ -125,7 +125,8 @@ class RedisPublisher:
             pairs = (part for pair in to_fields(message).items() for part in pair)
             pipeline.execute_command("XADD", message.topic, *self._trim, "*", *pairs)
         try:
-            return await pipeline.execute(raise_on_error=False)
+            with cancellable():
+                return await pipeline.execute(raise_on_error=False)
         except NoPermissionError:
             raise
         except BROKEN as error:

@@ -121,3 +121,15 @@ class PublisherAnswers(PublisherCase):
         arrived = list(await self.received(messages[0].topic, len(messages)))
         if self.capabilities.ordered_by_key:
             assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks()
+    async def test_a_task_that_publishes_can_be_cancelled_at_any_moment(self) -> None:
+        messages = numbered(await self.fresh_topic(), 2)
+        async with self.publisher() as publisher:
+            for turns in range(40):
+                task = asyncio.create_task(self.publish_on_and_on(publisher, messages))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task}, timeout=self.patience)
+                assert task.cancelled()

@@ -129,3 +129,11 @@ class PublisherCase(ABC):
                     return await publisher.publish(batch)
                 except BrokerUnavailableError:
                     await asyncio.sleep(0.05)
+
+    async def publish_on_and_on(
+        self, publisher: Publisher, batch: Sequence[Message]
+    ) -> None:
+        """Publish a batch again and again, until cancelled."""
+        while True:
+            await self.until_answered(publisher, batch)
+            await asyncio.sleep(0)

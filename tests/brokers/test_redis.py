@@ -18,6 +18,7 @@ from outbox.testing.redis import RedisServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.waiting import answer_after
 
 FULL = Message(
     "orders",
@@ -73,12 +74,6 @@ async def test_a_message_arrives_as_it_was_published(redis_url: str) -> None:
         (delivery,) = await receive(consumer, 1)
     assert delivery.message == FULL
     assert (delivery.attempts, delivery.problem) == (0, None)
-
-
-async def test_the_order_of_a_batch_is_kept(redis_url: str) -> None:
-    await publish(redis_url, *numbered(200, keys=7))
-    async with source(redis_url) as consumer:
-        assert payloads(await receive(consumer, 200, limit=9)) == list(range(200))
 
 
 async def test_every_consumer_gets_every_message_and_its_replicas_share(
@@ -159,13 +154,16 @@ async def test_a_heartbeat_keeps_what_is_in_work_from_being_taken_over(
     assert pending(redis_url) == 0
 
 
-async def test_a_nacked_entry_comes_back_when_it_is_due(redis_url: str) -> None:
+async def test_a_source_can_be_left_at_any_moment_of_its_heartbeat(
+    redis_url: str,
+) -> None:
     await publish(redis_url, *numbered(1))
-    async with source(redis_url) as consumer:
-        for attempts in range(3):
-            (delivery,) = await receive(consumer, 1)
-            assert delivery.attempts == attempts
-            await delivery.nack(timedelta(milliseconds=5))
+    after = timedelta(milliseconds=6)
+    for moment in range(60):
+        async with asyncio.timeout(10):
+            async with source(redis_url, reclaim_after=after) as consumer:
+                await receive(consumer, 1)
+                await answer_after(0.002 + moment * 0.00005)
 
 
 async def test_an_entry_that_is_no_message_is_handed_out_with_what_is_wrong(
