@@ -1,0 +1,234 @@
+"""Posting to web hooks: what is particular to it, beside the suite."""
+
+import asyncio
+import hmac
+import time
+from base64 import b64decode, b64encode
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from aiohttp import web
+
+from inbox.webhook import Verifier
+from outbox import Message
+from outbox.errors import BrokerUnavailableError
+from relay.publisher import Acked, Nacked
+from relay.publishers.http import HttpPublisher
+from tests.fixtures.consumers import numbered
+from tests.fixtures.http import (
+    OTHER_SECRET,
+    SECRET,
+    SECRET_ENV,
+    Arrival,
+    Target,
+    answers,
+    publish,
+    until_answered,
+)
+from tests.fixtures.waiting import answer_after
+
+ONE = Message("orders.placed", b'{"n": 1}', key="ä b", content_type="application/json")
+
+
+async def test_a_message_is_a_signed_cloudevent(target: Target) -> None:
+    assert await publish(target, ONE) == [Acked()]
+    (arrival,) = target.arrivals
+    headers = arrival.headers
+    assert arrival.body == ONE.payload
+    assert headers["content-type"] == "application/json"
+    assert headers["ce-specversion"] == "1.0"
+    assert headers["ce-id"] == headers["webhook-id"] == str(ONE.id)
+    assert headers["idempotency-key"] == str(ONE.id)
+    assert headers["ce-type"] == "orders.placed"
+    assert headers["ce-partitionkey"] == "%C3%A4%20b"
+    signed = f"{ONE.id}.{headers['webhook-timestamp']}.".encode() + ONE.payload
+    secret = b64decode(SECRET.removeprefix("whsec_"))
+    mac = b64encode(hmac.digest(secret, signed, "sha256")).decode()
+    assert headers["webhook-signature"] == f"v1,{mac}"
+    assert abs(time.time() - int(headers["webhook-timestamp"])) < 10
+
+
+async def test_while_a_secret_is_changed_both_sign(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_ENV, f"{OTHER_SECRET} {SECRET}")
+    await publish(target, ONE)
+    (arrival,) = target.arrivals
+    for secret in (SECRET, OTHER_SECRET):
+        assert Verifier([secret]).read(arrival.headers, arrival.body) == ONE
+
+
+async def test_the_receivers_own_query_and_password_are_kept(target: Target) -> None:
+    url = target.url("token=a%20b", path="/in?shop=7&").replace("//", "//me:pw@", 1)
+    url = url.replace("&?", "&")
+    async with HttpPublisher.from_url(url) as publisher:
+        assert await publisher.publish([ONE]) == [Acked()]
+    (arrival,) = target.arrivals
+    assert arrival.path == "/in?shop=7&token=a%20b"
+    assert arrival.headers["authorization"] == "Basic bWU6cHc="
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert await publish(target, ONE) == [Acked()]
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204])
+async def test_any_success_is_an_ack(target: Target, status: int) -> None:
+    target.script = answers(status)
+    assert await publish(target, ONE) == [Acked()]
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 599])
+async def test_what_may_pass_is_nacked_for_now(target: Target, status: int) -> None:
+    target.script = answers(status)
+    (answer,) = await publish(target, ONE)
+    assert isinstance(answer, Nacked)
+    assert not answer.permanent
+    assert f"HTTP {status}" in answer.reason
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 422, 431])
+async def test_what_will_not_pass_is_nacked_for_ever(
+    target: Target, status: int
+) -> None:
+    target.script = answers(status)
+    (answer,) = await publish(target, ONE)
+    assert isinstance(answer, Nacked)
+    assert answer.permanent
+    assert f"HTTP {status}" in answer.reason
+
+
+async def test_the_receivers_words_are_in_the_reason_but_not_all_of_them(
+    target: Target,
+) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        return web.Response(status=422, text="no such\nshop " + "x" * 100_000)
+
+    target.script = script
+    (answer,) = await publish(target, ONE)
+    assert isinstance(answer, Nacked)
+    assert "HTTP 422 Unprocessable Entity: no such shop xxx" in answer.reason
+    assert len(answer.reason) < 300
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_are_not_followed_and_charge_nobody(
+    target: Target, status: int
+) -> None:
+    where = target.url(path="/elsewhere")
+    target.script = answers(status, headers={"Location": where})
+    with pytest.raises(BrokerUnavailableError, match=r"redirects.*change the URL"):
+        await publish(target, ONE)
+    assert len(target.arrivals) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_pause_that_is_asked_for_is_kept_and_charges_nobody(
+    target: Target, status: int
+) -> None:
+    arrived_at: list[float] = []
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        arrived_at.append(time.monotonic())
+        if len(arrived_at) == 1:
+            return web.Response(status=status, headers={"Retry-After": "1"})
+        return web.Response(status=204)
+
+    target.script = script
+    async with HttpPublisher.from_url(target.url()) as publisher:
+        with pytest.raises(BrokerUnavailableError, match="pause of 1 s"):
+            await publisher.publish([ONE])
+        with pytest.raises(BrokerUnavailableError, match="are left"):
+            await publisher.publish([ONE])
+        assert len(arrived_at) == 1
+        assert await until_answered(publisher, ONE) == [Acked()]
+    assert arrived_at[1] - arrived_at[0] >= 0.99
+
+
+@pytest.mark.parametrize("is_date", [False, True])
+async def test_a_pause_may_be_a_date_and_has_a_bound(
+    target: Target, is_date: bool
+) -> None:
+    tomorrow = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+    value = tomorrow if is_date else "86400"
+    target.script = answers(429, headers={"Retry-After": value})
+    async with HttpPublisher.from_url(target.url("max_retry_after=1")) as publisher:
+        with pytest.raises(BrokerUnavailableError, match="pause of 1 s"):
+            await publisher.publish([ONE])
+        assert await until_answered(publisher, ONE) == [Acked()]
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "1e9", ""])
+async def test_a_pause_that_makes_no_sense_is_none(target: Target, value: str) -> None:
+    target.script = answers(429, headers={"Retry-After": value})
+    (answer,) = await publish(target, ONE)
+    assert isinstance(answer, Nacked)
+
+
+async def test_a_refused_message_holds_back_its_key_and_no_other(
+    target: Target,
+) -> None:
+    first, other, second = numbered(3, keys=2)
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        refused = arrival.message() == first
+        return web.Response(status=500 if refused else 204)
+
+    target.script = script
+    answers = await publish(target, first, other, second)
+    assert [isinstance(a, Acked) for a in answers] == [False, True, False]
+    assert {m.id for m in target.messages()} == {first.id, other.id}
+
+
+async def test_a_message_that_is_refused_for_ever_holds_nothing_back(
+    target: Target,
+) -> None:
+    target.script = answers(422)
+    first, second, third = await publish(target, *numbered(3))
+    assert isinstance(first, Nacked)
+    assert [second, third] == [Acked()] * 2
+
+
+async def test_a_slow_answer_is_waited_for(target: Target) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        await answer_after(0.5)
+        return web.Response(status=204)
+
+    target.script = script
+    assert await publish(target, ONE, options="timeout=5") == [Acked()]
+
+
+async def test_the_status_counts_and_an_endless_answer_is_not_read(
+    target: Target,
+) -> None:
+    async def endless(arrival: Arrival) -> web.StreamResponse:
+        return web.Response(status=200, body=b"x" * 50_000_000)
+
+    target.script = endless
+    async with asyncio.timeout(5):
+        assert await publish(target, *numbered(2)) == [Acked()] * 2
+
+
+async def test_a_cookie_is_not_kept(target: Target) -> None:
+    target.script = answers(204, headers={"Set-Cookie": "a=b"})
+    await publish(target, *numbered(2))
+    assert all("cookie" not in arrival.headers for arrival in target.arrivals)
+
+
+async def test_a_payload_over_the_limit_is_never_sent(target: Target) -> None:
+    large, small = await publish(
+        target,
+        Message("t", b"1234"),
+        Message("t", b"123"),
+        options="max_payload_bytes=3",
+    )
+    assert isinstance(large, Nacked)
+    assert large.permanent
+    assert "limit of 3 bytes" in large.reason
+    assert small == Acked()
+    assert len(target.arrivals) == 1

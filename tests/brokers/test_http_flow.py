@@ -1,0 +1,176 @@
+"""Posting to web hooks: order, connections, and hosts in trouble."""
+
+import asyncio
+from collections import Counter
+from uuid import UUID
+
+import pytest
+from aiohttp import web
+
+from outbox import Message
+from outbox.errors import BrokerUnavailableError
+from relay.publisher import Acked, Nacked
+from relay.publishers.http import HttpPublisher
+from tests.fixtures.consumers import numbered
+from tests.fixtures.http import Arrival, Target, publish, take
+from tests.fixtures.waiting import answer_after
+
+ONE = Message("orders", b"1")
+
+
+async def test_keys_go_side_by_side_and_a_key_one_by_one(target: Target) -> None:
+    under_way: Counter[str | None] = Counter()
+    most: Counter[str | None] = Counter()
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        key = arrival.message().key
+        under_way[key] += 1
+        most[key] = max(most[key], under_way[key])
+        await answer_after(0.005)
+        under_way[key] -= 1
+        return web.Response(status=204)
+
+    target.script = script
+    batch = numbered(200, keys=20)
+    answers = await publish(target, *batch, options="max_connections=4")
+    assert answers == [Acked()] * 200
+    assert set(most.values()) == {1}
+    assert target.most_at_once == 4
+    assert len({arrival.connection for arrival in target.arrivals}) == 4
+    by_key = {m.key: [n.id for n in target.messages() if n.key == m.key] for m in batch}
+    assert by_key == {m.key: [n.id for n in batch if n.key == m.key] for m in batch}
+
+
+async def test_calls_side_by_side_share_the_connections(target: Target) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        await answer_after(0.005)
+        return web.Response(status=204)
+
+    target.script = script
+    url = target.url("max_connections=3")
+    async with HttpPublisher.from_url(url) as publisher:
+        batches = [[Message("t", b"") for _ in range(20)] for _ in range(3)]
+        assert (
+            await asyncio.gather(*map(publisher.publish, batches))
+            == [[Acked()] * 20] * 3
+        )
+    assert target.most_at_once == 3
+
+
+async def test_a_connection_that_was_closed_while_idle_is_no_outage(
+    target: Target,
+) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        if len(target.arrivals) == 2:
+            # As a server does whose patience ends just when the request comes.
+            assert isinstance(arrival.connection, asyncio.Transport)
+            arrival.connection.close()
+        return web.Response(status=204)
+
+    target.script = script
+    async with HttpPublisher.from_url(target.url()) as publisher:
+        for message in numbered(3):
+            assert await publisher.publish([message]) == [Acked()]
+
+
+async def test_a_host_that_refuses_everything_is_left_alone(target: Target) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    target.script = script
+    batch = numbered(400, keys=100)
+    async with HttpPublisher.from_url(target.url("max_connections=8")) as publisher:
+        with pytest.raises(BrokerUnavailableError, match="one message after the other"):
+            await publisher.publish(batch)
+        assert len(target.arrivals) < 20
+        target.arrivals.clear()
+        target.most_at_once = 0
+        with pytest.raises(BrokerUnavailableError, match="one message after the other"):
+            await publisher.publish(batch)
+        assert len(target.arrivals) <= 3
+        assert target.most_at_once == 1
+        target.script = take
+        assert await publisher.publish(batch) == [Acked()] * 400
+
+
+async def test_a_message_that_is_refused_on_and_on_is_charged_though_it_is_alone(
+    target: Target,
+) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        return web.Response(status=502)
+
+    target.script = script
+    async with HttpPublisher.from_url(target.url()) as publisher:
+        for _ in range(12):
+            (answer,) = await publisher.publish([ONE])
+            assert isinstance(answer, Nacked)
+
+
+async def test_a_host_that_gives_no_answer_is_away_and_what_it_took_is_not_repeated(
+    target: Target,
+) -> None:
+    stalled = asyncio.Event()
+    one, *others = numbered(30, keys=30)
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        if arrival.message() == one and not stalled.is_set():
+            await asyncio.Event().wait()
+        return web.Response(status=204)
+
+    target.script = script
+    async with HttpPublisher.from_url(target.url("timeout=1")) as publisher:
+        async with asyncio.timeout(5):
+            with pytest.raises(BrokerUnavailableError, match="no answer in time"):
+                await publisher.publish([one, *others])
+        stalled.set()
+        assert await publisher.publish([one, *others]) == [Acked()] * 30
+    times = Counter(message.id for message in target.messages())
+    assert times == {m.id: 1 for m in others} | {one.id: 2}
+
+
+async def test_what_was_taken_in_a_call_that_was_cancelled_is_not_repeated(
+    target: Target,
+) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        await answer_after(0.01)
+        return web.Response(status=204)
+
+    target.script = script
+    batch = numbered(100)
+    calls = 0
+    async with HttpPublisher.from_url(target.url()) as publisher:
+        async with asyncio.timeout(20):
+            while True:
+                calls += 1
+                try:
+                    async with asyncio.timeout(0.3):
+                        answers = await publisher.publish(batch)
+                        break
+                except TimeoutError:
+                    continue
+    assert calls > 1
+    assert answers == [Acked()] * 100
+    times = Counter(message.id for message in target.messages())
+    assert set(times) == {message.id for message in batch}
+    assert sum(times.values()) <= 100 + calls
+
+
+async def test_a_suspect_does_not_hold_up_the_others(target: Target) -> None:
+    bad, *others = numbered(5, keys=5)
+    tried: list[UUID] = []
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        tried.append(arrival.message().id)
+        if tried[-1] == bad.id:
+            await asyncio.Event().wait()
+        return web.Response(status=204)
+
+    target.script = script
+    async with HttpPublisher.from_url(target.url("timeout=1")) as publisher:
+        with pytest.raises(BrokerUnavailableError):
+            await publisher.publish([bad])
+        with pytest.raises(BrokerUnavailableError):
+            await publisher.publish([bad, *others])
+        assert set(tried[1:-1]) == {message.id for message in others}
+        assert await publisher.publish(others) == [Acked()] * 4
+    assert len(tried) == 6

@@ -1,0 +1,68 @@
+"""Which addresses a web hook may go to."""
+
+import socket
+
+import pytest
+
+from relay.address import is_public, socket_maker
+
+PUBLIC = ["1.1.1.1", "93.184.215.14", "172.32.0.1", "2606:4700:4700::1111"]
+NOT_PUBLIC = [
+    "0.0.0.0",
+    "10.1.2.3",
+    "100.64.0.1",
+    "127.0.0.1",
+    "127.255.255.254",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.8",
+    "192.0.2.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "203.0.113.9",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::7f00:1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "::ffff:0:7f00:1",
+    "64:ff9b::7f00:1",
+    "100::1",
+    "2001::7f00:1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "fc00::1",
+    "fd12:3456::1",
+    "fe80::1",
+    "fe80::1%lo",
+    "fec0::1",
+    "ff02::1",
+]
+# What resolvers take for an address, and ipaddress does not.
+NO_ADDRESS = ["2130706433", "0x7f000001", "127.1", "0177.0.0.1", "localhost", ""]
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_the_internet_is_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize("address", [*NOT_PUBLIC, *NO_ADDRESS])
+def test_everything_else_is_not(address: str) -> None:
+    assert not is_public(address)
+
+
+def test_the_mapped_form_of_a_public_address_is_public() -> None:
+    assert is_public("::ffff:1.1.1.1")
+
+
+@pytest.mark.parametrize("address", [*NOT_PUBLIC, *NO_ADDRESS])
+def test_there_is_no_socket_for_it_unless_it_is_allowed(address: str) -> None:
+    info = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
+    with pytest.raises(PermissionError, match="no public address"):
+        socket_maker(allow_private=False)(info)
+    socket_maker(allow_private=True)(info).close()

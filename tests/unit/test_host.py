@@ -1,0 +1,90 @@
+"""Who is to blame for a request without an answer: the host, or the message."""
+
+import pytest
+
+from outbox import uuid7
+from outbox.errors import BrokerUnavailableError
+from relay import host as host_module
+from relay.host import Host
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(host_module, "time", clock)
+    return clock
+
+
+def test_the_first_time_the_host_is_to_blame(clock: Clock) -> None:
+    assert not Host("it").blames(uuid7())
+
+
+def test_a_message_that_fails_on_while_others_are_answered_is_to_blame(
+    clock: Clock,
+) -> None:
+    host, bad = Host("it"), uuid7()
+    assert not host.blames(bad)
+    host.answered(uuid7())
+    assert not host.blames(bad), "too early to tell"
+    clock.now += 31
+    assert not host.blames(bad), "nobody was answered since"
+    host.answered(uuid7())
+    assert host.blames(bad)
+    assert not host.blames(bad), "it begins anew"
+
+
+def test_an_outage_blames_nobody_however_long_it_lasts(clock: Clock) -> None:
+    host, unlucky = Host("it"), uuid7()
+    for _ in range(100):
+        assert not host.blames(unlucky)
+        clock.now += 31
+
+
+def test_a_message_that_was_answered_is_suspected_no_longer(clock: Clock) -> None:
+    host, once = Host("it"), uuid7()
+    host.blames(once)
+    assert host.suspects(once)
+    host.answered(once)
+    assert not host.suspects(once)
+
+
+def test_suspects_are_bounded(clock: Clock) -> None:
+    host = Host("it")
+    first = uuid7()
+    host.blames(first)
+    for _ in range(1000):
+        host.blames(uuid7())
+    assert not host.suspects(first)
+
+
+def test_five_refusals_in_a_row_are_the_hosts_and_an_answer_ends_the_row() -> None:
+    host = Host("it")
+    for _ in range(4):
+        host.refused(uuid7(), "HTTP 503")
+    host.answered(uuid7())
+    for _ in range(4):
+        host.refused(uuid7(), "HTTP 503")
+    assert host.away is None
+    host.refused(uuid7(), "HTTP 503")
+    assert "HTTP 503" in str(host.error())
+    host.answered(uuid7())
+    assert host.away is None
+
+
+def test_a_pause_lasts_as_long_as_it_was_asked_for(clock: Clock) -> None:
+    host = Host("it")
+    host.pause(10)
+    clock.now += 9
+    with pytest.raises(BrokerUnavailableError, match="1 s are left"):
+        host.check_pause()
+    clock.now += 1
+    host.check_pause()

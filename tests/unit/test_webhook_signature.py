@@ -1,0 +1,126 @@
+"""Signatures of web hooks: made, verified, and never given away."""
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from inbox.webhook import InvalidSignatureError, Verifier
+from outbox import Message
+from outbox.errors import ConfigError, InvalidMessageError
+from outbox.http import to_request
+from outbox.webhook import Secret, read_secrets
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+ID = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+BODY = b'{"test": 2432232314}'
+
+
+def signed(
+    *secrets: str, id: str = ID, body: bytes = BODY, age: float = 0
+) -> dict[str, str]:
+    moment = int(time.time() - age)
+    signatures = [Secret(secret).sign(id, moment, body) for secret in secrets]
+    return {
+        "Webhook-Id": id,
+        "Webhook-Timestamp": str(moment),
+        "Webhook-Signature": " ".join(signatures),
+    }
+
+
+def test_the_signature_is_that_of_the_published_example() -> None:
+    signature = Secret(SECRET).sign(ID, 1614265330, BODY)
+    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_a_genuine_request_is_told_by_any_of_the_secrets() -> None:
+    both = Verifier([OTHER, SECRET])
+    assert both.verify(signed(SECRET), BODY) == ID
+    assert both.verify(signed(OTHER), BODY) == ID
+    assert Verifier([SECRET]).verify(signed(OTHER, SECRET), BODY) == ID
+
+
+@pytest.mark.parametrize("secret", [OTHER, "whsec_" + "A" * 32])
+def test_a_stranger_is_refused(secret: str) -> None:
+    with pytest.raises(InvalidSignatureError, match="none is by a secret of ours"):
+        Verifier([SECRET]).verify(signed(secret), BODY)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Webhook-Id": "msg_other"},
+        {"Webhook-Timestamp": str(int(time.time()) - 60)},
+        {"Webhook-Signature": "v1,"},
+        {"Webhook-Signature": "v1a,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="},
+        {"Webhook-Signature": "ü ,,, v2"},
+        {"Webhook-Id": ""},
+        {"Webhook-Timestamp": ""},
+        {"Webhook-Signature": ""},
+        {"Webhook-Timestamp": "soon"},
+        {"Webhook-Timestamp": "-5"},
+        {"Webhook-Timestamp": "1" * 400},
+        {"Webhook-Timestamp": "٣"},
+    ],
+    ids=str,
+)
+def test_a_changed_request_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(InvalidSignatureError):
+        Verifier([SECRET]).verify(signed(SECRET) | change, BODY)
+
+
+def test_a_changed_body_is_refused() -> None:
+    with pytest.raises(InvalidSignatureError):
+        Verifier([SECRET]).verify(signed(SECRET), BODY + b" ")
+
+
+@pytest.mark.parametrize(("age", "said"), [(400, "old"), (-400, "ahead")])
+def test_a_request_of_another_time_is_refused(age: float, said: str) -> None:
+    request = signed(SECRET, age=age)
+    with pytest.raises(InvalidSignatureError, match=said):
+        Verifier([SECRET]).verify(request, BODY)
+    patient = Verifier([SECRET], tolerance=timedelta(minutes=10))
+    assert patient.verify(request, BODY) == ID
+
+
+def test_a_message_comes_out_of_a_genuine_request() -> None:
+    message = Message("orders", b"1", key="a b", headers={"x": "1"})
+    headers = to_request(message) | signed(SECRET, id=str(message.id), body=b"1")
+    assert Verifier([SECRET]).read(headers, b"1") == message
+
+
+def test_a_signature_is_not_good_for_another_messages_id() -> None:
+    message, other = Message("orders", b"1"), Message("orders", b"1")
+    headers = to_request(other) | signed(SECRET, id=str(message.id), body=b"1")
+    with pytest.raises(InvalidMessageError, match="ce-id is not webhook-id"):
+        Verifier([SECRET]).read(headers, b"1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "whsec_",
+        "whsec_!!!!",
+        "whsec_c2hvcnQ=",
+        "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        f"whsec_{'A' * 100}",
+        "whsec_ü",
+    ],
+)
+def test_what_can_be_no_secret_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match="webhook secret") as told:
+        read_secrets(text)
+    assert not text.removeprefix("whsec_") or text not in str(told.value)
+
+
+def test_a_secret_is_never_printed() -> None:
+    secret = Secret(SECRET)
+    assert f"{secret} {secret!r}" == "Secret(…) Secret(…)"
+
+
+@pytest.mark.parametrize("secrets", [[], "", [""]])
+def test_a_verifier_without_a_secret_is_refused(secrets: list[str] | str) -> None:
+    with pytest.raises(ConfigError, match="webhook secret"):
+        Verifier(secrets)
