@@ -22,6 +22,7 @@ QUESTIONS = (
     "relay_to_nothing",
     "pinned_snapshot",
     "partitions_90",
+    "retention_stall",
     "redis_streams",
     "writer",
     "doorbell",
