@@ -1,5 +1,8 @@
 """Publishing to NATS JetStream: what is particular to it, beside the suite."""
 
+import subprocess
+from pathlib import Path
+
 import nats
 import pytest
 
@@ -188,6 +191,33 @@ async def test_tls_is_not_given_up_for_a_server_that_offers_none(
     with pytest.raises(BrokerUnavailableError, match="offers no TLS"):
         async with NatsPublisher.from_url(url):
             pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A file with a certificate of 127.0.0.1, and one with its key beside it."""
+    path = tmp_path / "cert.pem"
+    files = ["-keyout", str(path.with_suffix(".key")), "-out", str(path)]
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name, *files],
+        check=True,
+        capture_output=True,
+    )
+    return path
+
+
+async def test_tls_is_verified_and_used(certificate: Path) -> None:
+    key = certificate.with_suffix(".key")
+    with nats_server(
+        {"tls": {"cert_file": str(certificate), "key_file": str(key)}}
+    ) as server:
+        url = server.url.replace("nats://", "tls://") + "?stream=S&create=orders.>"
+        async with NatsPublisher.from_url(f"{url}&tls_ca={certificate}") as publisher:
+            assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
+        with pytest.raises(BrokerUnavailableError, match="certificate"):
+            async with NatsPublisher.from_url(url):
+                pass
 
 
 @pytest.mark.parametrize(
