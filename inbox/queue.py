@@ -122,12 +122,13 @@ class Queue:
         strange = self._lanes.strange
         lanes = sorted({*leased, *strange})
         self.sweep_at = time.monotonic() + self._sweep_interval
-        if not lanes:
-            return
         if strange:
             waiting = await self._execute("list_waiting", lanes=strange)
             self._lanes.found_waiting((lane, seq, key) for lane, seq, key in waiting)
+        # Also without lanes: leases end with the database, and somebody has to say so.
         due = await self._execute("ready_due", lanes=lanes, max_rows=_MAX_DUE)
+        if not lanes:
+            return
         heads = await self._execute("find_heads", lanes=lanes)
         now = heads[0][3]
         self._clock_offset = now - datetime.now(UTC)
