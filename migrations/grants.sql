@@ -5,3 +5,6 @@ GRANT USAGE ON SCHEMA {partman} TO {owner};
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {partman} TO {owner};
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {partman} TO {owner};
 GRANT EXECUTE ON ALL PROCEDURES IN SCHEMA {partman} TO {owner};
+-- For outbox doctor.
+GRANT USAGE ON SCHEMA {partman} TO {monitor};
+GRANT SELECT ON {partman}.part_config TO {monitor};

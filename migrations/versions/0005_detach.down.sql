@@ -109,6 +109,8 @@ RESET ROLE;
 
 -- Administrator part.
 REVOKE ALL ON SCHEMA outbox FROM {detacher};
+REVOKE ALL ON {partman}.part_config FROM {monitor};
+REVOKE ALL ON SCHEMA {partman} FROM {monitor};
 DO $roles$
 BEGIN
     DROP ROLE {detacher};

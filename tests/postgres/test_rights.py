@@ -53,12 +53,20 @@ ALLOWED = {
         "UPDATE inbox.delivery SET acked_at = now()",
         GIVE_UP.format(schema="inbox"),
     ],
-    "maintainer": ["CALL outbox.maintain()", "SELECT * FROM outbox.partition_policy"],
+    "maintainer": [
+        "CALL outbox.maintain()",
+        "SELECT * FROM outbox.partition_policy",
+        "SELECT * FROM outbox.upkeep_plan()",
+        "SELECT outbox.finish_detached('outbox.message')",
+    ],
     "monitor": [
         "SELECT id, topic, key, attempts FROM outbox.message",
         "SELECT topic, error_reason, attempts FROM outbox.dead_letter",
         "SELECT * FROM outbox.partition_health",
         "SELECT count(*) FROM inbox.receipt",
+        "SELECT * FROM outbox.upkeep_plan()",
+        "SELECT * FROM outbox.retiring_partition",
+        "SELECT * FROM partman.part_config",
     ],
 }
 FORBIDDEN = {
@@ -99,12 +107,19 @@ FORBIDDEN = {
         "UPDATE outbox.partition_policy SET retention = '1 day'",
         "SELECT outbox.adopt_table('outbox.message')",
         "DROP TABLE outbox.message",
+        "SET ROLE pillarbox_detacher",
+        "SET ROLE pillarbox_owner",
+        "SELECT outbox.schedule_detaches()",
+        "INSERT INTO outbox.retiring_partition SELECT 'inbox.message', 'outbox.x',"
+        " now(), now()",
     ],
     "monitor": [
         "SELECT payload FROM outbox.message",
         "SELECT headers FROM outbox.message",
         "SELECT payload FROM outbox.dead_letter",
         "UPDATE outbox.message SET published_at = now()",
+        "UPDATE partman.part_config SET retention = '1 day'",
+        "SELECT outbox.finish_detached('outbox.message')",
         ADD,
     ],
 }

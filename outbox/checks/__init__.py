@@ -1,0 +1,1 @@
+"""The checks of `outbox doctor`, a module each; `outbox.check` is their contract."""

@@ -1,0 +1,107 @@
+"""pg_cron: loaded, alive, with our jobs, and these succeed."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from psycopg import sql
+
+from outbox.administration import AdministrationConnection
+from outbox.check import Finding, Names, Severity
+
+_JOBS: Final = {"pillarbox upkeep": "maintainer", "pillarbox plan detaches": "detacher"}
+_MAX_SILENCE: Final = timedelta(hours=3)
+_WHERE: Final = """
+SELECT to_regclass('cron.job') IS NOT NULL,
+       current_setting('cron.database_name', true), current_database()
+"""
+# What kind of process it is, only pg_monitor sees; its application_name everybody.
+_LAUNCHER: Final = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE backend_type = 'pg_cron launcher' OR application_name = 'pg_cron scheduler'
+"""
+_MAY_ACT: Final = """
+SELECT bool_and(pg_has_role(current_user, rolname, 'MEMBER'))
+  FROM pg_roles WHERE rolname = %s
+"""
+_JOB: Final = """
+SELECT j.jobid, j.active, max(d.end_time) FILTER (WHERE d.status = 'succeeded'),
+       count(d.*) > 0, now(),
+       (array_agg(d.return_message ORDER BY d.start_time DESC)
+           FILTER (WHERE d.status = 'failed'))[1]
+  FROM cron.job j LEFT JOIN cron.job_run_details d USING (jobid)
+ WHERE j.jobname = %s AND j.username = current_user
+   AND j.database = current_database()
+ GROUP BY j.jobid, j.active
+"""
+
+
+def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[Finding]:
+    """Find an upkeep that does not run, or fails."""
+    row = connection.execute(_WHERE).fetchone()
+    installed, home, here = row or (False, None, None)
+    if not installed or home != here:
+        # The setting stays in a file when the library is no longer loaded.
+        elsewhere = home is not None and home != here
+        where = f"works in the database {home}" if elsewhere else "is not installed"
+        yield _found(
+            Severity.WARNING,
+            f"pg_cron {where}, so nothing here runs the upkeep",
+            "from another scheduler, every hour: outbox maintain",
+        )
+        return
+    if connection.execute(_LAUNCHER).fetchone() == (0,):
+        yield _found(
+            Severity.ERROR,
+            "the pg_cron launcher is not running: no job of this server runs",
+            "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
+            " then restart the server, and see its log",
+        )
+    for job, role in _JOBS.items():
+        yield from _check_job(connection, job, names.role(role))
+
+
+def _check_job(
+    connection: AdministrationConnection, job: str, role: str
+) -> Iterator[Finding]:
+    # A role sees its own jobs only.
+    if connection.execute(_MAY_ACT, (role,)).fetchone() != (True,):
+        yield _found(
+            Severity.UNKNOWN,
+            f"only {role} sees whether the job {job!r} runs",
+            f"run outbox doctor as a superuser or as a member of {role}",
+        )
+        return
+    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    try:
+        row = connection.execute(_JOB, (job,)).fetchone()
+    finally:
+        connection.execute("RESET ROLE")
+    if row is None:
+        yield _found(Severity.ERROR, f"the job {job!r} is gone", "outbox migrate")
+        return
+    jobid, active, succeeded_at, has_run, now, failure = row
+    if not active:
+        yield _found(
+            Severity.ERROR,
+            f"the job {job!r} is switched off",
+            f"UPDATE cron.job SET active = true WHERE jobid = {jobid};",  # noqa: S608 - for a person to read
+        )
+    elif not has_run:
+        yield _found(
+            Severity.WARNING,
+            f"the job {job!r} has not run yet",
+            "wait for the next hour, and ask again",
+        )
+    elif succeeded_at is None or now - succeeded_at > _MAX_SILENCE:
+        last = "never" if succeeded_at is None else f"last at {succeeded_at:%F %R}"
+        yield _found(
+            Severity.ERROR,
+            f"the job {job!r} succeeded {last}; its last failure: {failure}",
+            f"SELECT * FROM cron.job_run_details WHERE jobid = {jobid}"  # noqa: S608 - for a person to read
+            " ORDER BY start_time DESC LIMIT 5;",
+        )
+
+
+def _found(severity: Severity, finding: str, remedy: str) -> Finding:
+    return Finding(check="cron", severity=severity, finding=finding, remedy=remedy)

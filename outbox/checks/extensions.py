@@ -1,0 +1,45 @@
+"""pg_partman: there, new enough, and not half upgraded."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from outbox.administration import AdministrationConnection
+from outbox.check import Finding, Names, Severity
+
+_OLDEST: Final = (4, 7)
+_VERSIONS: Final = """
+SELECT e.extversion, a.default_version
+  FROM pg_extension e JOIN pg_available_extensions a ON a.name = e.extname
+ WHERE e.extname = 'pg_partman'
+"""
+
+
+def check_extensions(
+    connection: AdministrationConnection, _names: Names
+) -> Iterator[Finding]:
+    """Find a pg_partman that is missing, too old, or older than its installed files."""
+    row = connection.execute(_VERSIONS).fetchone()
+    if row is None:
+        yield Finding(
+            check="extensions",
+            severity=Severity.ERROR,
+            finding="pg_partman is not installed: no partition will be made",
+            remedy="outbox migrate",
+        )
+        return
+    installed, available = row
+    if tuple(int(part) for part in installed.split(".")[:2]) < _OLDEST:
+        yield Finding(
+            check="extensions",
+            severity=Severity.ERROR,
+            finding=f"pg_partman {installed} is older than 4.7",
+            remedy="ALTER EXTENSION pg_partman UPDATE; then: outbox migrate",
+        )
+    elif installed != available:
+        yield Finding(
+            check="extensions",
+            severity=Severity.WARNING,
+            finding=f"pg_partman is {installed}, its files on the server {available}",
+            remedy="ALTER EXTENSION pg_partman UPDATE; then: outbox migrate,"
+            " because the update from 4 to 5 drops grants",
+        )

@@ -1,0 +1,95 @@
+"""Retention: what should be gone, what holds it, and who else might drop."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from outbox.administration import AdministrationConnection
+from outbox.check import Finding, Names, Severity
+from outbox.retention import read_policies, receipt_floor
+
+_PLAN: Final = """
+SELECT p.step, p.partition, p.unsettled, p.statement,
+       coalesce(r.planned_at, p.ends_at + q.retention) < now() - interval '3 hours'
+  FROM outbox.upkeep_plan() p JOIN outbox.partition_policy q USING (parent_table)
+  LEFT JOIN outbox.retiring_partition r ON r.partition = p.partition
+ WHERE p.step IN ('hold', 'attach', 'detach', 'finalize', 'drop')
+"""
+_OPEN: Final = """
+SELECT pid, usename, xact_start, query FROM pg_stat_activity
+ WHERE xact_start < now() - interval '1 hour'; then: outbox maintain
+"""
+_CONFIG: Final = """
+SELECT p.parent_table, c.parent_table IS NULL, c.retention,
+       c.automatic_maintenance = 'on'
+  FROM outbox.partition_policy p
+  LEFT JOIN "{partman}".part_config c USING (parent_table)
+ ORDER BY 1
+"""
+
+
+def check_retention(
+    connection: AdministrationConnection, _names: Names
+) -> Iterator[Finding]:
+    """Find partitions past their time, and receipts that go too soon."""
+    for step, partition, unsettled, statement, late in connection.execute(_PLAN):
+        if step in {"hold", "attach"}:
+            many = "unknown" if unsettled is None else unsettled
+            yield _found(
+                Severity.WARNING,
+                f"{partition} is past its retention and held, unsettled rows: {many}",
+                f"{statement};",
+            )
+        elif late:
+            yield _found(
+                Severity.WARNING,
+                f"{partition} should be gone for hours; next step: {step}."
+                " The upkeep does not run, or a transaction stays open",
+                " ".join(_OPEN.split()),
+            )
+    for policy in read_policies(connection):
+        floor = receipt_floor()
+        if policy.parent_table == "inbox.receipt" and policy.retention < floor:
+            yield _found(
+                Severity.WARNING,
+                f"inbox.receipt is kept {policy.retention}, and a message can come back"
+                f" for {floor}",
+                "outbox retention set inbox.receipt 14d",
+            )
+
+
+def check_configuration(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    """Find tables that pg_partman forgot, neglects, or would drop days of by itself."""
+    if names.partman is None:
+        return
+    query = _CONFIG.format(partman=names.partman).encode()
+    for table, forgotten, retention, automatic in connection.execute(query):
+        if forgotten:
+            yield _found(
+                Severity.ERROR,
+                f"pg_partman does not know {table}: no partition will be made",
+                f"SET ROLE {names.owner}; SELECT outbox.adopt_table('{table}');",
+            )
+            continue
+        remedy = (
+            f'UPDATE "{names.partman}".part_config SET retention = NULL,'  # noqa: S608 - for a person to read
+            f" automatic_maintenance = 'on' WHERE parent_table = '{table}';"
+        )
+        if retention is not None:
+            yield _found(
+                Severity.ERROR,
+                f"pg_partman itself drops days of {table} after {retention},"
+                " whether or not their rows are settled",
+                remedy,
+            )
+        if not automatic:
+            yield _found(
+                Severity.ERROR,
+                f"pg_partman's upkeep of {table} is switched off",
+                remedy,
+            )
+
+
+def _found(severity: Severity, finding: str, remedy: str) -> Finding:
+    return Finding(check="retention", severity=severity, finding=finding, remedy=remedy)

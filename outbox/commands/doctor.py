@@ -1,0 +1,59 @@
+"""`outbox doctor`: what is wrong, and what to paste to mend it.
+
+Exit status 0: nothing found (or only what this role may not look at), 1: warnings,
+3: errors, 2: it could not look at all.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import Final
+
+from outbox.administration import administration
+from outbox.check import Finding, Severity
+from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.doctor import APPLICATION_NAME, check_pooler, examine
+
+_STATUS: Final = {Severity.ERROR: 3, Severity.WARNING: 1, Severity.UNKNOWN: 0}
+
+
+def add_to(subcommands: Subcommands) -> None:
+    """Add the command to the parser."""
+    parser = subcommands.add_parser(
+        "doctor",
+        help="check everything, with a remedy for each finding",
+        epilog="exit status: 0 well, 1 warnings, 3 errors, 2 could not look",
+    )
+    add_database(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
+    with administration(url, application_name=APPLICATION_NAME) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        found = {**dict(examine(connection)), "pooler": check_pooler(url)}
+    findings = [finding for check in found.values() for finding in check]
+    status = max((_STATUS[f.severity] for f in findings), default=0)
+    if arguments.json:
+        report = {
+            "status": status,
+            "checks": list(found),
+            "findings": [asdict(finding) for finding in findings],
+        }
+        sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
+    else:
+        for check, its_findings in found.items():
+            sys.stdout.write(
+                "".join(map(_paragraph, its_findings)) or f"ok       {check}\n"
+            )
+    return status
+
+
+def _paragraph(finding: Finding) -> str:
+    return (
+        f"{finding.severity:<8} {finding.check}: {finding.finding}\n"
+        f"         {finding.remedy}\n"
+    )

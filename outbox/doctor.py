@@ -1,0 +1,95 @@
+"""Look whether all that the tables stand on is as it should be."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+
+from outbox.administration import AdministrationConnection
+from outbox.check import Check, Finding, Names, Severity
+from outbox.checks.cron import check_cron
+from outbox.checks.extensions import check_extensions
+from outbox.checks.grants import check_grants
+from outbox.checks.partitions import check_partitions
+from outbox.checks.retention import check_configuration, check_retention
+from outbox.checks.sessions import check_backlog, check_pins
+from outbox.database import refuse_pooler
+from outbox.errors import ConfigError, UpkeepError
+
+APPLICATION_NAME: Final = "outbox doctor"
+
+CHECKS: Final[dict[str, Check]] = {
+    "extensions": check_extensions,
+    "grants": check_grants,
+    "cron": check_cron,
+    "partitions": check_partitions,
+    "retention": check_retention,
+    "configuration": check_configuration,
+    "backlog": check_backlog,
+    "pins": check_pins,
+}
+_NAMES: Final = """
+SELECT pg_get_userbyid(c.relowner),
+       (SELECT n.nspname FROM pg_extension e
+          JOIN pg_namespace n ON n.oid = e.extnamespace
+         WHERE e.extname = 'pg_partman')
+  FROM pg_class c WHERE c.oid = to_regclass('outbox.message')
+"""
+
+
+def examine(
+    connection: AdministrationConnection,
+) -> Iterator[tuple[str, list[Finding]]]:
+    """Run every check; give its name and what it found.
+
+    Changes nothing. What this role may not look at is a finding, too.
+
+    Raises:
+        UpkeepError: there is no schema of ours to examine.
+    """
+    row = connection.execute(_NAMES).fetchone()
+    if row is None:
+        raise UpkeepError("there is no table outbox.message here; outbox migrate")
+    names = Names(owner=row[0], partman=row[1])
+    for name, check in CHECKS.items():
+        yield name, list(_run(name, check, connection, names))
+
+
+def check_pooler(url: str) -> list[Finding]:
+    """Find a pooler in transaction mode between us and the database."""
+    try:
+        asyncio.run(refuse_pooler(url, application_name=APPLICATION_NAME))
+    except ConfigError as error:
+        finding = " ".join(str(error).split())
+        return [
+            Finding(
+                check="pooler",
+                severity=Severity.ERROR,
+                finding=finding,
+                remedy="give relays and consumers the URL of PostgreSQL itself",
+            )
+        ]
+    return []
+
+
+def _run(
+    name: str, check: Check, connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    try:
+        yield from check(connection, names)
+    except psycopg.errors.InsufficientPrivilege as error:
+        yield Finding(
+            check=name,
+            severity=Severity.UNKNOWN,
+            finding=f"this role may not look: {error.diag.message_primary}",
+            remedy="run outbox doctor as a superuser, or as a member of"
+            f" {names.role('monitor')} and pg_monitor",
+        )
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
+        yield Finding(
+            check=name,
+            severity=Severity.ERROR,
+            finding=f"part of the schema is missing: {error.diag.message_primary}",
+            remedy="outbox migrate",
+        )
