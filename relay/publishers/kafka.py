@@ -33,6 +33,15 @@ _OURS: Final = {
     "message.timeout.ms": 0,
     "partitioner": "murmur2_random",
 }
+# Where each record waits for the report of the one before, order needs no more, and
+# a refusal costs no producer, whose start takes up to a second.
+_ALONE: Final = {
+    "enable.gapless.guarantee": False,
+    "enable.idempotence": False,
+    "acks": "all",
+    "max.in.flight": 1,
+    "linger.ms": 0,
+}
 _CREATION: Final = 2.0
 _REFUSED_FOR: Final = 5.0
 _FOR_EVER: Final = {
@@ -82,8 +91,8 @@ class KafkaPublisher:
         self._max_record_bytes = int(self._config["message.max.bytes"])
         self._max_payload_bytes = max_payload_bytes or self._max_record_bytes
         self._publish_timeout = publish_timeout.total_seconds()
-        self._producer: Producer | None = None
-        self._left: set[Producer] = set()
+        self._producers: dict[bool, Producer] = {}
+        self._ending: set[Producer] = set()
         self._entered = False
         self._known: set[str] = set()
         self._refused: dict[str, tuple[float, Nacked]] = {}
@@ -126,8 +135,9 @@ class KafkaPublisher:
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect, dropping what was not confirmed."""
         self._entered = False
-        self._drop()
-        await asyncio.gather(*(producer.close() for producer in self._left))
+        producers = self._ending.union(self._producers.values())
+        self._producers = {}
+        await asyncio.gather(*(producer.close() for producer in producers))
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Send the batch in its order and wait for the reports.
@@ -150,9 +160,9 @@ class KafkaPublisher:
             if asyncio.get_running_loop().time() >= until:
                 raise kafka_away(self._name, "it refuses too much to get on")
             sent = pending[:1] if alone else pending
-            producer = self._current()
+            producer = self._current(alone=alone)
             errors = await producer.send([records[i] for i in sent], until)
-            if any(errors):
+            if any(errors) and not alone:
                 producer.abandon()
             for i, error in zip(sent, errors, strict=True):
                 if error is None:
@@ -168,20 +178,17 @@ class KafkaPublisher:
     def _until(self) -> float:
         return asyncio.get_running_loop().time() + self._publish_timeout
 
-    def _current(self) -> Producer:
+    def _current(self, *, alone: bool = False) -> Producer:
         if not self._entered:
             raise BrokerUnavailableError(f"the publisher to {self._name} was left")
-        if self._producer is None or self._producer.dead:
-            self._drop()
-            self._producer = Producer(self._config, self._name)
-        return self._producer
-
-    def _drop(self) -> None:
-        self._left = {each for each in self._left if not each.ended.is_set()}
-        if self._producer is not None:
-            self._producer.abandon()
-            self._left.add(self._producer)
-            self._producer = None
+        producer = self._producers.get(alone)
+        if producer is None or producer.dead:
+            self._ending = {each for each in self._ending if not each.ended.is_set()}
+            if producer is not None:
+                self._ending.add(producer)
+            config = {**self._config, **_ALONE} if alone else self._config
+            producer = self._producers[alone] = Producer(config, self._name)
+        return producer
 
     def _check(self, record: Record) -> Nacked | None:
         """Find what is bad in itself, or known to be refused."""

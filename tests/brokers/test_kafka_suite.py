@@ -1,18 +1,23 @@
 """The kafka publisher and source, by the suites that every adapter passes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import cast
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from typing_extensions import override
 
+from inbox.sources.kafka import KafkaSource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
 from outbox import Message
 from outbox.headers import from_headers
 from outbox.testing.kafka import KafkaCluster
 from relay.publishers.kafka import KafkaPublisher
+from relay.record import record_of
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.kafka import records
+from tests.fixtures.kafka import client_config, records
 from tests.fixtures.proxy import MakeProxy
 
 
@@ -66,3 +71,48 @@ class TestKafkaPublisher(PublisherSuite):
     @override
     def resume_broker(self) -> None:
         self.proxy.resume()
+
+
+class TestKafkaSource(SourceSuite):
+    capabilities = SourceCapabilities(acks_each=False, counts_attempts=False)
+
+    @pytest.fixture(autouse=True)
+    def broker(self, private_kafka: KafkaCluster, proxy: MakeProxy) -> Iterator[None]:
+        self.proxy, self.url = proxy(private_kafka.url)
+        private_kafka.advertise(1, "127.0.0.1", self.proxy.port)
+        self.producer = Producer(
+            client_config(private_kafka.url)
+            | {"linger.ms": 0, "partitioner": "murmur2_random"}
+        )
+        yield
+        self.producer.purge()
+
+    @override
+    def source(self, consumer: str, topic: str) -> KafkaSource:
+        hold = int(self.hold * 1000)
+        return KafkaSource(
+            f"{self.url}/?session.timeout.ms={hold}&heartbeat.interval.ms={hold // 5}",
+            consumer=consumer,
+            topics=[topic],
+            poll_interval=timedelta(milliseconds=100),
+        )
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        for message in messages:
+            topic, key, value, headers = record_of(message)
+            self.producer.produce(topic, value, key, headers=list(headers.items()))
+        assert self.producer.flush(10) == 0
+
+    @override
+    async def put_stranger(self, topic: str, payload: bytes) -> None:
+        self.producer.produce(topic, payload)
+        assert self.producer.flush(10) == 0
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()

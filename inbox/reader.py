@@ -1,0 +1,297 @@
+"""One consumer of librdkafka, with the thread that polls it.
+
+The thread polls all the time, whatever handlers do, so Kafka never takes the consumer
+for dead. When there is no room for more it pauses, and polls on. It alone calls the
+client, which lets one call in at a time and none beside a thread that polls on and on.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeAlias
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from outbox.errors import ConfigError, shorten
+from outbox.kafka import kafka_away, reason_of
+
+Part: TypeAlias = tuple[str, int]
+"""A Kafka partition: its topic and its number."""
+
+_POLL: Final = 0.05
+_SLICE: Final = 1.0
+_AT_ONCE: Final = 500
+_FULL_WAIT: Final = 0.02
+_FULL_BEFORE_PAUSE: Final = 1.0
+_LAST_WAIT: Final = 10.0
+_CONNECT: Final = 10.0
+_CREATION: Final = 2.0
+_PAUSE: Final = 0.1
+_HASTE: Final = 2.0
+
+
+class Listener(Protocol):
+    """What a reader tells, in this order, on its event loop."""
+
+    def assigned(self, parts: Sequence[Part]) -> None:
+        """Kafka partitions are ours from now on."""
+
+    def arrived(self, messages: Sequence[Message]) -> None:
+        """Messages of our Kafka partitions came."""
+
+    def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
+        """Kafka partitions go to others, as soon as `left` is called."""
+
+    def lost(self, parts: Sequence[Part]) -> None:
+        """Kafka partitions went to others."""
+
+    def changed(self) -> None:
+        """`trouble`, `down` or `ended` of the reader changed."""
+
+
+class Reader:
+    """A member of a consumer group, for one event loop.
+
+    Args:
+        config: librdkafka's; the callbacks are set here.
+        name: of the broker, for errors.
+        topics: names, or their beginnings followed by `*`.
+        room: how many messages may come now; asked by the thread.
+        handover: how long `left` is waited for.
+
+    Attributes:
+        trouble: what went wrong with the group or a topic, to be told and cleared.
+        down: no broker can be reached, as far as is known.
+        refusal: why the brokers refused our credentials, if they did.
+        ended: set when the thread and the connections are gone.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        name: str,
+        topics: Sequence[str],
+        listener: Listener,
+        *,
+        room: Callable[[], int],
+        handover: float,
+    ) -> None:
+        self.trouble: str | None = None
+        self.down = False
+        self.refusal: str | None = None
+        self.ended = asyncio.Event()
+        self._name = name
+        self._topics = list(topics)
+        self._listener = listener
+        self._room = room
+        self._handover = handover
+        self._loop = asyncio.get_running_loop()
+        self._reason = "no broker answered"
+        self._paused = False
+        self._full_since: float | None = None
+        self._told = 0
+        self._arrived = 0
+        self._stop = threading.Event()
+        self._wishes: deque[Callable[[confluent_kafka.Consumer], None]] = deque()
+        self._client = confluent_kafka.Consumer(
+            {**config, "error_cb": self._hear_error}
+        )
+        threading.Thread(target=self._run, name="kafka", daemon=True).start()
+
+    def join(self) -> None:
+        """Become a member of the group."""
+        self._wishes.append(
+            lambda client: client.subscribe(
+                [_subscription(topic) for topic in self._topics],
+                on_assign=self._assigned,
+                on_revoke=self._revoked,
+                on_lost=self._lost,
+            )
+        )
+
+    async def topics(
+        self, until: float, topic: str | None = None
+    ) -> Mapping[str, KafkaError | None]:
+        """Give the topics, or one of them, each with what is wrong with it.
+
+        Raises:
+            BrokerUnavailableError: nobody tells until that time of the loop.
+        """
+        named = {} if topic is None else {"topic": topic}
+        while not self.ended.is_set():
+            told: asyncio.Future[Any] = self._loop.create_future()
+
+            def ask(
+                client: confluent_kafka.Consumer, told: asyncio.Future[Any] = told
+            ) -> None:
+                try:
+                    found = client.list_topics(timeout=_SLICE, **named)
+                except KafkaException as error:
+                    self._tell(_answer, told, error)
+                else:
+                    self._tell(_answer, told, found.topics)
+
+            self._wishes.append(ask)
+            await asyncio.wait({told}, timeout=_SLICE + _HASTE)
+            if not told.done():
+                told.cancel()
+            elif isinstance(told.result(), KafkaException):
+                if not self.down:
+                    self._reason = reason_of(told.result())
+            else:
+                self.down = False
+                return {name: each.error for name, each in told.result().items()}
+            if self.down or self._loop.time() >= until:
+                break
+        raise kafka_away(self._name, self._reason)
+
+    async def require_topics(self) -> None:
+        """Make sure that the topics are there, those that aren't beginnings.
+
+        Raises:
+            BrokerUnavailableError: nobody tells.
+            ConfigError: one isn't there, or we may not read it.
+        """
+        now = self._loop.time
+        until = now() + _CONNECT
+        found = await self.topics(until)
+        creation = now() + _CREATION
+        for topic in self._topics:
+            if topic in found or topic.endswith("*"):
+                continue
+            while True:
+                error = (await self.topics(until, topic)).get(topic)
+                code = None if error is None else error.code()
+                if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
+                    break
+                # It may just be on its way into being, because we asked.
+                await asyncio.sleep(_PAUSE)
+            if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
+                raise ConfigError(
+                    f"broker {self._name}, topic {shorten(topic)}: {reason_of(error)}; "
+                    "create it, or let this user read it"
+                )
+
+    def store(self, positions: Mapping[Part, int]) -> None:
+        """Have positions committed soon; those of others are left alone."""
+        offsets = [TopicPartition(*part, at) for part, at in positions.items()]
+        self._wishes.append(lambda client: client.store_offsets(offsets=offsets))
+
+    async def close(self) -> None:
+        """Commit what was stored, and leave the group."""
+        self._stop.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WAIT):
+                await self.ended.wait()
+
+    def _run(self) -> None:
+        client = self._client
+        try:
+            while not self._stop.is_set():
+                self._grant(client)
+                self._read(client)
+            self._grant(client)
+        except KafkaException as error:
+            self.trouble = reason_of(error)
+        finally:
+            with suppress(KafkaException, RuntimeError):
+                client.close()
+            self._tell(self.ended.set)
+            self._tell(self._listener.changed)
+
+    def _grant(self, client: confluent_kafka.Consumer) -> None:
+        while self._wishes:
+            wish = self._wishes.popleft()
+            # To store what isn't ours any more has no effect, as it should.
+            with suppress(KafkaException):
+                wish(client)
+
+    def _read(self, client: confluent_kafka.Consumer) -> None:
+        # The loop may not have come to count what is on its way.
+        room = self._room() - (self._told - self._arrived)
+        if room > 0:
+            self._full_since = None
+            if self._paused:
+                client.resume(client.assignment())
+                self._paused = False
+        elif not self._paused and not self._full():
+            self._stop.wait(_FULL_WAIT)
+            return
+        elif not self._paused:
+            self._paused = True
+            client.pause(client.assignment())
+        first = client.poll(_POLL)
+        if first is None:
+            return
+        messages = [first]
+        if room > 1:
+            messages += client.consume(min(room, _AT_ONCE) - 1, timeout=0)
+        for message in messages:
+            if (error := message.error()) is not None:
+                self.trouble = reason_of(error)
+                self._tell(self._listener.changed)
+        sound = [message for message in messages if message.error() is None]
+        if sound:
+            self._told += len(sound)
+            self._tell(self._arrive, sound)
+
+    def _arrive(self, messages: Sequence[Message]) -> None:
+        self._listener.arrived(messages)
+        self._arrived += len(messages)
+
+    def _full(self) -> bool:
+        """Tell whether there was no room for so long that we have to poll."""
+        if self._full_since is None:
+            self._full_since = time.monotonic()
+        return time.monotonic() - self._full_since > _FULL_BEFORE_PAUSE
+
+    def _assigned(self, _: object, partitions: Sequence[TopicPartition]) -> None:
+        # What is new isn't paused, so pause again.
+        self._paused = False
+        self._tell(self._listener.assigned, _parts(partitions))
+
+    def _revoked(self, _: object, partitions: Sequence[TopicPartition]) -> None:
+        left = threading.Event()
+        if self._tell(self._listener.leave, _parts(partitions), left.set):
+            left.wait(self._handover)
+            self._grant(self._client)
+            self._tell(self._listener.lost, _parts(partitions))
+
+    def _lost(self, _: object, partitions: Sequence[TopicPartition]) -> None:
+        self._tell(self._listener.lost, _parts(partitions))
+
+    def _hear_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.down = True
+            self._tell(self._listener.changed)
+            return
+        self._reason = reason_of(error)
+        if error.code() == KafkaError._AUTHENTICATION:
+            self.refusal = self._reason
+
+    def _tell(self, what: Callable[..., None], *arguments: object) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(what, *arguments)
+        except RuntimeError:
+            return False  # the loop is closed
+        return True
+
+
+def _answer(told: asyncio.Future[Any], answer: object) -> None:
+    if not told.done():
+        told.set_result(answer)
+
+
+def _subscription(topic: str) -> str:
+    """Say a topic, or a beginning of topics, as librdkafka takes it."""
+    if not topic.endswith("*"):
+        return topic
+    return f"^{topic[:-1].replace('.', '[.]')}"
+
+
+def _parts(partitions: Sequence[TopicPartition]) -> list[Part]:
+    return [(each.topic, each.partition) for each in partitions]
