@@ -1,0 +1,237 @@
+"""The endpoint for web hooks answers when receipt and effects have committed."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from inbox import DeadLetter, RetryLater, idempotent
+from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from inbox.webhook import WebhookFailed, webhook_app
+from outbox import Message
+from outbox.migrate import migrate
+from outbox.testing.events import RecordedEvents
+from outbox.testing.postgres import PostgresServer
+from relay.publisher import Acked, Nacked
+from relay.publishers.http import HttpPublisher
+from tests.fixtures.consumers import async_sessions_of, numbered, sessions_of
+from tests.fixtures.http import SECRET, SECRET_ENV
+from tests.fixtures.relay import execute
+from tests.fixtures.webhook import (
+    EFFECT,
+    ONE,
+    OPTIONS,
+    effects,
+    note,
+    post,
+    request_of,
+    served,
+    status_of,
+)
+
+
+@pytest.fixture
+def events() -> RecordedEvents:
+    return RecordedEvents()
+
+
+async def test_what_is_posted_is_handled_once(
+    inbox_url: str,
+    inbox_sessions: async_sessionmaker[AsyncSession],
+    events: RecordedEvents,
+) -> None:
+    app = webhook_app(
+        note, inbox_sessions, name="billing", secrets=[SECRET], observers=[events]
+    )
+    batch = numbered(50, keys=5)
+    async with (
+        served(app) as hook,
+        HttpPublisher.from_url(f"{hook}/{OPTIONS}") as publisher,
+    ):
+        assert await publisher.publish(batch) == [Acked()] * 50
+        assert await publisher.publish(batch) == [Acked()] * 50
+    assert effects(inbox_url) == sorted(map(str, range(50)))
+    assert len(events.of(MessageHandled)) == 50
+    assert len(events.of(DuplicateSkipped)) == 50
+
+
+async def test_one_message_twice_at_once_is_handled_once(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    async with served(app) as hook:
+        statuses = await asyncio.gather(*(status_of(hook, ONE) for _ in range(5)))
+    assert statuses == [204] * 5
+    assert effects(inbox_url) == ["1"]
+
+
+async def test_plain_handlers_run_in_threads(inbox_url: str) -> None:
+    def handle(session: Session, message: Message) -> None:
+        session.execute(EFFECT, {"what": message.payload.decode()})
+
+    with sessions_of(inbox_url) as sessions:
+        app = webhook_app(handle, sessions, name="billing", secrets=[SECRET])
+        async with served(app) as hook:
+            assert await status_of(hook, ONE) == 204
+            assert effects(inbox_url) == ["1"]
+
+
+async def test_a_commit_that_fails_is_no_success(
+    inbox_url: str,
+    inbox_sessions: async_sessionmaker[AsyncSession],
+    events: RecordedEvents,
+) -> None:
+    execute(inbox_url, "INSERT INTO effect VALUES ('1')")
+    app = webhook_app(
+        note, inbox_sessions, name="billing", secrets=[SECRET], observers=[events]
+    )
+    async with served(app) as hook:
+        status, said, _ = await post(hook, request_of(ONE), ONE.payload)
+        assert status == 500
+        assert "duplicate key" not in said
+        (failed,) = events.of(WebhookFailed)
+        assert "duplicate key" in failed.reason
+        execute(inbox_url, "DELETE FROM effect")
+        assert await status_of(hook, ONE) == 204
+    assert effects(inbox_url) == ["1"]
+
+
+async def test_a_handler_that_raises_is_called_again_when_it_is_sent_again(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    calls = 0
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        nonlocal calls
+        calls += 1
+        await note(session, message)
+        if calls == 1:
+            raise ValueError("not yet")
+
+    app = webhook_app(handle, inbox_sessions, name="billing", secrets=[SECRET])
+    async with (
+        served(app) as hook,
+        HttpPublisher.from_url(f"{hook}/{OPTIONS}") as publisher,
+    ):
+        (first,) = await publisher.publish([ONE])
+        assert isinstance(first, Nacked)
+        assert not first.permanent
+        assert effects(inbox_url) == []
+        assert await publisher.publish([ONE]) == [Acked()]
+    assert effects(inbox_url) == ["1"]
+
+
+async def test_a_handler_decides_by_what_it_raises(
+    inbox_url: str,
+    inbox_sessions: async_sessionmaker[AsyncSession],
+    events: RecordedEvents,
+) -> None:
+    async def later(session: AsyncSession, message: Message) -> None:
+        raise RetryLater(timedelta(seconds=7))
+
+    async def never(session: AsyncSession, message: Message) -> None:
+        raise DeadLetter("no such shop")
+
+    app = webhook_app(
+        {"later": later, "never.*": never},
+        inbox_sessions,
+        name="billing",
+        secrets=[SECRET],
+        observers=[events],
+    )
+    put_off, given_up = Message("later", b""), Message("never.again", b"\xff")
+    async with served(app) as hook:
+        status, _, headers = await post(hook, request_of(put_off), b"")
+        assert (status, headers.get("retry-after")) == (425, "7")
+        assert await status_of(hook, given_up) == 204
+    (letter,) = execute(
+        inbox_url, "SELECT origin, topic, payload, error_reason FROM inbox.dead_letter"
+    )
+    assert letter[:3] == ("consumer:billing", "never.again", b"\xff")
+    assert "no such shop" in letter[3]
+    assert len(events.of(MessageDeadLettered)) == 1
+
+
+async def test_an_idempotent_handler_is_used_as_it_is(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    guarded = idempotent(consumer="own")(note)
+    app = webhook_app({"*": guarded}, inbox_sessions, name="billing", secrets=[SECRET])
+    async with served(app) as hook:
+        assert [await status_of(hook, ONE) for _ in range(2)] == [204, 204]
+    assert effects(inbox_url) == ["1"]
+    assert execute(inbox_url, "SELECT consumer FROM inbox.receipt") == [("own",)]
+
+
+async def test_it_can_be_mounted(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    async with (
+        served(Starlette(routes=[Mount("/hooks", app)])) as hook,
+        HttpPublisher.from_url(f"{hook}/hooks/in{OPTIONS}") as publisher,
+    ):
+        assert await publisher.publish([ONE, ONE]) == [Acked()] * 2
+        assert (await post(hook, request_of(ONE), b"1"))[0] == 404
+    assert effects(inbox_url) == ["1"]
+
+
+async def test_handlers_at_work_are_bounded(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    at_work = most = 0
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await note(session, message)
+        at_work -= 1
+
+    app = webhook_app(
+        handle, inbox_sessions, name="billing", secrets=[SECRET], max_in_flight=2
+    )
+    async with served(app) as hook:
+        statuses = await asyncio.gather(*(status_of(hook, m) for m in numbered(12)))
+    assert statuses == [204] * 12
+    assert most == 2
+
+
+async def test_a_database_that_is_away_is_told_and_nothing_is_lost(
+    private_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_ENV, SECRET)
+    migrate(private_server.url, with_cron=False)
+    execute(private_server.url, "CREATE TABLE effect (what text)")
+    async with async_sessions_of(private_server.url) as sessions:
+        app = webhook_app(note, sessions, name="billing", secrets=[SECRET])
+        async with served(app) as hook:
+            await asyncio.to_thread(private_server.stop, "immediate")
+            assert await status_of(hook, ONE) == 503
+            await asyncio.to_thread(private_server.start)
+            assert await status_of(hook, ONE) == 204
+    assert effects(private_server.url) == ["1"]
+
+
+async def test_a_database_without_the_inbox_is_told_at_the_start(
+    empty_database_url: str,
+) -> None:
+    async with async_sessions_of(empty_database_url) as sessions:
+        app = webhook_app(note, sessions, name="billing", secrets=[SECRET])
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "lifespan.startup"}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        await app({"type": "lifespan"}, receive, send)
+    (event,) = sent
+    assert event["type"] == "lifespan.startup.failed"
+    assert "inbox" in event["message"]
