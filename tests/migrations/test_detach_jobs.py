@@ -1,4 +1,4 @@
-"""Detaches by pg_cron, which alone runs a statement at top level."""
+"""Detaches by pg_cron, which runs its commands at top level."""
 
 from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
