@@ -5,7 +5,7 @@ import pytest
 
 import relay.claim
 from outbox import Message
-from outbox.database import conninfo, connect
+from outbox.database import connect, conninfo
 from outbox.lane import PRIORITIES, lanes_of
 from relay.claim import claim_batch
 from relay.config import RelayConfig

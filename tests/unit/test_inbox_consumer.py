@@ -82,7 +82,9 @@ def test_a_negative_delay_is_refused() -> None:
 async def test_an_unknown_source_lists_those_that_are_installed() -> None:
     unknown = Consumer("carrier-pigeon://loft", ASYNC, name="billing")
     unknown.handles("orders")(coroutine)
-    with pytest.raises(UnknownImplementationError, match="installed: .*memory.*postgres"):
+    with pytest.raises(
+        UnknownImplementationError, match=r"installed: .*memory.*postgres"
+    ):
         await unknown.run()
 
 
