@@ -56,13 +56,18 @@ SELECT partman.drop_partition_time(
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     idle = conditions.size(60, quick=10)
-    ours, partman = (
+    ours, partman, none = (
         Variant(label=label, run=longest_stall(conditions, upkeep, idle))
-        for label, upkeep in (("ours", our_drop), ("pg_partman's drop", partman_drop))
+        for label, upkeep in (
+            ("ours", our_drop),
+            ("pg_partman's drop", partman_drop),
+            ("no drop", no_drop),
+        )
     )
     found = measure(
         ours,
         partman,
+        none,
         runs=1,
         on_run=lambda label, figure: show(label, figure, "ms"),
     )
@@ -113,8 +118,9 @@ def milliseconds(
         _, errors = writers.communicate()
         if writers.returncode:
             raise OutboxError(f"pgbench ended with {writers.returncode}: {errors}")
-        left = keeper.execute(COUNT_EXPIRED).fetchone()
-        assert left == (0,), f"{left} expired partitions are still there"
+        if upkeep is not no_drop:
+            left = keeper.execute(COUNT_EXPIRED).fetchone()
+            assert left == (0,), f"{left} expired partitions are still there"
         return longest(Path(directory))
 
 
@@ -154,3 +160,7 @@ def our_drop(connection: psycopg.Connection) -> None:
 def partman_drop(connection: psycopg.Connection) -> None:
     connection.execute("SET timezone = 'UTC'")
     connection.execute(PARTMAN_DROP)
+
+
+def no_drop(connection: psycopg.Connection) -> None:
+    """Show how long an insert takes at worst on this machine, without a cause."""
