@@ -28,6 +28,7 @@ _SLICE: Final = 1.0
 _PATIENCE: Final = 2.0
 _FULL_PAUSE: Final = 0.005
 _LAST_POLLS: Final = 20
+_MAX_LEFT: Final = 5000
 _LAST_WAIT: Final = 10.0
 
 
@@ -101,6 +102,12 @@ class Producer:
             reports.expect(await self._produce(records, reports, until))
             while not (reports.complete or self.ended.is_set()):
                 await self._wait(reports, until)
+        except asyncio.CancelledError:
+            # What nobody waits for must not pile up behind a broker that hangs; but a
+            # new producer takes up to a second to start, which can be too long.
+            if self._client is not None and len(self._client) > _MAX_LEFT:
+                self.abandon()
+            raise
         finally:
             self._open.discard(reports)
         if None in reports.errors:

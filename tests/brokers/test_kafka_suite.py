@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -12,12 +11,11 @@ from inbox.sources.kafka import KafkaSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.headers import from_headers
 from outbox.testing.kafka import KafkaCluster
 from relay.publishers.kafka import KafkaPublisher
 from relay.record import record_of
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.kafka import client_config, records
+from tests.fixtures.kafka import client_config, messages
 from tests.fixtures.proxy import MakeProxy
 
 
@@ -38,12 +36,7 @@ class TestKafkaPublisher(PublisherSuite):
 
     @override
     async def received(self, topic: str, count: int) -> Sequence[Message]:
-        found = []
-        for record in records(self.kafka.url, topic, count):
-            headers = cast("list[tuple[str, bytes]]", record.headers())
-            texts = {name: value.decode() for name, value in headers}
-            found.append(from_headers(texts, record.value() or b"", "ce_"))
-        return found
+        return messages(self.kafka.url, topic, count)
 
     @override
     async def refused_message(self) -> Message:
@@ -98,8 +91,8 @@ class TestKafkaSource(SourceSuite):
         )
 
     @override
-    async def put(self, *messages: Message) -> None:
-        for message in messages:
+    async def put(self, *put: Message) -> None:
+        for message in put:
             topic, key, value, headers = record_of(message)
             self.producer.produce(topic, value, key, headers=list(headers.items()))
         assert self.producer.flush(10) == 0

@@ -1,0 +1,106 @@
+"""Kafka in trouble, by the suite of faults, as far as a mock cluster can be."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from confluent_kafka import KafkaError
+from typing_extensions import override
+
+from outbox.testing.kafka import PRODUCE, kafka_cluster
+from tests.acceptance.broker_faults import (
+    TOPIC,
+    Arrival,
+    BrokerFaults,
+    by_first_appearance,
+)
+from tests.fixtures.kafka import messages
+from tests.fixtures.proxy import Proxy
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.fault
+
+
+class TestKafka(BrokerFaults):
+    @pytest.fixture(autouse=True)
+    def broker(self, parts: None) -> Iterator[None]:
+        make_proxy = self.make_proxy
+
+        def make_advertised(url: str) -> tuple[Proxy, str]:
+            proxy, through = make_proxy(url)
+            self.server.advertise(1, "127.0.0.1", proxy.port)
+            return proxy, through
+
+        self.make_proxy = make_advertised
+        with kafka_cluster(brokers=1) as self.server:
+            self.server.create_topic(TOPIC, partitions=4)
+            yield
+
+    @override
+    def broker_url(self) -> str:
+        return self.server.url
+
+    @override
+    def arrivals(self) -> Sequence[Arrival]:
+        return [
+            (str(message.id), message.key or "", int(message.payload))
+            for message in messages(self.server.url, TOPIC, self.count)
+        ]
+
+    @override
+    def kill(self) -> None:
+        self.server.stop()
+
+    @override
+    def start(self) -> None:
+        self.server.start()
+
+    @pytest.mark.timeout(300)
+    @override
+    def test_connection_cut_in_mid_batch(self) -> None:
+        relay = self.drain()
+        for cut in range(1, 6):
+            left = self.inspection.unsettled()
+            connections = range(self.proxy.connections + 1)
+            self.proxy.cut_after(1_000 * cut)
+            self.wait_for_another(connections)
+            self.wait_for_progress(left)
+        self.expect_unnoticed()
+        assert "BrokerLost" not in relay.log()
+
+    @pytest.mark.timeout(300)
+    @override
+    def test_stall_longer_than_the_publish_timeout(self) -> None:
+        # A producer takes up to a second to get the id that makes it idempotent.
+        relay = self.drain("--publish-timeout=2")
+        assert "BrokerLost" not in relay.log()
+        self.proxy.stall()
+        relay.wait_for_log("BrokerLost", times=2, seconds=60)
+        assert self.inspection.unsettled()
+        assert self.inspection.charged() == 0
+        self.proxy.resume()
+        self.expect_all(relay)
+
+    @pytest.mark.timeout(300)
+    def test_brokers_that_take_nothing_for_a_while_are_not_the_messages_fault(
+        self,
+    ) -> None:
+        self.drain()
+        passing = (
+            KafkaError.NOT_ENOUGH_REPLICAS,
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+            KafkaError.REQUEST_TIMED_OUT,
+            KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        )
+        self.server.refuse(PRODUCE, *passing * 3)
+        self.expect_unnoticed()
+
+    def wait_for_another(self, connections: range) -> None:
+        """Wait until there were more connections than so many."""
+        wait_for("it was cut", lambda: self.proxy.connections not in connections)
+
+    def expect_unnoticed(self) -> None:
+        """Wait for the rest, which no attempt was charged for."""
+        self.proxy.slow(0)
+        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
+        assert by_first_appearance(self.arrivals()) == self.writer.numbers()
+        assert self.inspection.charged() == 0
