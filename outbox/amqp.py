@@ -70,11 +70,11 @@ class Link:
     """One connection, from its opening to its loss.
 
     Attributes:
-        blocked: why the server takes no messages now, if so.
+        blocked: done while the server takes no messages, with the reason as result.
     """
 
     def __init__(self, connection: "_Connection") -> None:
-        self.blocked: str | None = None
+        self.blocked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._given_up = False
         self._connection = connection
         self._lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -198,10 +198,10 @@ class Link:
             self._connection.abort()
 
     def _on_blocked(self, _: object, frame: Any) -> None:
-        self.blocked = str(frame.method.reason)
+        _settle(self.blocked, str(frame.method.reason))
 
     def _on_unblocked(self, *_: object) -> None:
-        self.blocked = None
+        self.blocked = asyncio.get_running_loop().create_future()
 
 
 class _Connection(AsyncioConnection):

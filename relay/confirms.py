@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from outbox.amqp import Channel, Link
 from outbox.errors import shorten
@@ -17,17 +17,23 @@ from relay.publisher import Acked, Confirmation, Nacked
 _ACKED = Acked()
 
 
+class BlockedError(AMQPError):
+    """The server takes no messages for now: it is short of memory or disk."""
+
+
 class Confirms:
     """A channel in confirm mode.
 
     Attributes:
         link: the connection that it is on.
+        proven: whether anything was confirmed on it yet.
     """
 
     def __init__(
         self, link: Link, channel: Channel, exchange: str, *, mandatory: bool
     ) -> None:
         self.link = link
+        self.proven = False
         self._channel = channel
         self._exchange = exchange
         self._mandatory = mandatory
@@ -69,6 +75,7 @@ class Confirms:
         None stands for what had none when RabbitMQ closed the channel.
 
         Raises:
+            BlockedError: the server takes nothing now; it may take this later.
             AMQPError: the channel was closed by us, or the connection lost.
         """
         sent = _Batch(batch)
@@ -90,11 +97,14 @@ class Confirms:
                 sent.tags[self._last_tag] = i
                 self._open[self._last_tag] = sent
         if sent.tags:
+            closed, blocked = self._channel.closed, self.link.blocked
             await asyncio.wait(
-                {sent.done, self._channel.closed}, return_when=asyncio.FIRST_COMPLETED
+                {sent.done, closed, blocked}, return_when=asyncio.FIRST_COMPLETED
             )
             if not sent.done.done() and self.refusal is None:
-                raise self._channel.closed.result()
+                raise (
+                    closed.result() if closed.done() else BlockedError(blocked.result())
+                )
         return sent.answers
 
     async def close(self) -> None:
@@ -116,6 +126,7 @@ class Confirms:
         self._unroutable.add(properties.message_id)
 
     def _on_confirm(self, frame: Any) -> None:
+        self.proven = True
         method = frame.method
         tag = method.delivery_tag
         nacked = isinstance(method, spec.Basic.Nack)

@@ -24,13 +24,16 @@ from outbox.rabbitmq import (
 )
 from outbox.rabbitmq_message import why_impossible
 from outbox.url import take_options, whole_number
-from relay.confirms import Confirms
+from relay.confirms import BlockedError, Confirms
 from relay.publisher import Confirmation, Nacked
 
 _NUMBERS: Final = ("max_payload_bytes", "timeout")
 # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
 _MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
 _TIMEOUT: Final = 20
+# A channel that finds a quorum queue without a leader, as after a restart, may never
+# be confirmed anything: then the next channel is.
+_FIRST_PATIENCE: Final = 3.0
 
 
 class RabbitMQPublisher:
@@ -67,6 +70,7 @@ class RabbitMQPublisher:
         self._mandatory = not drop_unroutable
         self._max_payload_bytes = max_payload_bytes
         self._timeout = timeout.total_seconds()
+        self._patience = min(_FIRST_PATIENCE, self._timeout)
         self._entered = False
         self._link: Link | None = None
         self._confirms: Confirms | None = None
@@ -139,6 +143,10 @@ class RabbitMQPublisher:
                     await self._publish_singly(batch, left, answers)
             except ConfigError as error:
                 raise BrokerUnavailableError(str(error)) from error
+            except BlockedError as error:
+                raise BrokerUnavailableError(
+                    f"broker {without_password(self._url)} takes nothing now: {error}"
+                ) from error
             except BROKEN as error:
                 raise rabbitmq_away(self._url, error) from error
         return [answer for answer in answers if answer is not None]
@@ -147,20 +155,23 @@ class RabbitMQPublisher:
         self, messages: Sequence[Message], confirms: Confirms
     ) -> Sequence[Confirmation | None]:
         link = confirms.link
-        if link.blocked is not None:
-            raise self._blocked(link.blocked)
+        if link.blocked.done():
+            raise BlockedError(link.blocked.result())
+        limit = self._timeout if confirms.proven else self._patience
         try:
-            async with asyncio.timeout(self._timeout):
-                return await confirms.publish(messages)
+            async with asyncio.timeout(limit):
+                answers = await confirms.publish(messages)
         except TimeoutError:
             link.abort()
-            if link.blocked is not None:
-                raise self._blocked(link.blocked) from None
-            raise TimeoutError(f"no confirm within {self._timeout:g} s") from None
+            if not confirms.proven:
+                self._patience = min(limit * 2, self._timeout)
+            raise TimeoutError(f"no confirm within {limit:g} s") from None
         except asyncio.CancelledError:
             # Whoever gave up gave up on this connection: it may be dead.
             link.abort()
             raise
+        self._patience = min(_FIRST_PATIENCE, self._timeout)
+        return answers
 
     async def _publish_singly(
         self,
@@ -201,11 +212,6 @@ class RabbitMQPublisher:
             self._link = await Link.open(self._parameters)
         return await Confirms.open(
             self._link, self._exchange, mandatory=self._mandatory
-        )
-
-    def _blocked(self, reason: str) -> BrokerUnavailableError:
-        return BrokerUnavailableError(
-            f"broker {without_password(self._url)} takes nothing now: {reason}"
         )
 
     def _check(self, message: Message) -> Nacked | None:

@@ -104,7 +104,9 @@ class TestRabbitMQSource(SourceSuite):
 
     @override
     async def put_stranger(self, topic: str, payload: bytes) -> None:
-        strange = BasicProperties(headers={"n": 1, "nested": {"a": [None, b"\xff"]}})
+        strange = BasicProperties(  # type: ignore[no-untyped-call]
+            headers={"n": 1, "nested": {"a": [None, b"\xff"]}}
+        )
         with channel_of(self.direct) as channel:
             channel.basic_publish(exchange_of(self.direct), topic, payload, strange)
 
@@ -115,6 +117,10 @@ class TestRabbitMQSource(SourceSuite):
     @override
     def start_broker(self) -> None:
         self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()
 
 
 class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):

@@ -1,0 +1,101 @@
+"""RabbitMQ as a broker in trouble, by the suite of faults: both kinds of queue."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from typing_extensions import override
+
+from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
+from tests.acceptance.broker_faults import (
+    TOPIC,
+    Arrival,
+    BrokerFaults,
+    by_first_appearance,
+)
+from tests.fixtures.processes import RunningProcess
+from tests.fixtures.rabbitmq import bind, channel_of, drain
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture(scope="module")
+def rabbitmq() -> Iterator[RabbitMQServer]:
+    with rabbitmq_server() as running:
+        yield running
+
+
+class RabbitMQFaults(BrokerFaults):
+    kind: ClassVar[str] = "quorum"
+
+    @pytest.fixture(autouse=True)
+    def broker(self, rabbitmq: RabbitMQServer) -> Iterator[None]:
+        self.server = rabbitmq
+        self.make_queue({})
+        yield
+        with channel_of(self.broker_url()) as channel:
+            channel.queue_delete(TOPIC)
+
+    def make_queue(self, arguments: dict[str, Any]) -> None:
+        with channel_of(self.broker_url()) as channel:
+            channel.queue_delete(TOPIC)
+        bind(self.broker_url(), TOPIC, {"x-queue-type": self.kind} | arguments)
+
+    @override
+    def broker_url(self) -> str:
+        return f"{self.server.url}?exchange=numbers"
+
+    @override
+    def arrivals(self) -> Sequence[Arrival]:
+        messages = drain(self.broker_url(), TOPIC, self.count, seconds=120)
+        return [(str(m.id), m.key or "", int(m.payload)) for m in messages]
+
+    @override
+    def kill(self) -> None:
+        self.server.kill()
+
+    @override
+    def start(self) -> None:
+        self.server.start()
+
+
+class TestRabbitMQ(RabbitMQFaults):
+    @pytest.mark.timeout(300)
+    def test_an_alarm_for_want_of_memory_is_not_the_messages_fault(self) -> None:
+        relay = self.drain()
+        self.expect_blocked(relay, "set_vm_memory_high_watermark", "0.00001", "0.4")
+
+    @pytest.mark.timeout(300)
+    def test_an_alarm_for_want_of_disk_is_not_the_messages_fault(self) -> None:
+        relay = self.drain()
+        self.expect_blocked(relay, "set_disk_free_limit", "1000000000000000", "50MB")
+
+    @pytest.mark.timeout(300)
+    def test_a_queue_that_rejects_is_in_order_with_strict_order(self) -> None:
+        self.make_queue({"x-max-length": 300, "x-overflow": "reject-publish"})
+        relay = self.drain("--strict-order", "--max-attempts=1000")
+        relay.wait_for_log("KeyBlocked", times=3)
+        assert "is full or not available" in relay.log()
+        self.proxy.slow(0)
+        arrivals = self.arrivals()
+        assert by_first_appearance(arrivals) == self.writer.numbers()
+        assert len(arrivals) == self.count
+
+    def expect_blocked(
+        self, relay: RunningProcess, limit: str, alarm: str, calm: str
+    ) -> None:
+        self.proxy.stall()
+        self.server.control(limit, alarm)
+        self.proxy.resume()
+        try:
+            relay.wait_for_log("BrokerLost", times=3)
+            assert "takes nothing now: low on" in relay.log()
+            assert self.inspection.unsettled()
+            assert self.inspection.charged() == 0
+        finally:
+            self.server.control(limit, calm)
+        self.expect_all(relay)
+
+
+class TestRabbitMQWithAClassicQueue(RabbitMQFaults):
+    kind: ClassVar[str] = "classic"
