@@ -1,0 +1,259 @@
+"""The calls on one queue of Amazon SQS, from the receiving side."""
+
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+
+from outbox.abreast import abreast
+from outbox.errors import ConfigError
+from outbox.message import Message
+from outbox.sqs import (
+    DENIED,
+    MISSING,
+    SqsSettings,
+    code_of,
+    is_busy,
+    is_fifo,
+    resource_name,
+)
+from outbox.sqs_message import read
+
+MAX_RECEIVED: Final = 10
+_TOPIC: Final = "{topic}"
+_CONSUMER: Final = "{consumer}"
+_ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId"]
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """A message that is ours until its time is over.
+
+    Attributes:
+        number: counts what was received; the order within a group.
+        line: what keeps an order, the group of a FIFO queue; None if nothing does.
+        until: when it becomes visible to others, by the monotonic clock.
+        ours_until: when AWS lets nobody keep it any longer.
+        settled: it was acked, and only has to be deleted.
+    """
+
+    queue: "SqsQueue"
+    handle: str
+    message: Message
+    attempts: int
+    problem: str | None
+    number: int
+    line: tuple[str, str] | None
+    until: float
+    ours_until: float
+    settled: bool = False
+
+
+class SqsQueue:
+    """One queue. Its methods raise what `outbox.sqs.BROKEN` lists."""
+
+    _MAX_HOLD: Final = 12 * 3600 - 60.0
+
+    def __init__(self, client: Any, name: str, url: str) -> None:
+        self.name = name
+        self.fifo = is_fifo(name)
+        self._client = client
+        self._url = url
+
+    @classmethod
+    async def find(cls, client: Any, name: str, settings: SqsSettings) -> "SqsQueue":
+        """Find a queue by its name.
+
+        Raises:
+            ConfigError: there is none, or we may not use it.
+        """
+        account = settings.account
+        owner = {"QueueOwnerAWSAccountId": account} if account else {}
+        try:
+            answer = await client.get_queue_url(QueueName=name, **owner)
+        except ClientError as error:
+            code = code_of(error)
+            if code not in MISSING | DENIED:
+                raise
+            said = "forbids" if code in DENIED else "has no"
+            raise ConfigError(
+                f"broker {settings.url} {said} queue {name}: create it, or grant "
+                "sqs:GetQueueUrl, ReceiveMessage, DeleteMessage and "
+                "ChangeMessageVisibility"
+            ) from None
+        return cls(client, name, answer["QueueUrl"])
+
+    async def receive(
+        self, limit: int, *, wait: int, visibility: int, numbers: Iterator[int]
+    ) -> list[Received]:
+        """Wait up to `wait` seconds for up to ten messages."""
+        answer = await self._client.receive_message(
+            QueueUrl=self._url,
+            MaxNumberOfMessages=min(limit, MAX_RECEIVED),
+            WaitTimeSeconds=wait,
+            VisibilityTimeout=visibility,
+            MessageAttributeNames=["All"],
+            MessageSystemAttributeNames=_ATTRIBUTES,
+        )
+        now = time.monotonic()
+        received = []
+        for found in answer.get("Messages", ()):
+            message, problem = read(
+                found["Body"], found.get("MessageAttributes", {}), place=self.name
+            )
+            system = found.get("Attributes", {})
+            group = system.get("MessageGroupId")
+            received.append(
+                Received(
+                    queue=self,
+                    handle=found["ReceiptHandle"],
+                    message=message,
+                    attempts=int(system.get("ApproximateReceiveCount", 1)) - 1,
+                    problem=problem,
+                    number=next(numbers),
+                    line=(self.name, group) if self.fifo and group else None,
+                    until=now + visibility,
+                    ours_until=now + self._MAX_HOLD,
+                )
+            )
+        return received
+
+    async def delete(self, received: Sequence[Received]) -> list[Received]:
+        """Delete messages; gives those that have to be tried again."""
+
+        async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+            answer: Mapping[str, Any] = await self._client.delete_message_batch(
+                QueueUrl=self._url, Entries=entries
+            )
+            return answer
+
+        failed = await _in_tens(received, ten, lambda _: {})
+        return [item for item, code in failed if is_busy(code)]
+
+    async def hide(
+        self, received: Mapping[Received, int]
+    ) -> tuple[list[Received], list[Received]]:
+        """Let messages become visible after so many seconds from now on.
+
+        Gives those that have to be tried again, and those that aren't ours any more.
+        """
+
+        async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+            answer: Mapping[str, Any]
+            answer = await self._client.change_message_visibility_batch(
+                QueueUrl=self._url, Entries=entries
+            )
+            return answer
+
+        now = time.monotonic()
+        failed = await _in_tens(
+            list(received), ten, lambda item: {"VisibilityTimeout": received[item]}
+        )
+        again = [item for item, code in failed if is_busy(code)]
+        lost = [item for item, code in failed if not is_busy(code)]
+        for item in received.keys() - {item for item, _ in failed}:
+            item.until = now + received[item]
+        return again, lost
+
+
+async def _in_tens(
+    received: Sequence[Received],
+    call: Callable[[Sequence[dict[str, Any]]], Coroutine[Any, Any, Mapping[str, Any]]],
+    more: Callable[[Received], Mapping[str, Any]],
+) -> list[tuple[Received, str]]:
+    """Make entries, call with ten at a time, and give what failed, with its code."""
+    entries: list[dict[str, Any]] = [
+        {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
+        for index, item in enumerate(received)
+    ]
+    answers = await abreast(
+        call(entries[start : start + MAX_RECEIVED])
+        for start in range(0, len(entries), MAX_RECEIVED)
+    )
+    failed: Iterable[Mapping[str, Any]] = (
+        result for answer in answers for result in answer.get("Failed", ())
+    )
+    return [(received[int(result["Id"])], result["Code"]) for result in failed]
+
+
+async def queues_of(
+    client: Any, settings: SqsSettings, names: Iterable[str], prefixes: Iterable[str]
+) -> dict[str, SqsQueue]:
+    """Find the queues of these names, and those whose names begin so.
+
+    Raises:
+        ConfigError: one of the names has none.
+    """
+    found = {name: await SqsQueue.find(client, name, settings) for name in names}
+    for prefix in prefixes:
+        pages = client.get_paginator("list_queues").paginate(
+            QueueNamePrefix=prefix, PaginationConfig={"PageSize": 1000}
+        )
+        async for page in pages:
+            for url in page.get("QueueUrls", ()):
+                name = url.rpartition("/")[2]
+                if is_fifo(name) == settings.fifo:
+                    found.setdefault(name, SqsQueue(client, name, url))
+    return found
+
+
+async def delete(received: Iterable[Received]) -> list[Received]:
+    """Delete messages of any queues; gives those that have to be tried again."""
+    again: list[Received] = []
+    for queue, items in _by_queue(received).items():
+        again += await queue.delete(items)
+    return again
+
+
+async def hide(
+    received: Mapping[Received, int],
+) -> tuple[list[Received], list[Received]]:
+    """Do what `SqsQueue.hide` does, for messages of any queues."""
+    again: list[Received] = []
+    lost: list[Received] = []
+    for queue, items in _by_queue(received).items():
+        more = await queue.hide({item: received[item] for item in items})
+        again += more[0]
+        lost += more[1]
+    return again, lost
+
+
+def _by_queue(received: Iterable[Received]) -> dict[SqsQueue, list[Received]]:
+    queues: dict[SqsQueue, list[Received]] = {}
+    for item in received:
+        queues.setdefault(item.queue, []).append(item)
+    return queues
+
+
+def queue_names(
+    pattern: str | None, settings: SqsSettings, consumer: str, topics: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Give the names of the consumer's queues, and the beginnings of others.
+
+    Args:
+        pattern: with `{topic}`, `{consumer}` or both; None for the usual one.
+
+    Raises:
+        ConfigError: SQS can't have such names.
+    """
+    if pattern is None:
+        pattern = _TOPIC if settings.service == "sqs" else f"{_CONSUMER}-{_TOPIC}"
+    names: dict[str, None] = {}
+    prefixes: dict[str, None] = {}
+    start = settings.options["queue_prefix"] + pattern.replace(_CONSUMER, consumer)
+    for topic in topics:
+        fifo = settings.fifo
+        begins = topic.endswith("*") and _TOPIC in start
+        if begins and not start.endswith(_TOPIC):
+            raise ConfigError(
+                f"topic {topic}: {_TOPIC} has to end the option queue={pattern}"
+            )
+        text = start.replace(_TOPIC, topic.removesuffix("*"))
+        try:
+            name = resource_name(text, fifo=fifo and not begins)
+        except ValueError as problem:
+            raise ConfigError(f"topic {topic}: {problem}") from None
+        (prefixes if begins else names)[name] = None
+    return list(names), list(prefixes)

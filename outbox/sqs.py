@@ -1,0 +1,262 @@
+"""A client of Amazon SQS and SNS from a URL, for the publisher and the source."""
+
+import io
+import re
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+from urllib.parse import unquote, urlsplit
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    InvalidRegionError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from botocore.loaders import Loader
+
+from outbox.database import without_password
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.url import take_options
+
+BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
+MISSING: Final = {"QueueDoesNotExist", "NonExistentQueue", "NotFound"}
+DENIED: Final = {"AccessDenied", "AuthorizationError", "KMSAccessDenied"}
+
+_OPTIONS: Final = (
+    "endpoint_url",
+    "queue_prefix",
+    "topic_prefix",
+    "fifo",
+    "account",
+    "strict",
+    "in_flight",
+    "max_payload_bytes",
+    "queue",
+    "wait",
+    "visibility",
+)
+# A session of its own would read the descriptions of the services again, in 0.2 s.
+_LOADER: Final = Loader()
+_LARGE: Final = 512 * 1024
+_SERVICES: Final = ("sqs", "sns")
+_UNUSABLE: Final = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    NoRegionError,
+    InvalidRegionError,
+    ProfileNotFound,
+)
+_CREDENTIALS: Final = re.compile(
+    r"InvalidClientTokenId|UnrecognizedClient|SignatureDoesNotMatch|ExpiredToken"
+    r"|InvalidSignature|IncompleteSignature|MissingAuthenticationToken|InvalidSecurity"
+    r"|InvalidAccessKeyId|OptInRequired"
+)
+_TEMPORARY: Final = re.compile(
+    r"Throttl|RequestLimitExceeded|Unavailable|InternalError|InternalFailure|OverLimit"
+    r"|RequestTimeout"
+)
+# A topic's separators; a name has letters, digits, - and _ only.
+_SEPARATORS: Final = str.maketrans("./:", "---")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
+_MAX_NAME: Final[Mapping[str, int]] = {"sqs": 80, "sns": 256}
+_FIFO: Final = ".fifo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqsSettings:
+    """What a broker URL says: `sqs://key:secret@region/?option=…`, or `sns://`.
+
+    Attributes:
+        url: as it may be printed.
+        service: `sqs` or `sns`.
+        prefix: before the names of queues, or of topics of SNS.
+        fifo: the names end in `.fifo`.
+        account: whose queues or topics they are; None means our own.
+        options: the others, as text.
+    """
+
+    url: str
+    service: str
+    prefix: str = ""
+    fifo: bool = False
+    account: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Read a URL.
+
+        Raises:
+            ConfigError: it can't be used.
+        """
+        name = without_password(url)
+        rest, options = take_options(url, _OPTIONS)
+        parts = urlsplit(rest)
+        if parts.scheme not in _SERVICES:
+            raise ConfigError(
+                f"broker URL {name}: write sqs://region/ or sns://region/"
+            )
+        unknown = parts.query or parts.path.strip("/") or parts.fragment
+        if unknown:
+            raise ConfigError(
+                f"broker URL {name}: {shorten(unknown)} means nothing here; "
+                f"the options are {', '.join(_OPTIONS)}"
+            )
+        credentials, _, region = parts.netloc.rpartition("@")
+        key, colon, secret = credentials.partition(":")
+        if bool(key) != bool(secret):
+            raise ConfigError(
+                f"broker URL {name}: give both, sqs://key:secret@region/, or neither"
+            )
+        connection = {
+            "region_name": region or None,
+            "endpoint_url": options.pop("endpoint_url", None),
+            "aws_access_key_id": unquote(key) if colon else None,
+            "aws_secret_access_key": unquote(secret) if colon else None,
+        }
+        account = options.pop("account", None)
+        if account is not None and re.fullmatch(r"\d{12}", account) is None:
+            raise ConfigError(
+                f"broker URL option account={shorten(account)}: write its 12 digits"
+            )
+        prefixes = {s: options.pop(f"{s}_prefix", "") for s in ("queue", "topic")}
+        return cls(
+            url=name,
+            service=parts.scheme,
+            prefix=prefixes["queue" if parts.scheme == "sqs" else "topic"],
+            fifo=flag("fifo", options.pop("fifo", "false")),
+            account=account,
+            options={"queue_prefix": prefixes["queue"], **options},
+            connection={k: v for k, v in connection.items() if v is not None},
+        )
+
+    def client(
+        self, service: str, *, connections: int, read_timeout: float
+    ) -> AbstractAsyncContextManager[Any]:
+        """Make a client, to be entered; it connects with its first call.
+
+        Raises:
+            ConfigError: when entered, the region can't be used.
+        """
+        config = AioConfig(
+            max_pool_connections=connections,
+            connect_timeout=5,
+            read_timeout=read_timeout,
+            tcp_keepalive=True,
+            # A retry hidden in the client would do things a second time unseen.
+            retries={"total_max_attempts": 1, "mode": "standard"},
+        )
+        session = get_session()
+        session.register_component("data_loader", _LOADER)
+        session.register("before-send", _in_pieces)
+        made: AbstractAsyncContextManager[Any] = session.create_client(
+            service, config=config, **self.connection
+        )
+        return made
+
+    def name_of(self, topic: str) -> str:
+        """Give the name of a topic's queue, or of its topic in SNS.
+
+        Raises:
+            ValueError: it can't have one; says why.
+        """
+        return resource_name(
+            self.prefix + topic, fifo=self.fifo, limit=_MAX_NAME[self.service]
+        )
+
+    def away(self, error: BaseException) -> BrokerUnavailableError:
+        """Say why AWS can't be used now."""
+        if isinstance(error, ClientError):
+            refused = _CREDENTIALS.search(code_of(error))
+            said = "refuses us" if refused else "can't be used now"
+        else:
+            said = "can't be reached"
+        text = " ".join(str(error).split()) or type(error).__name__
+        return BrokerUnavailableError(f"broker {self.url} {said}: {text}")
+
+    def unusable(self, error: BaseException) -> ConfigError | None:
+        """Say what about credentials or region no waiting will mend, if that's it."""
+        if isinstance(error, _UNUSABLE) or (
+            isinstance(error, ClientError) and _CREDENTIALS.search(code_of(error))
+        ):
+            text = " ".join(str(error).split())
+            return ConfigError(
+                f"broker {self.url}: {text}; give them in the URL, "
+                "sqs://key:secret@region/, or to the AWS SDK in its own ways"
+            )
+        return None
+
+
+def _in_pieces(request: Any, **_: Any) -> None:
+    # As one piece, a large body is written at once, of which aiohttp warns.
+    body = request.body or b""
+    if len(body) >= _LARGE:
+        request.body = io.BytesIO(body.encode() if isinstance(body, str) else body)
+
+
+def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> str:
+    """Give a name of AWS: `.`, `/` and `:` become `-`.
+
+    Raises:
+        ValueError: the text has other characters, or is too long.
+    """
+    name = text.translate(_SEPARATORS) + (_FIFO if fifo else "")
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"{shorten(text)} can't be a name in AWS, which has letters, digits, - "
+            "and _ only (., / and : become -)"
+        )
+    if len(name) > limit:
+        raise ValueError(
+            f"the name {shorten(name)} has {len(name)} characters, the limit of "
+            f"AWS is {limit}"
+        )
+    return name
+
+
+def is_fifo(name: str) -> bool:
+    """Tell whether a queue or a topic keeps the order of groups."""
+    return name.endswith(_FIFO)
+
+
+def code_of(error: ClientError) -> str:
+    """Give the last part of an error's code, without what SDKs put around it."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    return code.rpartition(".")[2].removesuffix("Exception")
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Tell whether the service is at fault, not the request."""
+    if not isinstance(error, ClientError):
+        return True
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = code_of(error)
+    return status >= 500 or bool(_CREDENTIALS.search(code)) or is_busy(code)
+
+
+def is_busy(code: str) -> bool:
+    """Tell whether a code, which AWS may lay at our door, asks for patience."""
+    return _TEMPORARY.search(code) is not None
+
+
+def flag(name: str, value: str) -> bool:
+    """Read an option that is true or false.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if value not in {"true", "false"}:
+        raise ConfigError(
+            f"broker URL option {name}={shorten(value)}: write true or false"
+        )
+    return value == "true"

@@ -1,0 +1,125 @@
+"""A private server that stands in for Amazon SQS and SNS: moto's, for tests.
+
+It keeps everything in memory: queues and messages are gone when it stops. What it
+doesn't do as AWS does stands in the broker's page.
+"""
+
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outbox.errors import ConfigError, OutboxError
+from outbox.testing.lifetime import free_port, private_directory, wait_until, watched
+
+__all__ = ["SqsServer", "sqs_server"]
+
+# Mends what stands in the way of tests. Its threads share queues without locks: each
+# request has to run in one piece. It asks the time for each message in a queue, by a
+# clock that takes microseconds. While a poll waits for a group of a FIFO queue, it
+# spins. And a group stays held for messages whose time is over, until the last one.
+PROGRAM = """
+import sys, time
+sys.setswitchinterval(5)
+from moto.server import main
+from moto.sqs import models
+models.unix_time = time.time
+models.unix_time_millis = lambda: time.time() * 1000
+models.Queue.wait_for_messages = lambda self, timeout: time.sleep(0.01)
+models.Queue.pending_message_groups = property(
+    lambda self: {
+        message.group_id
+        for message in self.pending_messages
+        if message.group_id is not None and not message.visible
+    }
+)
+main(sys.argv[1:])
+"""
+
+
+class SqsServer:
+    """One server: its directory, its port and its life."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where it is, the same after each start."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid_file(self) -> Path:
+        """Where the process id of the running server stands."""
+        return self._directory / "moto.pid"
+
+    def url(self, scheme: str = "sqs", *, endpoint_url: str | None = None) -> str:
+        """Give the broker URL, by another way to the server if there is one."""
+        return (
+            f"{scheme}://key:secret@eu-west-1/"
+            f"?endpoint_url={endpoint_url or self.endpoint_url}"
+        )
+
+    def start(self) -> None:
+        """Start, and return when it answers."""
+        log = self._directory / "moto.log"
+        with log.open("wb") as output:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-I", "-c", PROGRAM, "-p", str(self._port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=self._directory,
+            )
+        self.pid_file.write_text(str(process.pid))
+        wait_until(lambda: self._answers() or process.poll() is not None, seconds=30)
+        if not self._answers() or process.poll() is not None:
+            self.kill()
+            report = log.read_text(errors="replace")
+            raise OutboxError(f"moto's server doesn't answer: {report[-2000:]}")
+
+    def stop(self) -> None:
+        """Stop in order, and return when it is over."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Stop as a crash does."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=60)
+            self._process = None
+        self.pid_file.unlink(missing_ok=True)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), 1) as connection:
+                connection.settimeout(5)
+                connection.sendall(b"GET /moto-api/ HTTP/1.0\r\n\r\n")
+                return connection.recv(5) == b"HTTP/"
+        except OSError:
+            return False
+
+
+@contextmanager
+def sqs_server() -> Iterator[SqsServer]:
+    """Give a running server that is gone after the block, or with this process."""
+    if importlib.util.find_spec("moto") is None:
+        raise ConfigError("no moto here; install it: pip install 'moto[server]'")
+    with private_directory("pillarbox-sqs-") as directory:
+        server = SqsServer(directory)
+        with watched(directory, server.pid_file, signal.SIGKILL):
+            try:
+                server.start()
+                yield server
+            finally:
+                server.kill()

@@ -1,0 +1,172 @@
+"""Where in AWS a message goes: a queue of SQS, or a topic of SNS."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from botocore.exceptions import ClientError
+
+from outbox.message import Message
+from outbox.sqs import DENIED, SqsSettings, code_of, is_fifo
+from outbox.sqs_message import Written, group_of, typed
+
+_MIB: Final = 1024 * 1024
+# Of a topic whose MaximumMessageSize was never set, or may not be read.
+_SNS_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A queue or a topic.
+
+    Attributes:
+        name: as people call it.
+        address: as the API calls it.
+        max_bytes: of one message.
+        max_request_bytes: of the messages of one request together.
+    """
+
+    name: str
+    address: str
+    max_bytes: int
+    max_request_bytes: int
+
+    @property
+    def fifo(self) -> bool:
+        """Whether it keeps the order of groups."""
+        return is_fifo(self.name)
+
+
+class Service(Protocol):
+    """What differs between SQS and SNS. Raises what `outbox.sqs.BROKEN` lists."""
+
+    kind: str
+
+    async def connect(self, client: Any) -> None:
+        """See that it is there and takes our credentials."""
+
+    async def find(self, client: Any, name: str) -> Destination:
+        """Find a queue or topic by its name."""
+
+    async def send(
+        self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Send entries of `entry`; gives the `Failed` ones among others."""
+
+    def entry(
+        self, destination: Destination, message: Message, written: Written
+    ) -> dict[str, Any]:
+        """Make an entry, still without its `Id`."""
+
+
+class Queues:
+    """The queues of SQS."""
+
+    kind = "queue"
+
+    def __init__(self, settings: SqsSettings) -> None:
+        self._account = settings.account
+        self._prefix = settings.prefix
+
+    async def connect(self, client: Any) -> None:
+        """List a queue; whether we may doesn't matter."""
+        try:
+            await client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
+        except ClientError as error:
+            if code_of(error) not in DENIED:
+                raise
+
+    async def find(self, client: Any, name: str) -> Destination:
+        """Find a queue, and the size that it takes."""
+        owner = {"QueueOwnerAWSAccountId": self._account} if self._account else {}
+        url = (await client.get_queue_url(QueueName=name, **owner))["QueueUrl"]
+        limit = await _limit(
+            client.get_queue_attributes(
+                QueueUrl=url, AttributeNames=["MaximumMessageSize"]
+            ),
+            _MIB,
+        )
+        return Destination(name, url, limit, _MIB)
+
+    async def send(
+        self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Send up to ten entries."""
+        answer: Mapping[str, Any] = await client.send_message_batch(
+            QueueUrl=destination.address, Entries=entries
+        )
+        return answer
+
+    def entry(
+        self, destination: Destination, message: Message, written: Written
+    ) -> dict[str, Any]:
+        """Make an entry."""
+        return {"MessageBody": written.body, **_rest(destination, message, written)}
+
+
+class Topics:
+    """The topics of SNS."""
+
+    kind = "topic"
+
+    def __init__(self, settings: SqsSettings) -> None:
+        self._settings = settings
+        self._arn = ""
+
+    async def connect(self, client: Any) -> None:
+        """Learn the account, which the names of topics contain."""
+        region = client.meta.region_name
+        partition = client.meta.partition
+        account = self._settings.account
+        if account is None:
+            async with self._settings.client(
+                "sts", connections=1, read_timeout=10
+            ) as tokens:
+                account = (await tokens.get_caller_identity())["Account"]
+        self._arn = f"arn:{partition}:sns:{region}:{account}:"
+        try:
+            await client.list_topics()
+        except ClientError as error:
+            if code_of(error) not in DENIED:
+                raise
+
+    async def find(self, client: Any, name: str) -> Destination:
+        """Find a topic, and the size that it takes."""
+        arn = self._arn + name
+        limit = await _limit(client.get_topic_attributes(TopicArn=arn), _SNS_BYTES)
+        return Destination(name, arn, limit, limit)
+
+    async def send(
+        self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Send up to ten entries."""
+        answer: Mapping[str, Any] = await client.publish_batch(
+            TopicArn=destination.address, PublishBatchRequestEntries=entries
+        )
+        return answer
+
+    def entry(
+        self, destination: Destination, message: Message, written: Written
+    ) -> dict[str, Any]:
+        """Make an entry."""
+        return {"Message": written.body, **_rest(destination, message, written)}
+
+
+async def _limit(call: Any, otherwise: int) -> int:
+    try:
+        answer = await call
+    except ClientError as error:
+        if code_of(error) not in DENIED:
+            raise
+        return otherwise
+    return int(answer.get("Attributes", {}).get("MaximumMessageSize", otherwise))
+
+
+def _rest(
+    destination: Destination, message: Message, written: Written
+) -> dict[str, Any]:
+    rest: dict[str, Any] = {"MessageAttributes": typed(written.attributes)}
+    if destination.fifo:
+        rest["MessageGroupId"] = group_of(message)
+        rest["MessageDeduplicationId"] = str(message.id)
+    return rest

@@ -1,0 +1,176 @@
+"""The sqs publisher and source, by the suites that every adapter passes."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import ClassVar
+
+import pytest
+from typing_extensions import override
+
+from inbox.sources.sqs import SqsSource
+from inbox.testing.source_suite import Capabilities as SourceCapabilities
+from inbox.testing.source_suite import SourceSuite
+from outbox import Message
+from outbox.sqs import SqsSettings
+from outbox.testing.conformance import checks
+from outbox.testing.samples import numbered, numbers_by_key
+from outbox.testing.sqs import SqsServer
+from relay.publisher import Acked
+from relay.publishers.sqs import SqsPublisher
+from relay.testing.publisher_suite import Capabilities, PublisherSuite
+from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.sqs import Aws
+
+
+class TestSqsFifoPublisher(PublisherSuite):
+    capabilities = Capabilities(deduplicates=True)
+
+    scheme: ClassVar[str] = "sqs"
+    fifo: ClassVar[str] = ".fifo"
+
+    @pytest.fixture(autouse=True)
+    def broker(self, shared_sqs: SqsServer, aws: Aws, proxy: MakeProxy) -> None:
+        self.aws = aws
+        self.proxy, through = proxy(shared_sqs.endpoint_url)
+        self.url = shared_sqs.url(self.scheme, endpoint_url=through)
+
+    @override
+    def publisher(self) -> SqsPublisher:
+        options = f"fifo={'true' if self.fifo else 'false'}"
+        limit = f"max_payload_bytes={self.max_payload_bytes}"
+        return SqsPublisher.from_url(f"{self.url}&{options}&{limit}")
+
+    @override
+    async def prepare(self, topic: str) -> None:
+        await self.aws.create_queue(topic + self.fifo)
+
+    @override
+    async def received(self, topic: str, count: int) -> Sequence[Message]:
+        return await self.aws.received(topic + self.fifo, count)
+
+    @override
+    async def refused_message(self) -> Message:
+        return Message(self.topic(), b"1")
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
+
+    @override
+    def cut_connections(self) -> None:
+        self.proxy.cut()
+
+    @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
+
+
+class TestSqsStandardPublisher(TestSqsFifoPublisher):
+    capabilities = Capabilities(ordered_by_key=False)
+
+    fifo = ""
+
+
+class TestSnsPublisher(TestSqsFifoPublisher):
+    scheme = "sns"
+
+    @override
+    async def prepare(self, topic: str) -> None:
+        await self.aws.subscribe(topic + self.fifo, topic + self.fifo)
+
+
+class TestSqsFifoSource(SourceSuite):
+    # Each consumer has its own queue of a topic, which SNS fills.
+    capabilities = SourceCapabilities()
+
+    hold = 2.0
+    end: ClassVar[str] = ".fifo"
+
+    @pytest.fixture(autouse=True)
+    def broker(self, shared_sqs: SqsServer, aws: Aws, proxy: MakeProxy) -> None:
+        self.aws = aws
+        self.proxy, through = proxy(shared_sqs.endpoint_url)
+        options = f"&fifo={'true' if self.end else 'false'}"
+        self.direct = shared_sqs.url("sns") + options
+        self.url = shared_sqs.url("sns", endpoint_url=through) + options
+
+    @override
+    def source(self, consumer: str, topic: str) -> SqsSource:
+        return SqsSource(
+            SqsSettings.from_url(self.url),
+            consumer=consumer,
+            topics=[topic],
+            poll_interval=timedelta(milliseconds=100),
+            wait=timedelta(seconds=1),
+            visibility=timedelta(seconds=self.hold),
+        )
+
+    @override
+    async def prepare(self, topic: str, *consumers: str) -> None:
+        for consumer in consumers:
+            await self.aws.subscribe(topic + self.end, f"{consumer}-{topic}{self.end}")
+
+    @override
+    async def put(self, *messages: Message) -> None:
+        async with SqsPublisher.from_url(self.direct) as publisher:
+            assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+    @override
+    @checks()
+    async def test_an_ack_removes_and_may_be_repeated(self) -> None:
+        # Of a group, SQS gives out no more than ten before they are settled.
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 20, keys=20))
+        async with self.source("one", topic) as source:
+            for delivery in await self.receive(source, 20):
+                await delivery.ack()
+                await delivery.ack()
+        async with self.source("one", topic) as source:
+            assert not await self.anything(source)
+
+    @override
+    @checks()
+    async def test_what_was_not_settled_is_given_back_when_a_source_is_left(
+        self,
+    ) -> None:
+        # SQS counts what it gave out, also what came back untried.
+        topic = await self.fresh_topic()
+        await self.put(*numbered(topic, 6))
+        async with self.source("one", topic) as source:
+            deliveries = await self.receive(source, 6)
+            await deliveries[0].ack()
+        async with self.source("one", topic) as source:
+            again = await self.receive(source, 5)
+            assert {d.attempts for d in again} == {1}
+            messages = [d.message for d in again]
+            assert sorted(int(m.payload) for m in messages) == [1, 2, 3, 4, 5]
+            if self.capabilities.ordered_by_key:
+                assert numbers_by_key(messages) == {"key-0": [1, 2, 3, 4, 5]}
+            for delivery in again:
+                await delivery.ack()
+
+    @override
+    async def put_stranger(self, topic: str, payload: bytes) -> None:
+        await self.aws.put_stranger(f"one-{topic}{self.end}", payload)
+
+    @override
+    def stop_broker(self) -> None:
+        self.proxy.refuse()
+
+    @override
+    def start_broker(self) -> None:
+        self.proxy.accept()
+
+
+class TestSqsStandardSource(TestSqsFifoSource):
+    capabilities = SourceCapabilities(ordered_by_key=False, holds_back_keys=False)
+
+    end = ""
