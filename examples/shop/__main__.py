@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 from examples.shop import tally
 from examples.shop.model import Base
-from examples.shop.orders import Shop
+from examples.shop.orders import TOPIC, Shop
 from examples.shop.partitions import show_partitions
 from examples.shop.processes import Processes
 from outbox import uuid7
@@ -116,6 +116,8 @@ def play(
     """Let orders come in while processes die, then count."""
     consumers = ("billing", "shipping")
     for name in consumers:
+        # Else what is published before a consumer's first start would not be for it.
+        processes.run(f"subscribe-{name}", "inbox.cli", "subscribe", name, TOPIC)
         pid = processes.start(
             name,
             "inbox.cli",

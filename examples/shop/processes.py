@@ -46,6 +46,11 @@ class Processes:
         self._running[name] = process
         return process.pid
 
+    def run(self, name: str, module: str, *arguments: str) -> int:
+        """Run a command to its end; give its exit status."""
+        self.start(name, module, *arguments)
+        return self._running.pop(name).wait(_STOP_SECONDS)
+
     def kill(self, name: str) -> None:
         """End a process by SIGKILL: it can't tidy up."""
         process = self._running.pop(name)
