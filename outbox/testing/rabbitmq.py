@@ -55,6 +55,7 @@ class RabbitMQServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                cwd=self._directory,
                 env=self._environment,
                 start_new_session=True,
             )
@@ -159,6 +160,7 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
     (directory / "environment.conf").touch()
     return kept | {
         "HOME": str(directory),
+        "ERL_CRASH_DUMP_SECONDS": "0",
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "ERL_EPMD_PORT": str(epmd_port),
         "RABBITMQ_NODENAME": f"pillarbox-{port}@localhost",

@@ -72,7 +72,8 @@ class TestRabbitMQ(RabbitMQFaults):
 
     @pytest.mark.timeout(300)
     def test_a_queue_that_rejects_is_in_order_with_strict_order(self) -> None:
-        self.make_queue({"x-max-length": 300, "x-overflow": "reject-publish"})
+        length = self.count // 5
+        self.make_queue({"x-max-length": length, "x-overflow": "reject-publish"})
         relay = self.drain("--strict-order", "--max-attempts=1000")
         relay.wait_for_log("KeyBlocked", times=3)
         assert "is full or not available" in relay.log()

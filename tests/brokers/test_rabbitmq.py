@@ -1,0 +1,252 @@
+"""The RabbitMQ publisher beyond the suite: routing, refusals, rights and the wire."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.lifetime import free_port
+from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
+from relay.publisher import Acked, Nacked
+from relay.publishers.rabbitmq import RabbitMQPublisher
+from tests.fixtures.consumers import numbered
+from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
+
+PERMISSIONS = ("set_permissions", "writer", "^$", ".*", ".*")
+
+
+@pytest.fixture
+def writer(shared_rabbitmq: RabbitMQServer) -> Iterator[str]:
+    """A user who may write and make nothing."""
+    shared_rabbitmq.control("add_user", "writer", "secret")
+    shared_rabbitmq.control(*PERMISSIONS)
+    yield "writer"
+    shared_rabbitmq.control("delete_user", "writer")
+
+
+@pytest.fixture(scope="module")
+def small_rabbitmq() -> Iterator[RabbitMQServer]:
+    """A server that takes no message above 1,000 bytes."""
+    with rabbitmq_server({"max_message_size": "1000"}) as running:
+        yield running
+
+
+async def test_the_wire_is_as_the_page_says(rabbitmq_url: str) -> None:
+    message = Message(
+        "orders.placed",
+        {"n": 1},
+        key="k",
+        tenant="acme",
+        headers={"traceparent": "00-1"},
+        schema_version=2,
+    )
+    bind(rabbitmq_url, message.topic)
+    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+        assert await publisher.publish([message]) == [Acked()]
+    with channel_of(rabbitmq_url) as channel:
+        method, properties, body = channel.basic_get(message.topic, auto_ack=True)
+    assert method is not None
+    assert properties is not None
+    assert (method.exchange, method.routing_key) == (
+        exchange_of(rabbitmq_url),
+        "orders.placed",
+    )
+    assert body == b'{"n":1}'
+    assert properties.message_id == str(message.id)
+    assert properties.content_type == "application/json"
+    assert properties.delivery_mode == 2
+    assert properties.headers is not None
+    time = properties.headers.pop("cloudEvents:time")
+    assert time.endswith("+00:00")
+    assert properties.headers == {
+        "cloudEvents:specversion": "1.0",
+        "cloudEvents:id": str(message.id),
+        "cloudEvents:source": "urn:pillarbox",
+        "cloudEvents:type": "orders.placed",
+        "cloudEvents:partitionkey": "k",
+        "cloudEvents:tenant": "acme",
+        "cloudEvents:schemaversion": "2",
+        "traceparent": "00-1",
+    }
+
+
+async def test_what_no_queue_gets_is_nacked_and_not_lost(rabbitmq_url: str) -> None:
+    bind(rabbitmq_url, "orders")
+    lost, found = Message("nowhere", b"1"), Message("orders", b"2")
+    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+        answers = await publisher.publish([lost, found])
+        assert answers[1] == Acked()
+        assert isinstance(answers[0], Nacked)
+        assert not answers[0].permanent
+        assert "no queue is bound" in answers[0].reason
+        bind(rabbitmq_url, "nowhere")
+        assert await publisher.publish([lost]) == [Acked()]
+    assert [m.id for m in drain(rabbitmq_url, "nowhere", 1)] == [lost.id]
+
+
+async def test_what_no_queue_gets_is_dropped_if_asked_for(rabbitmq_url: str) -> None:
+    async with RabbitMQPublisher.from_url(f"{rabbitmq_url}&unroutable=drop") as each:
+        assert await each.publish([Message("nowhere", b"1")]) == [Acked()]
+
+
+async def test_what_amqp_cannot_carry_is_refused_for_ever(rabbitmq_url: str) -> None:
+    bind(rabbitmq_url, "orders")
+    bad = [
+        Message("ä" * 128, b""),
+        Message("orders", b"", content_type="x" * 256),
+        Message("orders", b"", headers={"n" * 256: ""}),
+        Message("orders", b"", headers={"x": "ä" * 65_000}),
+        Message("orders", b"", headers={"x": "\ud800"}),
+    ]
+    good = Message("orders", b"1", headers={"n" * 255: "ä" * 50_000})
+    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+        answers = await publisher.publish([*bad, good])
+    assert all(isinstance(a, Nacked) and a.permanent for a in answers[:-1]), answers
+    assert answers[-1] == Acked()
+
+
+async def test_what_the_server_finds_too_large_is_refused_alone(
+    small_rabbitmq: RabbitMQServer,
+) -> None:
+    url = f"{small_rabbitmq.url}?exchange=test"
+    bind(url, "orders")
+    batches = [numbered(30, keys=3), numbered(30, keys=3)]
+    large = Message("orders", bytes(1001), key="key 0")
+    async with RabbitMQPublisher.from_url(url) as publisher:
+        one, other = await asyncio.gather(
+            publisher.publish([*batches[0][:15], large, *batches[0][15:]]),
+            publisher.publish(batches[1]),
+        )
+    refused = one[15]
+    assert isinstance(refused, Nacked)
+    assert refused.permanent
+    assert "larger than configured max size" in refused.reason
+    assert [*one[:15], *one[16:], *other] == [Acked()] * 60
+    arrived = drain(url, "orders", 60)
+    firsts = list(dict.fromkeys(m.id for m in arrived if m.key == "key 0"))
+    expected = [m.id for m in batches[0] if m.key == "key 0"]
+    assert [id for id in firsts if id in expected] == expected
+
+
+async def test_a_topic_that_may_not_be_written_is_refused_alone(
+    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, writer: str
+) -> None:
+    exchange = exchange_of(rabbitmq_url)
+    bind(rabbitmq_url, "orders")
+    bind(rabbitmq_url, "secret")
+    shared_rabbitmq.control("set_topic_permissions", writer, exchange, "^orders$", ".*")
+    url = rabbitmq_url.replace("guest:guest", "writer:secret")
+    messages = [
+        Message("orders", b"1"),
+        Message("secret", b"2"),
+        Message("orders", b""),
+    ]
+    async with RabbitMQPublisher.from_url(url) as publisher:
+        for _ in range(2):
+            first, refused, last = await publisher.publish(messages)
+            assert (first, last) == (Acked(), Acked())
+            assert isinstance(refused, Nacked)
+            assert not refused.permanent
+            assert "access to topic 'secret'" in refused.reason
+
+
+async def test_an_exchange_that_may_not_be_made_is_told_at_the_start(
+    rabbitmq_url: str, writer: str
+) -> None:
+    url = rabbitmq_url.replace("guest:guest", f"{writer}:secret")
+    with pytest.raises(ConfigError, match=r"exchange 'test-.*' is missing"):
+        async with RabbitMQPublisher.from_url(url):
+            pass
+
+
+async def test_an_exchange_that_was_deleted_is_made_again(rabbitmq_url: str) -> None:
+    bind(rabbitmq_url, "orders")
+    messages = numbered(3)
+    async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+        assert await publisher.publish(messages) == [Acked()] * 3
+        with channel_of(rabbitmq_url) as channel:
+            channel.exchange_delete(exchange_of(rabbitmq_url))
+        answers = await publisher.publish(messages)
+        assert all(isinstance(answer, Nacked) for answer in answers)
+        bind(rabbitmq_url, "orders")
+        assert await publisher.publish(messages) == [Acked()] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("guest:guest", "guest:5ecret"), "refuses us: .*ACCESS_REFUSED"),
+        (("?", "/nowhere?"), "refuses us: .*vhost nowhere not found"),
+        (("amqp:", "amqps:"), "can't be reached"),
+    ],
+)
+async def test_what_is_wrong_with_the_url_is_told_at_the_start(
+    rabbitmq_url: str, change: tuple[str, str], reason: str
+) -> None:
+    with pytest.raises(BrokerUnavailableError, match=reason) as told:
+        async with RabbitMQPublisher.from_url(rabbitmq_url.replace(*change)):
+            pass
+    assert "5ecret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp://",
+        "amqp://h:99999999",
+        "amqp://h?exchange=",
+        f"amqp://h?exchange={'x' * 256}",
+        "amqp://h?nonsense=1",
+        "amqp://h?timeout=0",
+        "amqp://h?max_payload_bytes=many",
+        "amqp://h?unroutable=lose",
+        "amqp://h?cacertfile=x",
+        "amqps://h?cacertfile=/nowhere",
+        "http://h",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        RabbitMQPublisher.from_url(url)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `ca.pem` is, and what it signed for 127.0.0.1."""
+    directory = tmp_path_factory.mktemp("authority")
+    subprocess.run(
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem"
+        " -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1",
+        shell=True,
+        check=True,
+        capture_output=True,
+        cwd=directory,
+    )
+    return directory
+
+
+async def test_amqps_checks_who_the_server_is(authority: Path) -> None:
+    port = free_port()
+    settings = {
+        "listeners.ssl.1": f"127.0.0.1:{port}",
+        "ssl_options.certfile": str(authority / "ca.pem"),
+        "ssl_options.keyfile": str(authority / "key.pem"),
+    }
+    with rabbitmq_server(settings) as server:
+        plain = f"{server.url}?exchange=test"
+        bind(plain, "orders")
+        secure = f"amqps://guest:guest@127.0.0.1:{port}?exchange=test"
+        trusted = f"{secure}&cacertfile={authority / 'ca.pem'}"
+        async with RabbitMQPublisher.from_url(trusted) as publisher:
+            assert await publisher.publish(numbered(500)) == [Acked()] * 500
+        with pytest.raises(BrokerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+            async with RabbitMQPublisher.from_url(secure):
+                pass
+        elsewhere = trusted.replace("127.0.0.1", "localhost")
+        with pytest.raises(BrokerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+            async with RabbitMQPublisher.from_url(elsewhere):
+                pass

@@ -1,0 +1,249 @@
+"""The RabbitMQ source beyond the suite: bindings, replicas, and channels that end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from inbox.rabbitmq_queue import QueueConfig, binding_key
+from inbox.source import Delivery
+from inbox.sources.rabbitmq import RabbitMQSource
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.rabbitmq import RabbitMQServer
+from relay.publisher import Acked
+from relay.publishers.rabbitmq import RabbitMQPublisher
+from tests.fixtures.consumers import numbered
+from tests.fixtures.rabbitmq import channel_of, exchange_of
+
+SOON = timedelta(milliseconds=50)
+
+
+@pytest.fixture
+def consumer() -> str:
+    """A consumer that no other test has."""
+    return f"billing-{uuid4().hex}"
+
+
+@contextmanager
+def impatient(server: RabbitMQServer) -> Iterator[None]:
+    """Let channels that are opened meanwhile end when an ack takes over a second."""
+
+    def configure(timeout: int, check: int) -> None:
+        for name, value in (
+            ("consumer_timeout", timeout),
+            ("channel_tick_interval", check),
+        ):
+            server.control("eval", f"application:set_env(rabbit, {name}, {value}).")
+
+    configure(1000, 200)
+    try:
+        yield
+    finally:
+        configure(1_800_000, 60_000)
+
+
+@asynccontextmanager
+async def source(
+    url: str, consumer: str, *topics: str, **changes: Any
+) -> AsyncIterator[RabbitMQSource]:
+    quick: dict[str, Any] = {"poll_interval": SOON, "exchange": exchange_of(url)}
+    async with RabbitMQSource(
+        url.partition("?")[0],
+        consumer=consumer,
+        topics=topics or ("orders",),
+        **(quick | changes),
+    ) as entered:
+        yield entered
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with RabbitMQPublisher.from_url(url) as publisher:
+        assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+
+async def receive(
+    source: RabbitMQSource, count: int, *, limit: int = 100
+) -> list[Delivery]:
+    received: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(received) < count:
+            try:
+                received += await source.receive(limit=limit)
+            except BrokerUnavailableError:
+                continue
+    return received
+
+
+async def until_lost(source: RabbitMQSource) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            assert await source.receive(limit=10) == []
+
+
+def payloads(deliveries: Sequence[Delivery]) -> list[int]:
+    return [int(delivery.message.payload) for delivery in deliveries]
+
+
+@pytest.mark.parametrize(
+    ("topic", "key"),
+    [
+        ("orders", "orders"),
+        ("orders.*", "orders.*.#"),
+        ("orders.placed.*", "orders.placed.*.#"),
+        ("*", "#"),
+    ],
+)
+def test_topics_are_bound_by_keys(topic: str, key: str) -> None:
+    assert binding_key(topic) == key
+
+
+@pytest.mark.parametrize("topic", ["ord*", "a.#", "a.#.b", "#.*", "ä" * 127 + ".*"])
+def test_a_topic_that_no_key_matches_is_refused(topic: str) -> None:
+    with pytest.raises(ConfigError, match="topic"):
+        binding_key(topic)
+
+
+async def test_a_beginning_matches_what_begins_with_it_and_nothing_else(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    topics = ["orders", "orders.", "orders.a", "orders.a.b", "ordersx.a", "x.orders.a"]
+    async with (
+        source(rabbitmq_url, consumer, "orders.*") as some,
+        source(rabbitmq_url, f"{consumer}-all", "*") as every,
+    ):
+        await publish(rabbitmq_url, *(Message(topic, b"1") for topic in topics))
+        found = [d.message.topic for d in await receive(some, 3)]
+        assert await some.receive(limit=10) == []
+        assert sorted(found) == ["orders.", "orders.a", "orders.a.b"]
+        assert len(await receive(every, len(topics))) == len(topics)
+
+
+def test_a_quorum_queue_of_rabbitmq_4_drops_nothing_after_returns() -> None:
+    config = QueueConfig(name="q", exchange="e", topics=())
+    assert config.arguments((4, 0))["x-delivery-limit"] == -1
+    assert "x-delivery-limit" not in config.arguments((3, 13))
+
+
+async def test_no_more_is_held_than_the_prefetch_and_a_retry_holds_its_key(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer, prefetch=4) as only:
+        await publish(rabbitmq_url, *numbered(8, keys=4))
+        held = await receive(only, 4)
+        assert await only.receive(limit=100) == []
+        await held[0].nack(timedelta(milliseconds=300))
+        for delivery in held[1:]:
+            await delivery.ack()
+        others = await receive(only, 2)
+        assert payloads(others) == [5, 6]
+        await others[0].ack()
+        assert payloads(await receive(only, 1)) == [7]
+        again = await receive(only, 2)
+        assert payloads(again) == [0, 4]
+        assert [delivery.attempts for delivery in again] == [1, 0]
+
+
+@pytest.mark.parametrize("classic", [False, True])
+async def test_one_replica_works_at_a_time_and_order_holds_when_it_is_left(
+    rabbitmq_url: str, consumer: str, classic: bool
+) -> None:
+    settings = {"single_active_consumer": True, "classic": classic, "prefetch": 20}
+    async with source(rabbitmq_url, consumer, **settings) as second:
+        async with source(rabbitmq_url, consumer, **settings) as first:
+            # Who asks first is the active one.
+            assert await first.receive(limit=10) == []
+            assert await second.receive(limit=10) == []
+            await publish(rabbitmq_url, *numbered(50))
+            assert await second.receive(limit=10) == []
+            for delivery in (await receive(first, 10, limit=10))[:5]:
+                await delivery.ack()
+        rest: list[Delivery] = []
+        while len(rest) < 45:
+            for delivery in await receive(second, 1):
+                rest.append(delivery)
+                await delivery.ack()
+    assert payloads(rest) == list(range(5, 50))
+
+
+async def test_a_queue_made_without_single_active_consumer_is_told(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer):
+        pass
+    with pytest.raises(ConfigError, match="x-single-active-consumer"):
+        async with source(rabbitmq_url, consumer, single_active_consumer=True):
+            pass
+
+
+async def test_a_queue_that_is_there_is_used_as_it_is(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    with channel_of(rabbitmq_url) as channel:
+        channel.queue_declare(consumer, durable=True, arguments={"x-max-length": 3})
+    async with source(rabbitmq_url, consumer) as only:
+        await publish(rabbitmq_url, *numbered(3))
+        assert payloads(await receive(only, 3)) == [0, 1, 2]
+
+
+async def test_a_queue_that_was_deleted_is_made_again(
+    rabbitmq_url: str, consumer: str
+) -> None:
+    async with source(rabbitmq_url, consumer) as only:
+        assert await only.receive(limit=10) == []
+        with channel_of(rabbitmq_url) as channel:
+            channel.queue_delete(consumer)
+        with pytest.raises(BrokerUnavailableError, match="was deleted"):
+            await until_lost(only)
+        assert await only.receive(limit=10) == []
+        await publish(rabbitmq_url, *numbered(3))
+        assert payloads(await receive(only, 3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("classic", [False, True])
+async def test_what_the_server_took_back_comes_again_with_its_attempts(
+    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, classic: bool
+) -> None:
+    with ExitStack() as trouble:
+        trouble.enter_context(impatient(shared_rabbitmq))
+        async with source(rabbitmq_url, consumer, classic=classic) as only:
+            await publish(rabbitmq_url, *numbered(3, keys=3))
+            failed, done, slow = await receive(only, 3)
+            await failed.nack(timedelta(seconds=5))
+            with pytest.raises(BrokerUnavailableError, match="timed out"):
+                await until_lost(only)
+            trouble.close()
+            await done.ack()
+            first, second = await receive(only, 2)
+            assert (payloads([first]), first.attempts) == ([2], 0)
+            assert (payloads([second]), second.attempts) == ([0], 1)
+            await slow.nack()
+            assert await only.receive(limit=10) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "queue_type=stream",
+        "single_active_consumer=yes",
+        "prefetch=0",
+        "prefetch=70000",
+        f"queue={'x' * 256}",
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(options: str) -> None:
+    with pytest.raises(ConfigError):
+        RabbitMQSource.from_url(f"amqp://h?{options}", consumer="c", topics=["t"])
+
+
+def test_the_options_of_a_url_are_taken() -> None:
+    RabbitMQSource.from_url(
+        "amqp://h/v?exchange=e&queue=q&queue_type=classic&prefetch=10"
+        "&single_active_consumer=true&heartbeat=30",
+        consumer="c",
+        topics=["t", "u.*"],
+    )
