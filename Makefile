@@ -8,6 +8,8 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
 # What to pass on to the command: make demo ARGS=--help
 ARGS ?=
+# How many processes share the tests.
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,7 +43,7 @@ demo: packages $(READY) ## Run the example shop from order to delivery, with a k
 	@$(BIN)/python -m examples.shop $(ARGS)
 
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
 fault: packages $(READY) ## Run the tests that break things, in their full numbers
 	@$(BIN)/pytest -m fault --full $(ARGS)

@@ -56,6 +56,7 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
 class TestAcmeSource(Broker, SourceSuite):
     capabilities = SourceCapabilities()
+    patience = 45.0  # every ack is a transaction that waits for the disk
 
     @override
     def source(self, consumer: str, topic: str) -> Source:
