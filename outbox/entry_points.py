@@ -21,10 +21,13 @@ def implementation(group: str, url: str) -> Any:
             f"no {kind} for the scheme {scheme!r}; installed: "
             f"{', '.join(sorted(found)) or 'none'}"
         )
+    point = found[scheme]
     try:
-        return found[scheme].load()
+        return point.load()
     except ModuleNotFoundError as error:
+        # A broker with several schemes has one extra, named like its module.
+        extra = point.module.rpartition(".")[2]
         raise ConfigError(
             f"the {kind} {scheme!r} needs the module {error.name!r}: "
-            f"run pip install 'pillarbox[{scheme}]'"
+            f"run pip install 'pillarbox[{extra}]'"
         ) from error

@@ -1,0 +1,80 @@
+"""The private RabbitMQ server, and how pillarbox finds what is for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outbox.entry_points import implementation
+from outbox.errors import ConfigError
+from outbox.testing.lifetime import is_running, wait_until
+from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
+
+# Starts a server, prints the process ids of it and its epmd, and is killed.
+OWNER = """
+import os, signal
+from pathlib import Path
+from outbox.testing.rabbitmq import rabbitmq_server
+
+with rabbitmq_server() as server:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    for child in children:
+        if b"epmd" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\\0")[0]:
+            print(child, server.pid_file.parent)
+    print(server.pid_file.read_text(), server.pid_file.parent)
+    os.sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.fault
+def test_a_server_ends_with_an_owner_that_was_killed() -> None:
+    owner = subprocess.run(
+        [sys.executable, "-c", OWNER], capture_output=True, text=True, check=False
+    )
+    assert owner.returncode == -9, owner.stderr
+    lines = [line.split(" ", 1) for line in owner.stdout.splitlines()]
+    assert len(lines) == 2, owner.stdout
+    pids = [int(pid) for pid, _ in lines]
+    assert wait_until(lambda: not any(map(is_running, pids)), seconds=20)
+    assert wait_until(lambda: not Path(lines[0][1]).exists(), seconds=20)
+
+
+@pytest.mark.fault
+def test_what_is_durable_survives_a_stop_and_a_kill(
+    private_rabbitmq: RabbitMQServer,
+) -> None:
+    private_rabbitmq.control("add_vhost", "kept")
+    for end in (private_rabbitmq.stop, private_rabbitmq.kill):
+        end()
+        private_rabbitmq.start()
+        assert "kept" in private_rabbitmq.control("list_vhosts")
+
+
+def test_a_machine_without_the_server_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("outbox.testing.rabbitmq._DEBIAN", tmp_path)
+    with pytest.raises(ConfigError, match="install it"), rabbitmq_server():
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps", "rabbitmq"])
+@pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
+def test_each_scheme_finds_its_adapter(group: str, scheme: str) -> None:
+    found = implementation(group, f"{scheme}://localhost")
+    assert found.__name__ in {"RabbitMQPublisher", "RabbitMQSource"}
+
+
+def test_without_the_client_library_the_extra_is_told() -> None:
+    program = (
+        "import sys; sys.modules['pika'] = None\n"
+        "from outbox.entry_points import implementation\n"
+        "implementation('relay.publishers', 'amqps://localhost')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "pip install 'pillarbox[rabbitmq]'" in done.stderr

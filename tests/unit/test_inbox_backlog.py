@@ -1,0 +1,92 @@
+"""The backlog: order by place, and keys that wait aside."""
+
+from typing import NamedTuple
+
+from inbox.backlog import Backlog
+
+
+class Item(NamedTuple):
+    place: int
+    key: str | None
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(backlog: Backlog[Item]) -> list[int]:
+    places = []
+    while (item := backlog.take()) is not None:
+        places.append(item.place)
+    return places
+
+
+def test_items_come_by_their_place_whenever_they_were_added() -> None:
+    backlog: Backlog[Item] = Backlog()
+    for place in (3, 1, 2):
+        backlog.add(Item(place, "a"))
+    assert len(backlog) == 3
+    assert taken(backlog) == [1, 2, 3]
+    assert not backlog.ready
+
+
+def test_a_key_that_waits_holds_back_what_is_there_and_what_comes() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    for item in (Item(2, "a"), Item(3, "b")):
+        backlog.add(item)
+    backlog.put_aside(Item(1, "a"), 5)
+    backlog.add(Item(4, "a"))
+    assert taken(backlog) == [3]
+    assert backlog.seconds_until_due() == 5
+    assert len(backlog) == 3
+    clock.now += 5
+    assert taken(backlog) == [1, 2, 4]
+    assert backlog.seconds_until_due() is None
+
+
+def test_the_longest_wait_of_a_key_counts() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    backlog.put_aside(Item(1, "a"), 5)
+    backlog.put_aside(Item(2, "a"), 1)
+    clock.now += 4
+    assert taken(backlog) == []
+    clock.now += 1
+    assert taken(backlog) == [1, 2]
+
+
+def test_a_wait_that_was_made_longer_ends_once() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    backlog.put_aside(Item(1, "a"), 1)
+    backlog.put_aside(Item(2, "a"), 5)
+    clock.now += 1
+    assert taken(backlog) == []
+    clock.now += 4
+    assert taken(backlog) == [1, 2]
+
+
+def test_without_a_key_each_waits_alone() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    backlog.put_aside(Item(1, None), 5)
+    backlog.add(Item(2, None))
+    assert taken(backlog) == [2]
+    clock.now += 5
+    assert taken(backlog) == [1]
+
+
+def test_nothing_is_left_when_it_was_cleared() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    backlog.put_aside(Item(1, "a"), 5)
+    backlog.add(Item(2, "b"))
+    backlog.clear()
+    clock.now += 5
+    assert len(backlog) == 0
+    assert taken(backlog) == []
