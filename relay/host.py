@@ -14,7 +14,7 @@ from uuid import UUID
 from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
-_MAX_SUSPECTS: Final = 1000
+_MAX_SUSPECTS: Final = 10_000
 # Shorter than this, several cuts of the network may well hit the same message.
 _DOUBT: Final = 30.0
 
@@ -35,7 +35,7 @@ class Host:
         self._paused_until = 0.0
         self._refusals = 0
         self._answered_at = 0.0
-        self._suspects: dict[UUID, tuple[float, float]] = {}
+        self._suspects: dict[UUID, float] = {}
 
     def check_pause(self) -> None:
         """Refuse while the pause lasts that the host asked for.
@@ -60,10 +60,9 @@ class Host:
         self._answered_at = time.monotonic()
         self._suspects.pop(id, None)
 
-    def refused(self, id: UUID, reason: str) -> None:
+    def refused(self, reason: str) -> None:
         """Note that it would not take a message now; too often, and it is away."""
         self._refusals += 1
-        self._suspects.pop(id, None)
         if self._refusals >= _MAX_REFUSALS:
             self.lose(f"refuses one message after the other: {reason}")
 
@@ -77,21 +76,21 @@ class Host:
         self.away = f"asked for a pause of {seconds:.0f} s"
 
     def blames(self, id: UUID) -> bool:
-        """Tell whether a request that got no answer failed because of its message.
+        """Tell whether a request failed because of its message, and not of the host.
 
         It did, if it has been failing for a while, and the host answered others in
         between. Until then the host is to blame, and nobody is charged an attempt.
         """
         now = time.monotonic()
-        first, last = self._suspects.get(id, (now, now))
-        if now - first >= _DOUBT and self._answered_at > last:
-            del self._suspects[id]
-            return True
-        while len(self._suspects) >= _MAX_SUSPECTS:
+        if id not in self._suspects and len(self._suspects) >= _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
-        self._suspects[id] = (first, now)
-        return False
+        since = self._suspects.setdefault(id, now)
+        return now - since >= _DOUBT and self._answered_at > since
+
+    def forget(self, id: UUID) -> None:
+        """Forget the failures of a message: it was charged for them."""
+        self._suspects.pop(id, None)
 
     def suspects(self, id: UUID) -> bool:
-        """Tell whether a request of this message failed without an answer."""
+        """Tell whether a request of this message failed, and the host got the blame."""
         return id in self._suspects

@@ -115,7 +115,7 @@ class Mailbox:
             self._host.pause(pause)
             return None
         if status >= 500 or status in _AGAIN:
-            self._host.refused(message.id, reason)
+            self._host.refused(reason)
             return Nacked(reason)
         self._host.answered(message.id)
         return Nacked(reason, permanent=True)

@@ -34,11 +34,15 @@ class Round:
         *,
         width: int,
     ) -> None:
+        self._batch = batch
         self._answers = answers
         self._host = host
         self._send = send
         self._width = width
         self._lost: BrokerUnavailableError | None = None
+        self._refused: list[tuple[int, list[int]]] = []
+        # It was away, and answered since: what it refuses now, it refuses for itself.
+        self._proven = False
         lines: dict[str | UUID, deque[int]] = {}
         for i, message in enumerate(batch):
             if answers[i] is None:
@@ -62,20 +66,30 @@ class Round:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._width, len(self._lines))):
                     group.create_task(self._carry_lines())
+        self._settle_refusals()
         if self._lost is not None and None in self._answers:
             raise self._lost
+        for i, _ in self._refused:
+            self._host.forget(self._batch[i].id)
 
     async def _try_host(self) -> None:
         """Send one request at a time for as long as the host counts as away."""
+        was_away = self._host.away is not None
         trials = 0
-        while self._host.away is not None and self._lines and self._lost is None:
+        while self._lines and self._host.away is not None and self._lost is None:
+            if trials == _MAX_TRIALS:
+                self._lose()
+                return
             line = self._lines.popleft()
+            i = line[0]
             await self._carry_first(line)
-            trials += 1
             if line:
                 self._lines.append(line)
-            if trials == _MAX_TRIALS and self._host.away is not None:
-                self._lose()
+            # Who is to blame itself says nothing of the host.
+            trials += not self._host.blames(self._batch[i].id)
+        if self._host.away is not None:
+            self._lose()
+        self._proven = was_away and self._host.away is None
 
     async def _carry_lines(self) -> None:
         while self._lines and self._lost is None:
@@ -84,26 +98,27 @@ class Round:
     async def _carry(self, line: deque[int]) -> None:
         while line and self._lost is None:
             await self._carry_first(line)
-            if line and self._host.away is not None:
+            if self._host.away is not None and not self._proven:
                 self._lose()
-        if self._host.away is not None:
-            self._lose()
 
     async def _carry_first(self, line: deque[int]) -> None:
-        i = line[0]
-        answer = await self._send(i)
+        i = line.popleft()
+        answer = self._answers[i] = await self._send(i)
         if answer is None:
             self._lose()
-            return
-        line.popleft()
-        self._answers[i] = answer
-        if isinstance(answer, Nacked) and not answer.permanent:
-            self._hold_back(line)
+        elif isinstance(answer, Nacked) and not answer.permanent:
+            self._refused.append((i, list(line)))
+            line.clear()
 
-    def _hold_back(self, followers: deque[int]) -> None:
-        for i in followers:
-            self._answers[i] = Nacked("waits for a message of its key that was refused")
-        followers.clear()
+    def _settle_refusals(self) -> None:
+        """Take back what was refused by a host that turned out to be away."""
+        taken_back = self._lost is not None and not self._proven
+        for i, followers in self._refused:
+            if taken_back and not self._host.blames(self._batch[i].id):
+                self._answers[i] = None
+                continue
+            for follower in followers:
+                self._answers[follower] = Nacked("waits for one of its key")
 
     def _lose(self) -> None:
         if self._lost is None:

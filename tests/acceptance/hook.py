@@ -32,14 +32,27 @@ async def recorder(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         event = await receive()
         body += event.get("body", b"")
         more = event.get("more_body", False)
+    arrivals = Path(os.environ[_FILE])
+    if closed_sign(arrivals).exists():
+        await answer(send, 503)
+        return
     headers = {n.decode(): v.decode() for n, v in scope["headers"]}
     message = Verifier([SECRET]).read(headers, body)
     line = f"{message.id} {message.key} {int(message.payload)}\n"
-    file = os.open(os.environ[_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    file = os.open(arrivals, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, line.encode())
     os.close(file)
-    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await answer(send, 204)
+
+
+async def answer(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": b""})
+
+
+def closed_sign(arrivals: Path) -> Path:
+    """Where the file lies that makes the recorder answer 503."""
+    return arrivals.with_suffix(".closed")
 
 
 def counting() -> Any:
@@ -86,6 +99,14 @@ class Hook:
         """End it as a crash does."""
         assert self._process is not None
         self._process.kill()
+
+    def close(self) -> None:
+        """Let the recorder take nothing, and say so."""
+        closed_sign(self.file).touch()
+
+    def open(self) -> None:
+        """Let it take everything again."""
+        closed_sign(self.file).unlink()
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from tests.acceptance.broker_faults import Arrival, BrokerFaults
+from tests.acceptance.broker_faults import Arrival, BrokerFaults, by_first_appearance
 from tests.acceptance.hook import Hook
 from tests.fixtures.http import SECRET, SECRET_ENV
+from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.fault
 
@@ -35,3 +36,20 @@ class TestHttp(BrokerFaults):
     @override
     def start(self) -> None:
         self.hook.start()
+
+    @pytest.mark.timeout(300)
+    def test_a_gateway_that_answers_for_a_dead_receiver(self) -> None:
+        relay = self.drain()
+        self.hook.close()
+        relay.wait_for_log("BrokerLost", times=3)
+        assert "refuses one message after the other: HTTP 503" in relay.log()
+        assert self.inspection.unsettled()
+        # Four in a row are still the messages' own.
+        charged = self.inspection.charged()
+        assert charged < 5
+        relay.wait_for_log("BrokerLost", times=5, seconds=60)
+        assert self.inspection.charged() == charged
+        self.hook.open()
+        wait_for("all is settled", lambda: not self.inspection.unsettled())
+        assert by_first_appearance(self.hook.arrivals()) == self.writer.numbers()
+        assert self.inspection.charged() == charged

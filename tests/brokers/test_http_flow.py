@@ -12,7 +12,7 @@ from outbox.errors import BrokerUnavailableError
 from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import numbered
-from tests.fixtures.http import Arrival, Target, publish, take
+from tests.fixtures.http import Arrival, Target, publish, take, until_answered
 from tests.fixtures.waiting import answer_after
 
 ONE = Message("orders", b"1")
@@ -54,6 +54,7 @@ async def test_calls_side_by_side_share_the_connections(target: Target) -> None:
             await asyncio.gather(*map(publisher.publish, batches))
             == [[Acked()] * 20] * 3
         )
+    assert len(target.arrivals) == 60
     assert target.most_at_once == 3
 
 
@@ -93,17 +94,44 @@ async def test_a_host_that_refuses_everything_is_left_alone(target: Target) -> N
         assert await publisher.publish(batch) == [Acked()] * 400
 
 
-async def test_a_message_that_is_refused_on_and_on_is_charged_though_it_is_alone(
+async def test_who_is_refused_alone_is_charged_until_it_may_be_the_host(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
-        return web.Response(status=502)
+        refused = arrival.message() == ONE
+        return web.Response(status=502 if refused else 204)
 
     target.script = script
     async with HttpPublisher.from_url(target.url()) as publisher:
-        for _ in range(12):
+        for _ in range(4):
             (answer,) = await publisher.publish([ONE])
             assert isinstance(answer, Nacked)
+        for _ in range(3):
+            with pytest.raises(BrokerUnavailableError, match="HTTP 502"):
+                await publisher.publish([ONE])
+        assert await publisher.publish([Message("t", b"")]) == [Acked()]
+        (answer,) = await publisher.publish([ONE])
+        assert isinstance(answer, Nacked)
+
+
+async def test_who_is_refused_on_and_on_is_charged_once_others_are_answered(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.host._DOUBT", 0.0)
+    bad = [Message("bad", b"", key=f"bad {n}") for n in range(30)]
+    good = [Message("good", b"", key=f"good {n}") for n in range(3)]
+
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        refused = arrival.message().topic == "bad"
+        return web.Response(status=500 if refused else 204)
+
+    target.script = script
+    async with HttpPublisher.from_url(target.url()) as publisher:
+        answers = await until_answered(publisher, *bad, *good)
+    assert [isinstance(answer, Acked) for answer in answers] == [False] * 30 + [
+        True
+    ] * 3
+    assert Counter(m.id for m in target.messages("good")) == {m.id: 1 for m in good}
 
 
 async def test_a_host_that_gives_no_answer_is_away_and_what_it_took_is_not_repeated(

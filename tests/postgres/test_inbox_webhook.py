@@ -185,11 +185,13 @@ async def test_handlers_at_work_are_bounded(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     at_work = most = 0
+    pair = asyncio.Barrier(2)
 
     async def handle(session: AsyncSession, message: Message) -> None:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
+        await pair.wait()
         await note(session, message)
         at_work -= 1
 
