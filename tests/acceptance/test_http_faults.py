@@ -50,6 +50,6 @@ class TestHttp(BrokerFaults):
         relay.wait_for_log("BrokerLost", times=5, seconds=60)
         assert self.inspection.charged() == charged
         self.hook.open()
-        wait_for("all is settled", lambda: not self.inspection.unsettled())
+        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
         assert by_first_appearance(self.hook.arrivals()) == self.writer.numbers()
         assert self.inspection.charged() == charged
