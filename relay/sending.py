@@ -68,6 +68,7 @@ class Sending:
             BrokerUnavailableError: AWS is away, at fault, or takes nothing now.
         """
         tasks: set[asyncio.Task[None]] = set()
+        done: set[asyncio.Task[None]] = set()
         try:
             while True:
                 while len(tasks) < self._in_flight and (
@@ -82,7 +83,7 @@ class Sending:
                 for task in done:
                     task.result()
         finally:
-            await end(tasks)
+            await end(tasks | done)
 
     async def _run(self, client: Any, request: Sequence[Entry]) -> None:
         async with self._turn:

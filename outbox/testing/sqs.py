@@ -6,11 +6,12 @@ doesn't do as AWS does stands in the broker's page.
 
 import importlib.util
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from outbox.errors import ConfigError, OutboxError
@@ -39,6 +40,13 @@ models.Queue.pending_message_groups = property(
 )
 main(sys.argv[1:])
 """
+
+HEADERS = {
+    "X-Amz-Target": "AmazonSQS.ListQueues",
+    "Content-Type": "application/x-amz-json-1.0",
+    "Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/eu-west-1/sqs/"
+    "aws4_request, SignedHeaders=host, Signature=0",
+}
 
 
 class SqsServer:
@@ -101,13 +109,15 @@ class SqsServer:
         self.pid_file.unlink(missing_ok=True)
 
     def _answers(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=5)
         try:
-            with socket.create_connection(("127.0.0.1", self._port), 1) as connection:
-                connection.settimeout(5)
-                connection.sendall(b"GET /moto-api/ HTTP/1.0\r\n\r\n")
-                return connection.recv(5) == b"HTTP/"
-        except OSError:
+            # It loads a service with the first request to it.
+            connection.request("POST", "/", "{}", HEADERS)
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
             return False
+        finally:
+            connection.close()
 
 
 @contextmanager

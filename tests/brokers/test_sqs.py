@@ -1,0 +1,196 @@
+"""SQS and SNS: what they have of their own, against moto's server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from inbox.source import Delivery
+from inbox.sources.sqs import SqsSource
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.sqs import SqsSettings
+from outbox.testing.lifetime import free_port
+from outbox.testing.samples import differences, full_message, numbered
+from outbox.testing.sqs import SqsServer
+from relay.publisher import Acked, Nacked
+from relay.publishers.sqs import SqsPublisher
+from tests.fixtures.sqs import Aws, fresh
+
+SOON = timedelta(milliseconds=100)
+
+
+@asynccontextmanager
+async def source(url: str, *topics: str, **changes: Any) -> AsyncIterator[SqsSource]:
+    quick: dict[str, Any] = {"poll_interval": SOON, "wait": timedelta(seconds=1)}
+    made = SqsSource(
+        SqsSettings.from_url(url), consumer="billing", topics=topics, **quick | changes
+    )
+    async with made as entered:
+        yield entered
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with SqsPublisher.from_url(url) as publisher:
+        assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+
+async def receive(source: SqsSource, count: int) -> list[Delivery]:
+    received: list[Delivery] = []
+    while len(received) < count:
+        received += await source.receive(limit=100)
+    return received
+
+
+async def test_a_queue_with_a_limit_of_its_own_names_it(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    await aws.create_queue(topic, MaximumMessageSize="2048")
+    async with SqsPublisher.from_url(shared_sqs.url()) as publisher:
+        large, small = Message(topic, b"x" * 2000), Message(topic, b"x" * 1000)
+        answers = await publisher.publish([large, small])
+    assert isinstance(answers[0], Nacked)
+    assert answers[0].permanent
+    assert f"limit of queue {topic} is 2048" in answers[0].reason
+    assert answers[1] == Acked()
+
+
+async def test_a_message_of_nearly_a_mebibyte_arrives(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    await aws.create_queue(topic)
+    message = Message(topic, b"x" * (1024 * 1024 - 500))
+    await publish(shared_sqs.url(), message)
+    (arrived,) = await aws.received(topic, 1)
+    assert arrived.payload == message.payload
+
+
+async def test_a_missing_queue_is_named_and_holds_back_its_key_alone(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic, missing = fresh(), fresh()
+    await aws.create_queue(topic)
+    batch = [
+        Message(missing, b"1", key="a"),
+        Message(topic, b"2", key="a"),
+        Message(topic, b"3", key="b"),
+    ]
+    async with SqsPublisher.from_url(shared_sqs.url()) as publisher:
+        answers = await publisher.publish(batch)
+        assert answers == [
+            Nacked(f"there is no queue {missing}: create it"),
+            Nacked("it waits behind a refused message of its key"),
+            Acked(),
+        ]
+        await aws.create_queue(missing)
+        assert await publisher.publish(batch) == [Acked()] * 3
+
+
+@pytest.mark.parametrize("raw", [True, False])
+async def test_a_message_comes_through_sns_with_an_envelope_or_without(
+    shared_sqs: SqsServer, aws: Aws, raw: bool
+) -> None:
+    topic = fresh()
+    await aws.subscribe(topic, f"billing-{topic}", raw=raw)
+    url = shared_sqs.url("sns")
+    messages = [full_message(topic), Message(topic, b"\xff\0"), Message(topic, b"")]
+    await publish(url, *messages)
+    async with source(url, topic) as consumer:
+        arrived = {d.message.id: d for d in await receive(consumer, 3)}
+    for message in messages:
+        assert arrived[message.id].problem is None
+        assert differences(message, arrived[message.id].message) == {}
+
+
+async def test_queues_are_found_by_their_beginning(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    start = fresh()
+    url = f"{shared_sqs.url()}&queue_prefix=app-"
+    for topic in (f"{start}.a", f"{start}.b"):
+        await aws.create_queue(f"app-{topic}".replace(".", "-"))
+        await publish(url, Message(topic, b"1"))
+    async with source(url, f"{start}.*") as consumer:
+        topics = {d.message.topic for d in await receive(consumer, 2)}
+    assert topics == {f"{start}.a", f"{start}.b"}
+
+
+async def test_one_queue_may_take_all_topics_of_a_consumer(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    one, other, queue = fresh(), fresh(), fresh("queue")
+    for topic in (one, other):
+        await aws.subscribe(topic, f"billing-{queue}")
+        await publish(shared_sqs.url("sns"), Message(topic, b"1"))
+    url = f"{shared_sqs.url('sns')}&queue=%7Bconsumer%7D-{queue}"
+    settings = SqsSettings.from_url(url)
+    async with source(url, one, other, queue=settings.options["queue"]) as consumer:
+        assert {d.message.topic for d in await receive(consumer, 2)} == {one, other}
+
+
+async def test_a_failed_message_of_a_group_comes_before_its_followers(
+    shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    await aws.create_queue(f"{topic}.fifo")
+    url = f"{shared_sqs.url()}&fifo=true"
+    await publish(url, *numbered(topic, 5))
+    async with source(url, topic) as consumer:
+        first, *others = await receive(consumer, 5)
+        await first.nack(timedelta(seconds=0.3))
+        for delivery in reversed(others):
+            await delivery.nack()
+        again = await receive(consumer, 5)
+        assert [int(d.message.payload) for d in again] == [0, 1, 2, 3, 4]
+        assert [d.attempts for d in again] == [1, 0, 0, 0, 0]
+
+
+async def test_a_delay_survives_the_replica(shared_sqs: SqsServer, aws: Aws) -> None:
+    topic = fresh()
+    await aws.create_queue(f"{topic}.fifo")
+    url = f"{shared_sqs.url()}&fifo=true"
+    await publish(url, *numbered(topic, 2))
+    async with source(url, topic) as consumer:
+        first, _ = await receive(consumer, 2)
+        await first.nack(timedelta(minutes=5))
+    async with source(url, topic) as other:
+        for _ in range(5):
+            assert not await other.receive(limit=10)
+
+
+async def test_a_missing_queue_is_named_at_the_start(shared_sqs: SqsServer) -> None:
+    with pytest.raises(ConfigError, match="has no queue nowhere: create it"):
+        async with source(shared_sqs.url(), "nowhere"):
+            pass
+
+
+@pytest.mark.parametrize("scheme", ["sqs", "sns"])
+async def test_a_server_that_is_away_is_told_without_the_secret(scheme: str) -> None:
+    url = f"{scheme}://key:hush@eu-west-1/?endpoint_url=http://127.0.0.1:{free_port()}"
+    with pytest.raises(BrokerUnavailableError) as told:
+        async with SqsPublisher.from_url(url):
+            pass
+    with pytest.raises(BrokerUnavailableError):
+        async with source(url, "orders"):
+            pass
+    assert "can't be reached" in str(told.value)
+    assert "hush" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"wait": timedelta(seconds=21)},
+        {"visibility": timedelta(seconds=0.5)},
+        {"queue": "{topic}-x", "topics": ["orders.*"]},
+        {"topics": ["with space"]},
+    ],
+)
+def test_what_sqs_cannot_do_is_refused(changes: dict[str, Any]) -> None:
+    settings = SqsSettings.from_url("sqs://eu-west-1/")
+    with pytest.raises(ConfigError):
+        SqsSource(settings, **{"consumer": "billing", "topics": ["orders"]} | changes)

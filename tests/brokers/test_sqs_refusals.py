@@ -1,0 +1,160 @@
+"""What SQS can refuse, one entry or a whole request, and what becomes of the others."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from outbox import Message
+from outbox.errors import BrokerUnavailableError, ConfigError
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.sqs import SqsPublisher
+from tests.fixtures.sqs_script import (
+    Answer,
+    Entry,
+    ScriptedSqs,
+    error,
+    fault,
+    scripted_sqs,
+    taken,
+)
+
+
+def messages(*bodies: str, topic: str = "t") -> list[Message]:
+    """Messages whose keys are the letters at their beginnings."""
+    return [Message(topic, body.encode(), key=body[0]) for body in bodies]
+
+
+async def publish(
+    sqs: ScriptedSqs, *batch: Message, options: str = ""
+) -> Sequence[Confirmation]:
+    async with SqsPublisher.from_url(sqs.url(options)) as publisher:
+        return await publisher.publish(batch)
+
+
+def kinds(answers: Sequence[Confirmation]) -> str:
+    """`+` acked, `-` nacked, `x` for ever."""
+    return "".join(
+        "+" if isinstance(a, Acked) else "x" if a.permanent else "-" for a in answers
+    )
+
+
+async def test_the_senders_fault_is_permanent_and_holds_nobody_back() -> None:
+    bad = {"a1": fault("InvalidMessageContents", sender=True)}
+    async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
+        batch = messages("a1", "b1", "a2")
+        answers = await publish(sqs, *batch, options="&fifo=true")
+    assert kinds(answers) == "x++"
+    assert answers[0] == Nacked(
+        "AWS refused it: InvalidMessageContents: said the script", permanent=True
+    )
+
+
+async def test_the_services_fault_holds_back_the_rest_of_the_key() -> None:
+    bad = {"a1": fault("InternalError", sender=False)}
+    async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
+        batch = messages("a1", "b1", "a2", "a3", "b2")
+        answers = await publish(sqs, *batch, options="&fifo=true")
+        assert kinds(answers) == "-+--+"
+        assert not {"a2", "a3"} & {body for r in sqs.requests for body in r}
+
+
+@pytest.mark.parametrize(
+    "code", ["RequestThrottled", "ThrottlingException", "KMS.DisabledException"]
+)
+async def test_what_may_mend_is_not_for_ever_though_aws_blames_us(code: str) -> None:
+    bad = {"a1": fault(code, sender=True)}
+    async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
+        assert kinds(await publish(sqs, *messages("a1", "b1"))) == "-+"
+
+
+async def test_a_request_of_which_everything_is_throttled_blames_no_message() -> None:
+    bad = {b: fault("ThrottlingException", sender=True) for b in ("a1", "b1")}
+    async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
+        with pytest.raises(BrokerUnavailableError, match="takes nothing now"):
+            await publish(sqs, *messages("a1", "b1"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        error("InternalFailure", 500),
+        error("ServiceUnavailable", 503),
+        error("RequestThrottled", 403),
+        error("ExpiredTokenException"),
+    ],
+    ids=str,
+)
+async def test_a_service_in_trouble_blames_no_message(answer: Answer) -> None:
+    async with scripted_sqs(lambda _: answer) as sqs:
+        with pytest.raises(BrokerUnavailableError):
+            await publish(sqs, *messages("a1", "b1"))
+
+
+async def test_one_entry_that_spoils_a_request_is_found() -> None:
+    def script(entries: Sequence[Entry]) -> Answer:
+        if any(entry["MessageBody"] == "b1" for entry in entries):
+            return error("InvalidMessageContents")
+        return taken(entries)
+
+    async with scripted_sqs(script) as sqs:
+        batch = messages("a1", "b1", "c1", "b2")
+        assert kinds(await publish(sqs, *batch)) == "+x++"
+
+
+async def test_a_queue_that_vanished_is_named_and_may_come_back() -> None:
+    missing = error("QueueDoesNotExist")
+    async with (
+        scripted_sqs(lambda _: missing) as sqs,
+        SqsPublisher.from_url(sqs.url()) as publisher,
+    ):
+        (answer,) = await publisher.publish(messages("a1"))
+        assert answer == Nacked("there is no queue t: create it")
+        sqs.script = taken
+        assert await publisher.publish(messages("a1")) == [Acked()]
+
+
+async def test_an_answer_that_leaves_a_message_out_is_no_ack() -> None:
+    async with scripted_sqs(lambda entries: taken(entries[:1])) as sqs:
+        assert kinds(await publish(sqs, *messages("a1", "b1"))) == "+-"
+
+
+async def test_a_request_has_ten_messages_and_with_fifo_one_of_a_key() -> None:
+    batch = messages(*(f"{key}{n}" for n in range(3) for key in "abcdefghijkl"))
+    async with scripted_sqs() as sqs:
+        assert kinds(await publish(sqs, *batch, options="&fifo=true")) == "+" * 36
+        assert all(len(r) <= 10 for r in sqs.requests)
+        assert all(len({body[0] for body in r}) == len(r) for r in sqs.requests)
+        sent = [body for request in sqs.requests for body in request]
+        for key in "abcdefghijkl":
+            assert [b for b in sent if b[0] == key] == [f"{key}{n}" for n in range(3)]
+
+
+@pytest.mark.parametrize("options", ["", "&fifo=true&strict=false"])
+async def test_otherwise_a_key_fills_requests(options: str) -> None:
+    batch = messages(*(f"a{n}" for n in range(25)))
+    async with scripted_sqs() as sqs:
+        assert kinds(await publish(sqs, *batch, options=options)) == "+" * 25
+        assert [len(request) for request in sqs.requests] == [10, 10, 5]
+
+
+async def test_requests_are_no_larger_than_aws_takes() -> None:
+    batch = [Message("t", b"x" * 300_000, key=str(n)) for n in range(7)]
+    async with scripted_sqs() as sqs:
+        assert kinds(await publish(sqs, *batch)) == "+" * 7
+        assert sorted(len(request) for request in sqs.requests) == [1, 3, 3]
+
+
+async def test_refused_credentials_are_told_at_the_start() -> None:
+    async with scripted_sqs() as sqs:
+        sqs.other = error("UnrecognizedClientException")
+        with pytest.raises(ConfigError, match="give them in the URL"):
+            await publish(sqs)
+
+
+async def test_missing_rights_to_look_around_are_no_obstacle() -> None:
+    async with scripted_sqs() as sqs:
+        sqs.other = error("AccessDeniedException", 403)
+        (answer,) = await publish(sqs, *messages("a1"))
+        assert isinstance(answer, Nacked)
+        assert not answer.permanent
+        assert answer.reason.startswith("AWS forbids queue t")

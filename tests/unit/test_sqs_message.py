@@ -1,0 +1,149 @@
+"""How messages look in SQS and SNS, and what is read back."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox import Message
+from outbox.errors import ConfigError, InvalidMessageError
+from outbox.sqs import SqsSettings, resource_name
+from outbox.sqs_message import group_of, read, typed, write
+from outbox.testing.samples import TRACEPARENT, differences
+
+TAKEN = re.compile("[\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+messages = st.builds(
+    Message,
+    st.from_regex(r"[a-z.]{1,20}", fullmatch=True),
+    st.binary() | st.text(st.characters(exclude_categories=["Cs"])).map(str.encode),
+    key=st.none() | texts,
+    tenant=st.none() | texts,
+    headers=st.dictionaries(texts | st.just("traceparent"), texts | st.just("")),
+    content_type=texts,
+    schema_version=st.integers(1, 2**31 - 1),
+)
+
+
+def through(message: Message) -> Message:
+    written = write(message)
+    arrived, problem = read(written.body, typed(written.attributes), place="q")
+    assert problem is None
+    return arrived
+
+
+@given(messages)
+def test_what_is_written_is_read_and_aws_takes_it(message: Message) -> None:
+    written = write(message)
+    assert differences(message, through(message)) == {}
+    assert len(written.attributes) <= 10
+    for text in (written.body, *written.attributes.values()):
+        assert TAKEN.fullmatch(text)
+    assert re.fullmatch("[!-~]{1,128}", group_of(message))
+    parts = [written.body]
+    for name, value in written.attributes.items():
+        parts += [name, "String", value]
+    assert written.size == len("".join(parts).encode())
+
+
+@given(messages)
+def test_the_envelope_of_sns_is_read_like_the_message_itself(message: Message) -> None:
+    written = write(message)
+    envelope = {
+        "Type": "Notification",
+        "TopicArn": "arn:aws:sns:eu-west-1:123456789012:t",
+        "Message": written.body,
+        "MessageAttributes": {
+            name: {"Type": "String", "Value": value}
+            for name, value in written.attributes.items()
+        },
+    }
+    arrived, problem = read(json.dumps(envelope), {}, place="q")
+    assert problem is None
+    assert differences(message, arrived) == {}
+
+
+def test_text_is_plain_and_the_trace_is_found_by_others() -> None:
+    headers = {"traceparent": TRACEPARENT, "x": "ü"}
+    written = write(Message("t", {"a": "ü"}, key="k", headers=headers))
+    assert written.body == '{"a":"ü"}'
+    assert written.attributes["traceparent"] == TRACEPARENT
+    assert json.loads(written.attributes["headers"]) == {"x": "ü"}
+    assert "body-encoding" not in written.attributes
+
+
+def test_the_trace_gives_way_when_there_is_no_room() -> None:
+    headers = {"traceparent": TRACEPARENT, "x": "1"}
+    full = Message("t", b"\xff", key="k", tenant="a", headers=headers)
+    written = write(full)
+    assert len(written.attributes) == 10
+    assert json.loads(written.attributes["headers"]) == headers
+    assert "ce-time" not in written.attributes
+
+
+def test_an_empty_value_is_refused() -> None:
+    with pytest.raises(InvalidMessageError, match="is empty"):
+        write(Message("t", b"1", key=""))
+
+
+@pytest.mark.parametrize(
+    ("body", "attributes", "problem"),
+    [
+        ("hello", {}, "there is no header ce-id"),
+        ('{"Type": "Notification"}', {}, "ce-id"),
+        ("[1]", {"headers": "[]"}, "isn't a JSON object of strings"),
+        ("?", {"body-encoding": "base64"}, "isn't 'base64'"),
+        ("?", {"body-encoding": "rot13"}, "isn't 'rot13'"),
+    ],
+)
+def test_what_is_no_message_is_kept_with_its_problem(
+    body: str, attributes: dict[str, Any], problem: str
+) -> None:
+    stranger, said = read(body, typed(attributes), place="orders")
+    assert said is not None
+    assert "message in orders" in said
+    assert problem in said or "is missing" in said
+    assert (stranger.topic, stranger.payload) == ("orders", body.encode())
+    assert stranger.headers == attributes
+
+
+def test_a_key_that_is_no_group_is_hashed_and_others_are_left() -> None:
+    assert group_of(Message("t", b"", key="order-1")) == "order-1"
+    hashed = {group_of(Message("t", b"", key=k)) for k in ("a b", "a  b", "x" * 129)}
+    assert len(hashed) == 3
+    assert all(re.fullmatch("sha256-[0-9a-f]{64}", group) for group in hashed)
+    alone = Message("t", b"")
+    assert group_of(alone) == str(alone.id)
+
+
+def test_separators_of_topics_become_hyphens() -> None:
+    assert resource_name("orders.placed/v1:x", fifo=False) == "orders-placed-v1-x"
+    assert resource_name("orders.placed", fifo=True) == "orders-placed.fifo"
+    for bad in ("with space", "ünicode", "", "x" * 76):
+        with pytest.raises(ValueError):
+            resource_name(bad, fifo=True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://x/",
+        "sqs://eu-west-1/queue",
+        "sqs://eu-west-1/?unknown=1",
+        "sqs://key@eu-west-1/",
+        "sqs://eu-west-1/?fifo=yes",
+        "sqs://eu-west-1/?account=1",
+    ],
+)
+def test_a_url_that_means_nothing_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        SqsSettings.from_url(url)
+
+
+def test_a_secret_is_decoded_and_never_shown() -> None:
+    settings = SqsSettings.from_url("sqs://key:se%2Fcret@eu-west-1/")
+    assert settings.connection["aws_secret_access_key"] == "se/cret"
+    assert "cret" not in repr(settings) + str(settings.away(OSError("x")))
