@@ -124,6 +124,12 @@ class SqsSettings:
             "aws_access_key_id": unquote(key) if colon else None,
             "aws_secret_access_key": unquote(secret) if colon else None,
         }
+        endpoint = connection["endpoint_url"]
+        if endpoint is not None and re.match(r"https?://[^/]", endpoint) is None:
+            raise ConfigError(
+                f"broker URL option endpoint_url={shorten(endpoint)}: "
+                "write https://host:port"
+            )
         account = options.pop("account", None)
         if account is not None and re.fullmatch(r"\d{12}", account) is None:
             raise ConfigError(

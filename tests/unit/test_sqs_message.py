@@ -136,6 +136,7 @@ def test_separators_of_topics_become_hyphens() -> None:
         "sqs://key@eu-west-1/",
         "sqs://eu-west-1/?fifo=yes",
         "sqs://eu-west-1/?account=1",
+        "sqs://eu-west-1/?endpoint_url=localhost",
     ],
 )
 def test_a_url_that_means_nothing_is_refused(url: str) -> None:
