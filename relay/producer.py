@@ -110,7 +110,8 @@ class Producer:
             raise
         finally:
             self._open.discard(reports)
-        if None in reports.errors:
+        # By identity: to compare an error with None by == breaks the interpreter.
+        if any(error is None for error in reports.errors):
             self._down_at = None
         return reports.errors
 

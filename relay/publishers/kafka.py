@@ -162,17 +162,19 @@ class KafkaPublisher:
             sent = pending[:1] if alone else pending
             producer = self._current(alone=alone)
             errors = await producer.send([records[i] for i in sent], until)
-            if any(errors) and not alone:
+            if not alone and any(error is not None for error in errors):
                 producer.abandon()
+            next_alone = alone
             for i, error in zip(sent, errors, strict=True):
                 if error is None:
                     answers[i] = Acked()
                 elif error.code() in _REFUSALS:
-                    if alone or error.code() in _ABOUT_THE_TOPIC:
+                    if len(sent) == 1 or error.code() in _ABOUT_THE_TOPIC:
                         answers[i] = self._refuse(records[i], error)
-                    alone = True
+                    next_alone = True
                 elif error.code() not in _AGAIN:
                     raise kafka_away(self._name, reason_of(error))
+            alone = next_alone
         return [answer for answer in answers if answer is not None]
 
     def _until(self) -> float:

@@ -1,0 +1,221 @@
+"""What is Kafka's own about its publisher: its URL, its partitions, its refusals."""
+
+from typing import Any
+from uuid import uuid4
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+
+from outbox import Message
+from outbox.errors import ConfigError
+from outbox.kafka import kafka_config
+from outbox.testing.kafka import PRODUCE, KafkaCluster
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.kafka import KafkaPublisher
+from tests.fixtures.kafka import messages, records
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{uuid4().hex}"
+
+
+async def publish(kafka: KafkaCluster, *batch: Message) -> list[Confirmation]:
+    async with KafkaPublisher.from_url(kafka.url) as publisher:
+        return list(await publisher.publish(batch))
+
+
+def numbered(topic: str, count: int, *, keys: int = 1) -> list[Message]:
+    return [Message(topic, b"%d" % n, key=f"key {n % keys}") for n in range(count)]
+
+
+async def test_a_record_is_a_cloud_event(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    message = Message(
+        topic, {"n": 1}, key="ä", tenant="acme", headers={"traceparent": "00-1-2-01"}
+    )
+    assert await publish(shared_kafka, message) == [Acked()]
+    (record,) = records(shared_kafka.url, topic, 1)
+    assert (record.key(), record.value()) == ("ä".encode(), message.payload)
+    headers = dict(record.headers() or [])
+    assert headers.pop("ce_time")
+    assert headers == {
+        "traceparent": b"00-1-2-01",
+        "content-type": b"application/json",
+        "ce_specversion": b"1.0",
+        "ce_id": str(message.id).encode(),
+        "ce_source": b"urn:pillarbox",
+        "ce_type": topic.encode(),
+        "ce_schemaversion": b"1",
+        "ce_partitionkey": "ä".encode(),
+        "ce_tenant": b"acme",
+    }
+
+
+async def test_a_key_has_the_partition_that_javas_client_would_give_it(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    shared_kafka.create_topic(topic, partitions=7)
+    await publish(shared_kafka, *numbered(topic, 50, keys=50))
+    for record in records(shared_kafka.url, topic, 50):
+        key = record.key() or b""
+        assert record.partition() == confluent_kafka.murmur2(key, 7)
+
+
+async def test_messages_without_a_key_are_spread(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
+        for _ in range(30):
+            await publisher.publish([Message(topic, b"")])
+    found = records(shared_kafka.url, topic, 30)
+    assert {record.key() for record in found} == {None}
+    assert len({record.partition() for record in found}) > 1
+
+
+@pytest.mark.parametrize("name", ["a/b", "ä", "with space", "..", "x" * 250])
+async def test_a_name_that_is_no_topic_is_nacked_for_ever(
+    shared_kafka: KafkaCluster, topic: str, name: str
+) -> None:
+    first, bad, last = await publish(
+        shared_kafka,
+        Message(topic, b"", key="k"),
+        Message(name, b"", key="k"),
+        Message(topic, b"", key="k"),
+    )
+    assert first == last == Acked()
+    assert isinstance(bad, Nacked)
+    assert bad.permanent
+    assert "can't be one of Kafka" in bad.reason
+
+
+async def test_headers_count_for_the_limit_of_a_record(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    large = Message(topic, bytes(900), headers={"x": "ä" * 300})
+    small = Message(topic, bytes(900))
+    url = f"{shared_kafka.url}/?message.max.bytes=1600"
+    async with KafkaPublisher.from_url(url) as publisher:
+        refused, taken = await publisher.publish([large, small])
+    assert isinstance(refused, Nacked)
+    assert refused.permanent
+    assert "the limit is 1600 (message.max.bytes)" in refused.reason
+    assert taken == Acked()
+
+
+async def test_a_refused_topic_holds_back_what_follows_of_the_key(
+    private_kafka: KafkaCluster, topic: str
+) -> None:
+    private_kafka.create_topic("secret", partitions=1)
+    private_kafka.fail_topic("secret", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    batch = [
+        Message(topic, b"1", key="a"),
+        Message("secret", b"2", key="a"),
+        Message(topic, b"3", key="a"),
+        Message(topic, b"4", key="b"),
+        Message(topic, b"5"),
+    ]
+    first, refused, behind, *others = await publish(private_kafka, *batch)
+    assert [first, *others] == [Acked()] * 3
+    assert isinstance(refused, Nacked)
+    assert isinstance(behind, Nacked)
+    assert not refused.permanent
+    assert "topic secret" in refused.reason
+    assert not behind.permanent
+    arrived = messages(private_kafka.url, topic, 3)
+    assert sorted(m.payload for m in arrived) == [b"1", b"4", b"5"]
+
+
+async def test_a_topic_that_is_not_there_is_nacked_until_it_is(
+    private_kafka: KafkaCluster, topic: str
+) -> None:
+    url = f"{private_kafka.url}/?allow.auto.create.topics=false"
+    async with KafkaPublisher.from_url(url) as publisher:
+        (answer,) = await publisher.publish([Message(topic, b"")])
+        assert isinstance(answer, Nacked)
+        assert not answer.permanent
+    private_kafka.create_topic(topic, partitions=1)
+    assert await publish(private_kafka, Message(topic, b"")) == [Acked()]
+
+
+async def test_a_request_that_is_refused_is_nobodys_fault_until_one_is_refused_alone(
+    private_kafka: KafkaCluster, topic: str
+) -> None:
+    private_kafka.create_topic(topic, partitions=1)
+    batch = numbered(topic, 20)
+    refusals = [KafkaError.MSG_SIZE_TOO_LARGE] * 2
+    in_one_request = f"{private_kafka.url}/?linger.ms=50"
+    async with KafkaPublisher.from_url(in_one_request) as publisher:
+        private_kafka.refuse(PRODUCE, *refusals)
+        answers = await publisher.publish(batch)
+        refused = [n for n, answer in enumerate(answers) if answer != Acked()]
+        assert len(refused) == 1
+        (nacked,) = (answers[n] for n in refused)
+        assert isinstance(nacked, Nacked)
+        assert nacked.permanent
+        assert "Message size too large" in nacked.reason
+        assert await publisher.publish(batch[:1]) == [Acked()]
+    arrived = messages(private_kafka.url, topic, 19)
+    numbers = [int(m.payload) for m in arrived if m.id != batch[0].id]
+    expected = [n for n in range(1, 20) if n not in refused]
+    assert list(dict.fromkeys(numbers)) == expected
+
+
+async def test_another_leader_takes_over_unnoticed(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    shared_kafka.create_topic(topic, partitions=1)
+    batch = numbered(topic, 300)
+    async with KafkaPublisher.from_url(shared_kafka.url) as publisher:
+        for broker, start in ((1, 0), (2, 100), (3, 200)):
+            shared_kafka.lead(topic, 0, broker)
+            answers = await publisher.publish(batch[start : start + 100])
+            assert answers == [Acked()] * 100
+    arrived = [int(m.payload) for m in messages(shared_kafka.url, topic, 300)]
+    assert list(dict.fromkeys(arrived)) == list(range(300))
+
+
+async def test_a_queue_that_is_full_is_waited_for(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    url = f"{shared_kafka.url}/?queue.buffering.max.messages=10"
+    async with KafkaPublisher.from_url(url) as publisher:
+        assert await publisher.publish(numbered(topic, 500)) == [Acked()] * 500
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("kafka://", "is no server"),
+        ("kafka://h:none", "is no server"),
+        ("kafka://a:1,b:99999", "is no server"),
+        ("kafka://h/topic", "write kafka://"),
+        ("http://h", "write kafka://"),
+        ("kafka://h/?nonsense=1", "nonsense"),
+        ("kafka://h/?acks", "has no value"),
+        ("kafka://h/?compression.codec=best", "compression.codec"),
+        ("kafka://h/?enable.idempotence=false", "can't be changed"),
+        ("kafka://h/?bootstrap.servers=x", "can't be changed"),
+        ("kafka://h/?max_payload_bytes=0", "whole number"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        KafkaPublisher.from_url(url)
+
+
+def test_a_user_in_the_url_means_scram_over_tls_and_is_never_shown() -> None:
+    name, config = kafka_config("kafka://me:p%40ss@a:9093,b:9093", {})
+    assert name == "kafka://a:9093,b:9093"
+    expected: dict[str, Any] = {
+        "bootstrap.servers": "a:9093,b:9093",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "me",
+        "sasl.password": "p@ss",
+    }
+    assert expected.items() <= config.items()
+    _, config = kafka_config("kafka://me:x@a/?sasl.mechanism=PLAIN", {})
+    assert config["sasl.mechanism"] == "PLAIN"

@@ -1,0 +1,223 @@
+"""What is Kafka's own about its source: offsets, rebalances, what waits in it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from inbox.source import Delivery
+from inbox.sources.kafka import KafkaSource
+from outbox import Message
+from outbox.errors import ConfigError
+from outbox.testing.kafka import KafkaCluster
+from relay.publisher import Acked
+from relay.publishers.kafka import KafkaPublisher
+from tests.fixtures.kafka import client_config
+
+SOON = timedelta(milliseconds=50)
+# The mock lets who joins wait that long after somebody left.
+SESSION = "session.timeout.ms=500&heartbeat.interval.ms=100"
+
+
+@pytest.fixture
+def topic(shared_kafka: KafkaCluster) -> str:
+    """A topic of one Kafka partition."""
+    name = f"orders.{uuid4().hex}"
+    shared_kafka.create_topic(name, partitions=1)
+    return name
+
+
+@asynccontextmanager
+async def source(
+    kafka: KafkaCluster, topic: str, options: str = "", **changes: Any
+) -> AsyncIterator[KafkaSource]:
+    quick: dict[str, Any] = {"consumer": topic, "poll_interval": SOON}
+    async with KafkaSource(
+        f"{kafka.url}/?{SESSION}&{options}", topics=[topic], **(quick | changes)
+    ) as entered:
+        yield entered
+
+
+async def publish(kafka: KafkaCluster, *batch: Message) -> None:
+    async with KafkaPublisher.from_url(kafka.url) as publisher:
+        assert await publisher.publish(batch) == [Acked()] * len(batch)
+
+
+async def receive(
+    source: KafkaSource, count: int, *, limit: int = 100
+) -> list[Delivery]:
+    received: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(received) < count:
+            received += await source.receive(limit=limit)
+    return received
+
+
+def numbered(topic: str, count: int, *, keys: int = 1) -> list[Message]:
+    return [Message(topic, b"%d" % n, key=f"key {n % keys}") for n in range(count)]
+
+
+def payloads(deliveries: list[Delivery]) -> list[int]:
+    return [int(delivery.message.payload) for delivery in deliveries]
+
+
+def committed(kafka: KafkaCluster, topic: str, partition: int = 0) -> int:
+    consumer = Consumer(client_config(kafka.url) | {"group.id": topic})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=10)
+    finally:
+        consumer.close()
+    return int(found.offset)
+
+
+async def test_only_the_settled_beginning_is_committed(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    await publish(shared_kafka, *numbered(topic, 10))
+    async with source(shared_kafka, topic) as consumer:
+        deliveries = await receive(consumer, 10)
+        for n in (9, 1, 0, 2, 5):
+            await deliveries[n].ack()
+    assert committed(shared_kafka, topic) == 3
+
+
+async def test_attempts_are_counted_as_long_as_the_process_lives(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    await publish(shared_kafka, *numbered(topic, 1))
+    async with source(shared_kafka, topic) as consumer:
+        for attempts in range(3):
+            (delivery,) = await receive(consumer, 1)
+            assert delivery.attempts == attempts
+            await delivery.nack(timedelta(milliseconds=5))
+    async with source(shared_kafka, topic) as consumer:
+        (delivery,) = await receive(consumer, 1)
+        assert delivery.attempts == 0
+
+
+async def test_what_is_given_back_comes_in_the_order_of_its_key(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    await publish(shared_kafka, *numbered(topic, 6))
+    async with source(shared_kafka, topic) as consumer:
+        deliveries = await receive(consumer, 4, limit=4)
+        for n in (2, 0, 3, 1):
+            await deliveries[n].nack(timedelta(milliseconds=20) if n == 1 else None)
+        assert payloads(await receive(consumer, 6)) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_topics_are_found_by_their_beginning(shared_kafka: KafkaCluster) -> None:
+    name = uuid4().hex
+    topics = [f"{name}.a", f"{name}xa", f"{name}.b"]
+    await publish(shared_kafka, *(Message(each, b"1") for each in topics))
+    async with source(shared_kafka, f"{name}.*") as consumer:
+        deliveries = await receive(consumer, 2)
+        assert await consumer.receive(limit=1) == []
+    assert {d.message.topic for d in deliveries} == {topics[0], topics[2]}
+
+
+async def test_a_missing_topic_is_told_at_the_start(
+    private_kafka: KafkaCluster,
+) -> None:
+    never = "allow.auto.create.topics=false"
+    with pytest.raises(ConfigError, match=r"topic 'nowhere'.*create it"):
+        async with source(private_kafka, "nowhere", never):
+            pass
+
+
+@pytest.mark.parametrize("option", ["nonsense=1", "group.id=x", "auto.commit=no"])
+def test_a_url_that_makes_no_sense_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=option.partition("=")[0]):
+        KafkaSource.from_url(f"kafka://h/?{option}", consumer="c", topics=["t"])
+
+
+async def test_strangers_come_with_what_is_wrong(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    producer = Producer(client_config(shared_kafka.url))
+    producer.produce(topic, None, b"\xff")
+    producer.produce(topic, b"1", headers=[("ce_id", b"\xff")])
+    producer.produce(topic, b"2", headers=[("ce_type", b"x"), ("ce_id", b"7")])
+    assert producer.flush(10) == 0
+    async with source(shared_kafka, topic) as consumer:
+        deliveries = await receive(consumer, 3)
+    problems = [delivery.problem or "" for delivery in deliveries]
+    assert "tombstone" in problems[0]
+    assert "ce_id isn't UTF-8" in problems[1]
+    assert "isn't a UUID" in problems[2]
+    assert [d.message.payload for d in deliveries] == [b"", b"1", b"2"]
+
+
+async def test_what_is_not_fetched_waits_in_kafka(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    await publish(shared_kafka, *numbered(topic, 3000, keys=10))
+    async with source(shared_kafka, topic) as consumer:
+        first = await receive(consumer, 1, limit=1)
+        # Longer than the reader waits before it pauses.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await asyncio.Event().wait()
+        rest = await receive(consumer, 2999)
+    assert payloads(first + rest) == list(range(3000))
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+async def test_a_rebalance_waits_for_what_is_in_work(
+    shared_kafka: KafkaCluster, strategy: str
+) -> None:
+    topic = f"orders.{uuid4().hex}"
+    await publish(shared_kafka, *numbered(topic, 40, keys=20))
+    # The mock gives a rebalance no longer than a session.
+    options = f"partition.assignment.strategy={strategy}&session.timeout.ms=6000"
+    async with source(shared_kafka, topic, options) as one:
+        held = await receive(one, 40)
+        async with source(shared_kafka, topic, options) as other:
+            joining = asyncio.create_task(receive(other, 1))
+            for delivery in held:
+                await delivery.ack()
+                assert not await one.receive(limit=1)
+            more = [Message(topic, b"%d" % n, key=f"key {n}") for n in range(40, 80)]
+            await publish(shared_kafka, *more)
+            theirs = await joining
+            ours: list[Delivery] = []
+            async with asyncio.timeout(20):
+                while not set(range(40, 80)) <= set(payloads(ours + theirs)):
+                    ours += await one.receive(limit=100)
+                    theirs += await other.receive(limit=100)
+            arrived = payloads(ours + theirs)
+            assert theirs
+    if strategy == "range":
+        # The mock, unlike Kafka, commits nothing while an eager group rebalances.
+        arrived = [number for number in arrived if number >= 40]
+    assert sorted(arrived) == list(range(40, 80))
+
+
+async def test_who_holds_on_too_long_loses_it_and_its_acks_move_nothing(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    await publish(shared_kafka, *numbered(topic, 3))
+    async with source(shared_kafka, topic, handover=SOON) as slow:
+        held = await receive(slow, 3)
+        async with (
+            source(shared_kafka, topic) as one,
+            source(shared_kafka, topic) as other,
+        ):
+            # Of three replicas the partition may stay where it is, until that leaves.
+            await slow.__aexit__()
+            again: list[Delivery] = []
+            async with asyncio.timeout(20):
+                while len(again) < 3:
+                    again += await one.receive(limit=10)
+                    again += await other.receive(limit=10)
+            for delivery in again[:2]:
+                await delivery.ack()
+            for delivery in held:
+                await delivery.ack()
+    assert payloads(again) == [0, 1, 2]
+    assert committed(shared_kafka, topic) == 2

@@ -1,0 +1,69 @@
+"""Whatever the order of acks, the position is behind nothing that is not settled."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inbox.offsets import Offsets
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Offsets with gaps, as in a compacted log, and an order to settle some of them."""
+    offsets = sorted(draw(st.sets(st.integers(0, 200), min_size=1)))
+    order = draw(st.permutations(offsets))
+    return offsets, order[: draw(st.integers(0, len(order)))]
+
+
+@given(logs())
+def test_the_position_is_the_end_of_the_settled_beginning(
+    log: tuple[list[int], list[int]],
+) -> None:
+    offsets, order = log
+    tracked = Offsets()
+    for offset in offsets:
+        tracked.add(offset)
+    settled: set[int] = set()
+    for offset in order:
+        before = tracked.position
+        moved = tracked.settle(offset)
+        settled.add(offset)
+        beginning = []
+        for each in offsets:
+            if each not in settled:
+                break
+            beginning.append(each)
+        assert tracked.position == (beginning[-1] + 1 if beginning else None)
+        assert moved == (tracked.position != before)
+
+
+@given(logs(), st.data())
+def test_it_makes_no_difference_when_offsets_come(
+    log: tuple[list[int], list[int]], data: st.DataObject
+) -> None:
+    offsets, order = log
+    at_once, bit_by_bit = Offsets(), Offsets()
+    for offset in offsets:
+        at_once.add(offset)
+    waiting, coming = list(order), list(offsets)
+    here: set[int] = set()
+    while waiting or coming:
+        settleable = [offset for offset in waiting if offset in here]
+        if coming and (not settleable or data.draw(st.booleans())):
+            here.add(coming[0])
+            bit_by_bit.add(coming.pop(0))
+            continue
+        bit_by_bit.settle(settleable[0])
+        at_once.settle(settleable[0])
+        waiting.remove(settleable[0])
+    assert bit_by_bit.position == at_once.position
+
+
+@given(st.lists(st.integers(0, 50), min_size=1))
+def test_what_does_not_follow_is_refused(offsets: list[int]) -> None:
+    tracked = Offsets()
+    highest = -1
+    for offset in offsets:
+        assert tracked.follows(offset) == (offset > highest)
+        if offset > highest:
+            tracked.add(offset)
+            highest = offset
