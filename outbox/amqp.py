@@ -207,8 +207,8 @@ class Link:
 class _Connection(AsyncioConnection):
     """Pika's connection, but what one turn of the loop sends is one write.
 
-    Else each frame is a system call and a packet, and a message has three frames:
-    that halves the rate. To be replaced is what pika asks of each adapter.
+    Else each frame is a system call and a packet, and a message has three frames: that
+    costs up to half of the rate. To be replaced is what pika asks of each adapter.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:

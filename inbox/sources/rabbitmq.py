@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final, Self, TypeVar
-from uuid import UUID
+from typing import Final, Self
 
 from pika import BasicProperties, spec
 
 from inbox.backlog import Backlog
 from inbox.rabbitmq_queue import Queue, QueueConfig, binding_key
+from inbox.recent import Recent
 from inbox.source import Delivery
 from outbox.amqp import Link
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -34,8 +34,6 @@ from outbox.rabbitmq import (
 from outbox.rabbitmq_message import from_delivery
 from outbox.url import take_options, whole_number
 
-T = TypeVar("T")
-
 _OPTIONS: Final = (
     "exchange",
     "queue",
@@ -46,7 +44,6 @@ _OPTIONS: Final = (
 _QUEUE_TYPES: Final = ("quorum", "classic")
 _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
-_MAX_REMEMBERED: Final = 10_000
 
 
 class RabbitMQDelivery:
@@ -143,8 +140,8 @@ class RabbitMQSource:
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
         # They outlive a channel: what isn't acked comes again on the next.
-        self._failures: dict[UUID, tuple[int, float]] = {}
-        self._done: dict[UUID, None] = {}
+        self._failures: Recent[tuple[int, float]] = Recent()
+        self._done: Recent[bool] = Recent()
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -227,8 +224,8 @@ class RabbitMQSource:
 
     def acked(self, delivery: RabbitMQDelivery) -> None:
         """Have a delivery acked."""
-        self._failures.pop(delivery.message.id, None)
-        _remember(self._done, delivery.message.id, None)
+        self._failures.forget(delivery.message.id)
+        self._done.note(delivery.message.id, True)
         if delivery.queue is self._queue:
             delivery.queue.ack(delivery.place)
 
@@ -237,7 +234,7 @@ class RabbitMQSource:
         if delay is not None:
             delivery.attempts += 1
             due = time.monotonic() + delay.total_seconds()
-            _remember(self._failures, delivery.message.id, (delivery.attempts, due))
+            self._failures.note(delivery.message.id, (delivery.attempts, due))
         if delivery.queue is not self._queue:
             return  # it comes again without being asked for
         if delay is None:
@@ -278,11 +275,11 @@ class RabbitMQSource:
         assert tag is not None
         assert routing_key is not None
         message, problem = from_delivery(properties, routing_key, body)
-        if method.redelivered and message.id in self._done:
+        if method.redelivered and self._done.get(message.id):
             queue.ack(tag)  # the first ack was lost with its connection
             return
         delivery = RabbitMQDelivery(self, queue, tag, message, problem)
-        delivery.attempts, due = self._failures.get(message.id, (0, 0.0))
+        delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)
         wait = due - time.monotonic()
         if due and wait > 0:
             self._backlog.put_aside(delivery, wait)
@@ -301,9 +298,3 @@ class RabbitMQSource:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(patience, due or patience)):
                     await self._arrived.wait()
-
-
-def _remember(memory: dict[UUID, T], id: UUID, value: T) -> None:
-    memory[id] = value
-    if len(memory) > _MAX_REMEMBERED:
-        del memory[next(iter(memory))]
