@@ -161,6 +161,8 @@ class SqsSettings:
             tcp_keepalive=True,
             # A retry hidden in the client would do things a second time unseen.
             retries={"total_max_attempts": 1, "mode": "standard"},
+            # It takes a quarter of a request, and finds nothing in what is made here.
+            parameter_validation=False,
         )
         session = get_session()
         session.register_component("data_loader", _LOADER)
