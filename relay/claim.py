@@ -70,7 +70,8 @@ async def claim_batch(
     if found:
         snapshot = Snapshot.read(found[0][-1])
         for lane in lanes:
-            if lane.number in last:
+            # A strange lane was looked at with this very snapshot already.
+            if lane.number in last and lane not in strange:
                 lane.looked_up_to(last[lane.number], snapshot)
     reached = _reached(lanes, last) if full else lanes
     for lane in reached:
@@ -120,7 +121,7 @@ async def _acquaint(
         },
     )
     by_number = {lane.number: lane for lane in lanes}
-    for number, seq, created_at, snapshot in await cursor.fetchall():
+    for number, seq, created_at, snapshot, _ in await cursor.fetchall():
         lane = by_number[number]
         head = None if seq is None else (seq, created_at)
         lane.acquainted(blocked[number], head, now)

@@ -26,7 +26,8 @@ class Snapshot(NamedTuple):
     oldest: int
     """All below had ended."""
     end: int
-    """None from here on had begun to write."""
+    """One above the last that had ended. Some from here on may have begun to write:
+    hence only the end of a *later* snapshot is above all that were open."""
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -66,8 +67,9 @@ class Lane:
         self.stirred = False
         """Something may have come since the claim that is under way."""
         self.rewound: int | None = None
-        self.seen: tuple[int, int] | None = None
-        """Up to which seq a look saw what had committed, and that snapshot's end."""
+        self.seen: tuple[int, int | None] | None = None
+        """Up to which seq a look saw what had committed, and, known from the next
+        look on, an id above those of all transactions that were open then."""
 
     def rewind(self, seq: int, created_at: datetime) -> None:
         """Make a row claimable again."""
@@ -97,15 +99,22 @@ class Lane:
     def looked_up_to(self, seq: int, snapshot: Snapshot) -> None:
         """Raise the floor as far as no open transaction may still bring a row.
 
-        Not at all if it was rewound while the look was under way.
+        Not at all if it was rewound while the look was under way. Between two looks
+        at a lane a transaction of ours ends: it settled what the first had found, or
+        marked the end of that look.
         """
         if self.rewound is not None:
             return
-        if self.seen is not None and snapshot.oldest >= self.seen[1]:
-            self.floor = max(self.floor, min(seq, self.seen[0]))
-            self.seen = None
+        if self.seen is not None:
+            seen, end = self.seen
+            if end is None:
+                self.seen = (seen, snapshot.end)
+                return
+            if snapshot.oldest >= end:
+                self.floor = max(self.floor, min(seq, seen))
+                self.seen = None
         if self.seen is None:
-            self.seen = (seq, snapshot.end)
+            self.seen = (seq, None)
 
     def acquainted(
         self, blocked: set[str], head: tuple[int, datetime] | None, now: datetime
