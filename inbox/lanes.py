@@ -44,7 +44,7 @@ class Snapshot(NamedTuple):
     oldest: int
     """All below had ended."""
     end: int
-    """None from here on had begun to write."""
+    """None from here on had begun to write: an id drawn by the claim itself."""
 
 
 @dataclass(slots=True)

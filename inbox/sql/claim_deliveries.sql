@@ -3,7 +3,11 @@
 -- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version, snapshot (in the first row)
 -- Index: delivery_ready_idx on each partition between oldest and newest
 SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version,
-       CASE WHEN bytes_before = 0 THEN pg_catalog.pg_current_snapshot()::text END AS snapshot
+       -- With an id of our own for its end, drawn now: transactions that are open and above all that
+       -- have ended are not in the snapshot's bounds.
+       CASE WHEN bytes_before = 0
+            THEN concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()), pg_catalog.pg_current_xact_id(), '')
+        END AS snapshot
   FROM (
       SELECT ready.*,
              -- In the order of the nested loop, lane by lane: no sort, and LIMIT can stop it.
