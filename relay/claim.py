@@ -12,6 +12,7 @@ from outbox.lane import priority_of
 from outbox.message import Message
 from outbox.statement import load
 from relay.config import RelayConfig
+from relay.horizon import Horizon
 from relay.lane import Lane, Snapshot
 from relay.lanes import Lanes
 
@@ -49,13 +50,14 @@ async def claim_batch(
     strange = [lane for lane in lanes if lane.strange]
     if strange:
         # Before the snapshot: what was given out belongs to transactions it knows.
-        now, given_out = await _read_clock(connection)
+        now, given_out, transaction_id = await _read_clock(connection)
         board.set_clock(now)
+        board.horizon.note(transaction_id, now)
         # Whoever had a lane before may settle late: then blocked key, head and batch
         # must be of one moment, or the key's next message comes without its head.
         async with connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            await _acquaint(connection, strange, now, given_out)
+            await _acquaint(connection, board.horizon, strange, now, given_out)
             found = await _claim(connection, board, lanes, config)
     else:
         found = await _claim(connection, board, lanes, config)
@@ -109,7 +111,11 @@ async def _claim(
 
 
 async def _acquaint(
-    connection: Connection, lanes: Sequence[Lane], now: datetime, given_out: int
+    connection: Connection,
+    horizon: Horizon,
+    lanes: Sequence[Lane],
+    now: datetime,
+    given_out: int,
 ) -> None:
     """Read what the database knows of lanes that are new, or may have changed."""
     blocked = await _list_blocked_keys(connection, lanes)
@@ -121,19 +127,19 @@ async def _acquaint(
         },
     )
     by_number = {lane.number: lane for lane in lanes}
-    for number, seq, created_at, snapshot, _ in await cursor.fetchall():
+    for number, seq, created_at, text, _ in await cursor.fetchall():
         lane = by_number[number]
+        snapshot = Snapshot.read(text)
         head = None if seq is None else (seq, created_at)
-        lane.acquainted(blocked[number], head, now)
-        lane.looked_up_to(
-            given_out if seq is None else seq - 1, Snapshot.read(snapshot)
-        )
+        since = min(now, horizon.since(snapshot.oldest))
+        lane.acquainted(blocked[number], head, since)
+        lane.looked_up_to(given_out if seq is None else seq - 1, snapshot)
 
 
-async def _read_clock(connection: Connection) -> tuple[datetime, int]:
+async def _read_clock(connection: Connection) -> tuple[datetime, int, int]:
     cursor = await connection.execute(load("relay", "read_clock"))
-    ((now, seq),) = await cursor.fetchall()
-    return now, seq
+    ((now, seq, transaction_id),) = await cursor.fetchall()
+    return now, seq, transaction_id
 
 
 async def _list_blocked_keys(

@@ -101,7 +101,7 @@ class Lane:
 
         Not at all if it was rewound while the look was under way. Between two looks
         at a lane a transaction of ours ends: it settled what the first had found, or
-        marked the end of that look.
+        marked the end of that look. (Settling draws an id even if it changes no row.)
         """
         if self.rewound is not None:
             return
@@ -117,15 +117,22 @@ class Lane:
             self.seen = (seq, None)
 
     def acquainted(
-        self, blocked: set[str], head: tuple[int, datetime] | None, now: datetime
+        self, blocked: set[str], head: tuple[int, datetime] | None, since: datetime
     ) -> None:
-        """Learn what the database says of this lane, while it is picked."""
+        """Learn what the database says of this lane, while it is picked.
+
+        Args:
+            blocked: its blocked keys.
+            head: seq and `created_at` of its first ready message.
+            since: when the first of the open transactions may have begun to write.
+        """
         self.strange = False
         self.blocked = blocked
-        oldest = now if head is None else min(head[1], now)
+        oldest = since if head is None else min(head[1], since)
         # A row that was rewound under way may be older than the head was.
         self.oldest = min(
-            oldest - SKEW, self.oldest if self.rewound is not None else now
+            oldest - SKEW if oldest > BEGINNING else BEGINNING,
+            self.oldest if self.rewound is not None else since,
         )
         if head is not None:
             self.newest = head[1]

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.lease import Lease
+from relay.horizon import Horizon
 from relay.lane import BEGINNING, SKEW, Lane
 
 
@@ -32,6 +33,7 @@ class Lanes:
         self._work = asyncio.Event()
         self._dry = asyncio.Event()
         self._clock_offset = timedelta(0)
+        self.horizon = Horizon()
 
     def take(self, lanes: Collection[int]) -> None:
         """Begin with lanes that were just leased."""

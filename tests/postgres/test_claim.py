@@ -1,13 +1,16 @@
 """A claim while somebody else settles."""
 
+from datetime import UTC, datetime, timedelta
+
 import psycopg
 import pytest
 
 import relay.claim
-from outbox import Message
-from outbox.database import connect, conninfo
+from outbox import Message, uuid7
+from outbox.database import Connection, connect, conninfo
 from outbox.lane import PRIORITIES, lanes_of
-from relay.claim import claim_batch
+from outbox.statement import load
+from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
 from relay.lanes import Lanes
 from tests.fixtures.claimed import HeldLease
@@ -16,6 +19,11 @@ from tests.fixtures.relay import insert
 NACK = """
     UPDATE outbox.message SET attempts = 1, available_at = now() + interval '1 hour'
      WHERE topic = 'head'
+"""
+
+INSERT = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
+    VALUES (%s, %s, 16, 'orders.placed', 'k', 'text/plain', '')
 """
 
 
@@ -33,10 +41,70 @@ async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_it
         return result
 
     monkeypatch.setattr(relay.claim, moment, interrupted)
+    async with await connect(database_url, application_name="test") as connection:
+        batch = await claim(connection, board_of_all_lanes())
+
+    assert [row.topic for row in batch.rows] == ["head", "next"]
+
+
+async def test_a_transaction_that_wrote_hours_ago_is_seen_as_soon_as_it_commits(
+    database_url: str,
+) -> None:
+    board = board_of_all_lanes()
+    with psycopg.connect(conninfo(database_url)) as writer:
+        # It began before the relay did.
+        writer.execute(INSERT, (uuid7(), datetime.now(UTC) - timedelta(hours=5)))
+        async with await connect(database_url, application_name="test") as connection:
+            assert not (await claim(connection, board)).rows
+            writer.commit()
+
+            board.wake()
+            assert len((await claim(connection, board)).rows) == 1
+
+
+async def test_with_nothing_open_a_claim_looks_back_an_hour(database_url: str) -> None:
+    board = board_of_all_lanes()
+    async with await connect(database_url, application_name="test") as connection:
+        await claim(connection, board)
+
+    oldest, _ = board.bounds([lane for n in board.numbers() if (lane := board.find(n))])
+    assert timedelta(minutes=59) < datetime.now(UTC) - oldest < timedelta(minutes=70)
+
+
+@pytest.mark.parametrize(
+    "name", ["mark_published", "schedule_retry", "move_to_dead_letters"]
+)
+async def test_settling_draws_a_transaction_id_even_if_it_finds_no_row(
+    name: str, database_url: str
+) -> None:
+    now = datetime.now(UTC)
+    values = {
+        "ids": [uuid7()],
+        "delays": [1.0],
+        "reasons": ["full"],
+        "attempts": [0],
+        "origin": "publisher:test",
+        "first": now,
+        "last": now,
+    }
+    async with (
+        await connect(database_url, application_name="test") as connection,
+        connection.transaction(),
+    ):
+        await connection.execute(load("relay", name), values)
+        cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()")
+        assert await cursor.fetchone() != (None,)
+
+
+def board_of_all_lanes() -> Lanes:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
     board = Lanes(HeldLease(numbers), RelayConfig().weights, 1)
     board.take(numbers)
-    async with await connect(database_url, application_name="test") as connection:
-        batch = await claim_batch(connection, board, board.pick(), RelayConfig())
+    return board
 
-    assert [row.topic for row in batch.rows] == ["head", "next"]
+
+async def claim(connection: Connection, board: Lanes) -> Batch:
+    lanes = board.pick()
+    batch = await claim_batch(connection, board, lanes, RelayConfig())
+    board.put_back(lanes)
+    return batch
