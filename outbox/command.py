@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from outbox.errors import ConfigError, OutboxError
+from outbox.pulse import Pulse
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
@@ -50,15 +52,31 @@ def add_database(parser: argparse.ArgumentParser) -> None:
 
 
 def url_of(value: str | None, option: str, variable: str) -> str:
-    """Take a URL from its option or its environment variable.
+    """Take a URL from its option, its variable, or the file that `…_FILE` names.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: none is there, or the file can't be read.
     """
-    url = value or os.environ.get(variable)
+    url = value or os.environ.get(variable) or _read(f"{variable}_FILE")
     if not url:
-        raise ConfigError(f"no {option} given: use --{option} URL or set {variable}")
+        raise ConfigError(
+            f"no {option} given: use --{option} URL, set {variable}, or let "
+            f"{variable}_FILE name a file with it"
+        )
     return url
+
+
+def _read(variable: str) -> str | None:
+    path = os.environ.get(variable)
+    if not path:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{variable}={path}: {error}; let it name a text file that holds a URL "
+            "and that this user may read"
+        ) from error
 
 
 def main(
@@ -89,7 +107,8 @@ def run_until_stopped(process: Stoppable) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        await process.run()
+        async with Pulse.from_environment().beating():
+            await process.run()
 
     def stop(number: int) -> None:
         process.stop()
