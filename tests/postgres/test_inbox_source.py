@@ -12,7 +12,8 @@ import pytest
 
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
-from outbox import Message
+from outbox import Message, uuid7
+from outbox.database import conninfo
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import bucket_of
 from relay.publishers.postgres import PostgresPublisher
@@ -20,6 +21,11 @@ from tests.fixtures.consumers import numbered
 from tests.fixtures.relay import execute
 
 HOUR = timedelta(hours=1)
+INSERT = """
+    INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic, key,
+                                content_type, headers, payload)
+    VALUES (%(id)s, %(lane)s, 1, 'billing', 'orders', %(key)s, 'text/plain', '{}', '0')
+"""
 
 
 @asynccontextmanager
@@ -93,6 +99,30 @@ async def test_keys_are_in_order_and_nothing_comes_twice(database_url: str) -> N
     assert {key: sorted(numbers) for key, numbers in seen.items()} == seen
     assert payloads(deliveries) == list(range(100))
     assert unacked(database_url) == 0
+
+
+async def test_a_delivery_that_commits_late_is_not_overtaken_by_its_key(
+    database_url: str,
+) -> None:
+    async with source(database_url, sweep_interval=HOUR) as consumer:
+        late, after = (Message("orders", b"%d" % n, key="late") for n in range(2))
+        lane = bucket_of("late", late.id)
+        with (
+            psycopg.connect(conninfo(database_url)) as writer,
+            psycopg.connect(conninfo(database_url)) as quick,
+        ):
+            # Begins earlier, draws its place in the order later, and commits earlier:
+            # above its end a snapshot knows of no transaction.
+            quick.execute("SELECT pg_current_xact_id()")
+            writer.execute(INSERT, {"id": late.id, "lane": lane, "key": "late"})
+            for _ in range(2):
+                quick.execute(INSERT, {"id": uuid7(), "lane": lane, "key": "other"})
+                quick.commit()
+                (delivery,) = await receive(consumer, 1)
+                await delivery.ack()
+        await publish(database_url, after)
+        received = [delivery.message.id for delivery in await receive(consumer, 2)]
+    assert received == [late.id, after.id]
 
 
 async def test_the_limit_holds(database_url: str) -> None:
