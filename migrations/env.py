@@ -26,6 +26,10 @@ def _run_all() -> None:
         context.execute("SELECT pg_advisory_xact_lock(1885957228, 103)")
         if removing:
             run_now("unschedule.sql")
+            # Made by the owner part, it would keep the owner's role from going.
+            context.execute(
+                "ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO CURRENT_USER"
+            )
         else:
             run_now("check.sql")
             context.execute("CREATE SCHEMA IF NOT EXISTS outbox")
@@ -61,6 +65,8 @@ if context.is_offline_mode():
         **_settings,
     )
     _run_all()
+elif (given := context.config.attributes.get("connection")) is not None:
+    _online(given)
 else:
     engine = create_engine(
         context.config.attributes["url"], poolclass=pool.NullPool, echo=False

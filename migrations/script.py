@@ -9,6 +9,7 @@ from alembic import context, op
 from sqlalchemy import text
 
 from outbox.errors import ConfigError
+from outbox.migrations.statements import split_statements
 
 _PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _ROLES: Final = (
@@ -59,5 +60,6 @@ def run(file: str) -> None:
     """Run, or print in offline mode, the statements of a file of this package."""
     script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
     names = context.config.attributes.get("names", Names())
-    # text() would read a single colon before a word as a parameter.
-    op.execute(text(re.sub(r"(?<![:\w]):(?=\w)", r"\\:", names.fill(script))))
+    for statement in split_statements(names.fill(script)):
+        # text() would read a single colon before a word as a parameter.
+        op.execute(text(re.sub(r"(?<![:\w]):(?=\w)", r"\\:", statement)))

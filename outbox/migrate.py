@@ -6,6 +6,7 @@ from importlib.resources import files
 from threading import Lock
 from typing import Any, Final
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
@@ -46,6 +47,29 @@ def migrate(
     _run(lambda command: command.upgrade(config, "head"))
 
 
+def migrate_on(
+    connection: Connection,
+    *,
+    with_cron: bool = True,
+    role_prefix: str = "pillarbox",
+    partman_schema: str = "partman",
+) -> None:
+    """Do what `migrate` does on a connection of your own, of any driver.
+
+    In its transaction if it has begun one, else in one of its own. On an
+    `AsyncConnection`: `await connection.run_sync(migrate_on)`. Not from inside an
+    env.py, since Alembic runs one at a time.
+
+    Raises:
+        MigrationError: it can't be done as things are; the message says what to do.
+        ConfigError: alembic isn't installed, or an argument can't be used.
+    """
+    config = _config(
+        role_prefix, partman_schema, connection=connection, with_cron=with_cron
+    )
+    _run(lambda command: command.upgrade(config, "head"))
+
+
 def unmigrate(
     url: str, *, role_prefix: str = "pillarbox", partman_schema: str = "partman"
 ) -> None:
@@ -65,15 +89,36 @@ def migration_sql(
     role_prefix: str = "pillarbox",
     partman_schema: str = "partman",
     remove: bool = False,
+    part: str | None = None,
 ) -> str:
-    """Give the SQL of `migrate` or `unmigrate`, to run in psql with ON_ERROR_STOP."""
+    """Give the SQL of `migrate` or `unmigrate`, to run in psql with ON_ERROR_STOP.
+
+    Args:
+        part: `administrator` for the statements that make roles, schemas, grants on
+            extensions and jobs, to be run first; `owner` for the rest, to be run by
+            any member of the owner's role; None for both in one.
+
+    Raises:
+        ConfigError: alembic isn't installed, or an argument can't be used.
+    """
+    if part is not None and remove:
+        raise ConfigError(
+            f"part={part}: an administrator removes everything at once; leave it out"
+        )
     config = _config(role_prefix, partman_schema, with_cron=with_cron, remove=remove)
     output = config.output_buffer = io.StringIO()
     if remove:
         _run(lambda command: command.downgrade(config, "head:base", sql=True))
     else:
         _run(lambda command: command.upgrade(config, "head", sql=True))
-    return output.getvalue()
+    script = output.getvalue()
+    if part is None:
+        return script
+    from outbox.migrations.parts import Part, part_of
+
+    if part not in set(Part):
+        raise ConfigError(f"part={part!r}: use {' or '.join(Part)}")
+    return part_of(script, Part(part), f"{role_prefix}_owner")
 
 
 def _config(role_prefix: str, partman_schema: str, **attributes: Any) -> Any:
@@ -108,8 +153,16 @@ def _run(step: Callable[[Any], None]) -> None:
         ) from error
     except DBAPIError as error:
         diagnosis = getattr(error.orig, "diag", None)
-        problem = getattr(diagnosis, "message_primary", None) or str(error.orig)
-        remedy = getattr(diagnosis, "message_hint", None)
+        # SQLAlchemy wraps asyncpg's error, which has the same by other names.
+        cause = getattr(error.orig, "__cause__", None)
+        problem = (
+            getattr(diagnosis, "message_primary", None)
+            or getattr(cause, "message", None)
+            or str(error.orig)
+        )
+        remedy = getattr(diagnosis, "message_hint", None) or getattr(
+            cause, "hint", None
+        )
         raise MigrationError(f"{problem}; {remedy or 'nothing was changed'}") from error
     except CommandError as error:
         raise MigrationError(f"{error}; nothing was changed") from error

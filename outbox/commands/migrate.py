@@ -5,7 +5,7 @@ import sys
 
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.database import without_password
-from outbox.errors import MigrationError
+from outbox.errors import ConfigError, MigrationError
 from outbox.migrate import migrate, migration_sql, unmigrate
 
 
@@ -15,6 +15,12 @@ def add_to(subcommands: Subcommands) -> None:
     add_database(parser)
     parser.add_argument(
         "--sql", action="store_true", help="print the SQL instead of running it"
+    )
+    parser.add_argument(
+        "--part",
+        metavar="administrator|owner",
+        help="with --sql: what an administrator runs first, or what a member of the"
+        " owner's role runs then",
     )
     parser.add_argument(
         "--remove", action="store_true", help="remove the schema with all its data"
@@ -40,9 +46,18 @@ def _run(arguments: argparse.Namespace) -> int:
     with_cron = not arguments.without_cron
     if arguments.sql:
         sys.stdout.write(
-            migration_sql(with_cron=with_cron, remove=arguments.remove, **names)
+            migration_sql(
+                with_cron=with_cron,
+                remove=arguments.remove,
+                part=arguments.part,
+                **names,
+            )
         )
         return 0
+    if arguments.part:
+        raise ConfigError(
+            f"part {arguments.part!r}: only printed SQL has parts; add --sql"
+        )
     url = url_of(arguments.database, "database", DATABASE_VARIABLE)
     if not arguments.remove:
         migrate(url, with_cron=with_cron, **names)

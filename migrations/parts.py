@@ -1,0 +1,40 @@
+"""Who has to run what: the printed SQL, taken apart for administrator and owner."""
+
+from enum import StrEnum
+from typing import Final
+
+from outbox.migrations.statements import split_statements, without_comments
+
+_FOR_BOTH: Final = ("BEGIN", "COMMIT", "SELECT pg_advisory_xact_lock")
+_VERSION_TABLE: Final = "outbox.alembic_version"
+
+
+class Part(StrEnum):
+    """Whose statements: the administrator's run first."""
+
+    ADMINISTRATOR = "administrator"
+    OWNER = "owner"
+
+
+def part_of(script: str, part: Part, owner: str) -> str:
+    """Give the statements of one part, in their order, as one transaction.
+
+    The owner's are those between `SET LOCAL ROLE <owner>` and `RESET ROLE`, and those
+    of the version table; the rest, except what both need, are the administrator's.
+    """
+    become = f'SET LOCAL ROLE "{owner}"'
+    chosen = []
+    whose = Part.ADMINISTRATOR
+    for statement in split_statements(script):
+        bare = without_comments(statement)
+        if bare == become:
+            whose = Part.OWNER
+        elif bare == "RESET ROLE":
+            whose = Part.ADMINISTRATOR
+        elif bare.startswith(_FOR_BOTH):
+            chosen.append(bare)
+            if bare == "BEGIN" and part is Part.OWNER:
+                chosen.append(become)
+        elif part is (Part.OWNER if _VERSION_TABLE in bare else whose):
+            chosen.append(statement)
+    return "".join(f"{statement};\n\n" for statement in chosen)

@@ -1,0 +1,50 @@
+"""Our scripts as single statements: not every driver takes several at once."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+_TOKEN: Final = re.compile(
+    r"""
+    --[^\n]*                                            # a comment
+  | '(?:[^']|'')*'                                      # a string
+  | "(?:[^"]|"")*"                                      # a quoted name
+  | \$(?P<tag>(?:[A-Za-z_]\w*)?)\$ .*? \$(?P=tag)\$     # a body
+  | (?P<word>[A-Za-z_]\w*)
+  | (?P<end>;)
+  | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENTS: Final = re.compile(r"(?:\s+|--[^\n]*)*")
+
+
+def split_statements(script: str) -> Iterator[str]:
+    """Give the statements without their semicolons, each with the comments before it.
+
+    Knows what our own files use: no `E''`, no nested comments. The semicolons of a
+    body that begins with `BEGIN ATOMIC` end no statement.
+    """
+    start = depth = 0
+    before = ""
+    for token in _TOKEN.finditer(script):
+        if word := (token["word"] or "").upper():
+            if word == "ATOMIC" and before == "BEGIN":
+                depth = 1
+            elif word == "CASE" and depth:
+                depth += 1
+            elif word == "END" and depth:
+                depth -= 1
+            before = word
+        elif token["end"] and not depth:
+            statement = script[start : token.start()].strip()
+            if without_comments(statement):
+                yield statement
+            start = token.end()
+    if without_comments(rest := script[start:].strip()):
+        yield rest
+
+
+def without_comments(statement: str) -> str:
+    """Take the comments before a statement off."""
+    return statement[_COMMENTS.match(statement).end() :]  # type: ignore[union-attr]

@@ -1,0 +1,129 @@
+"""The printed SQL in two parts: an administrator runs one, the owner the other."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from outbox.cli import main
+from outbox.errors import ConfigError
+from outbox.migrate import migrate, migration_sql, unmigrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.relay import execute
+from tests.migrations.catalog import is_empty, snapshot
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+Psql: TypeAlias = Callable[[str, str], "subprocess.CompletedProcess[str]"]
+PREFIX = "parted"
+
+
+@pytest.fixture
+def psql(tmp_path: Path) -> Psql:
+    """Run a script in psql; give what it said."""
+
+    def run(url: str, script: str) -> "subprocess.CompletedProcess[str]":
+        file = tmp_path / "part.sql"
+        file.write_text(script)
+        return subprocess.run(
+            ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file, url],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def developer(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
+    """The empty database, by a person who is no administrator."""
+    execute(server.url, "CREATE ROLE parted_developer LOGIN")
+    yield empty_database_url.replace("postgres@", "parted_developer@")
+    execute(empty_database_url, "DROP OWNED BY parted_developer CASCADE")
+    execute(server.url, "DROP ROLE parted_developer")
+
+
+def printed(part: str, capsys: pytest.CaptureFixture[str]) -> str:
+    options = ["--without-cron", "--role-prefix", PREFIX]
+    assert main(["migrate", "--sql", "--part", part, *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_two_people_make_what_one_administrator_makes(
+    psql: Psql,
+    developer: str,
+    empty_database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    administrator_s, owner_s = (printed(p, capsys) for p in ("administrator", "owner"))
+
+    first = psql(empty_database_url, administrator_s)
+    assert (first.returncode, "ERROR" in first.stderr) == (0, False)
+    early = psql(developer, owner_s)
+    assert 'permission denied to set role "parted_owner"' in early.stderr
+    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
+    then = psql(developer, owner_s)
+    assert (then.returncode, then.stderr) == (0, "")
+
+    made = snapshot(empty_database_url)
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+    assert is_empty(snapshot(empty_database_url))
+    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    assert made == snapshot(empty_database_url)
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+
+
+def test_the_command_goes_on_from_the_parts_and_the_upkeep_runs(
+    psql: Psql,
+    developer: str,
+    empty_database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert psql(empty_database_url, printed("administrator", capsys)).returncode == 0
+    # Its part may be repeated: after an upgrade of pg_partman it grants again.
+    assert psql(empty_database_url, printed("administrator", capsys)).returncode == 0
+    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
+    assert psql(developer, printed("owner", capsys)).returncode == 0
+    before = snapshot(empty_database_url)
+
+    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    execute(
+        f"{empty_database_url}?options=-crole%3Dparted_maintainer",
+        "CALL outbox.maintain()",
+    )
+
+    assert snapshot(empty_database_url) == before
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'parted%'"
+    assert execute(empty_database_url, roles) == [("parted_developer",)]
+
+
+def test_the_jobs_are_the_administrator_s(
+    private_server: PostgresServer, psql: Psql
+) -> None:
+    url = private_server.url
+
+    for part in ("administrator", "owner"):
+        done = psql(url, migration_sql(part=part))
+        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
+
+    jobs = snapshot(url)["cron.job"]
+    assert {role for *_, role in jobs} == {
+        "pillarbox_maintainer",
+        "pillarbox_detacher",
+    }
+    unmigrate(url)
+    assert is_empty(snapshot(url))
+
+
+def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="part='dba': use administrator or owner"):
+        migration_sql(part="dba")
+    with pytest.raises(ConfigError, match="removes everything at once"):
+        migration_sql(part="owner", remove=True)
+
+    assert main(["migrate", "--part", "owner", "--database", "postgresql://h/d"]) == 2
+    assert "add --sql" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""A script taken apart: every semicolon that ends a statement, and no other."""
+
+from importlib.resources import files
+
+import pytest
+
+from outbox.migrations.statements import split_statements, without_comments
+
+SCRIPTS = sorted(
+    file.name
+    for file in files("outbox.migrations").joinpath("versions").iterdir()
+    if file.name.endswith(".sql")
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "statements"),
+    [
+        ("SELECT 1; SELECT 2", ["SELECT 1", "SELECT 2"]),
+        ("-- only; a comment\n", []),
+        ("-- why; so\nSELECT 1;", ["-- why; so\nSELECT 1"]),
+        ("SELECT ';''; ', \"a;b\";", ["SELECT ';''; ', \"a;b\""]),
+        ("DO $b$ BEGIN; $x$;$x$ END; $b$; RESET ROLE;", None),
+        (
+            "EXECUTE 'x' USING $1, $2; SELECT 1;",
+            ["EXECUTE 'x' USING $1, $2", "SELECT 1"],
+        ),
+        (
+            "CREATE FUNCTION f() BEGIN ATOMIC SELECT CASE WHEN a THEN b END; END; X;",
+            [
+                "CREATE FUNCTION f() BEGIN ATOMIC SELECT CASE WHEN a THEN b END; END",
+                "X",
+            ],
+        ),
+        ("BEGIN; SELECT 1; COMMIT;", ["BEGIN", "SELECT 1", "COMMIT"]),
+    ],
+)
+def test_a_script_is_split(script: str, statements: list[str] | None) -> None:
+    if statements is None:
+        statements = ["DO $b$ BEGIN; $x$;$x$ END; $b$", "RESET ROLE"]
+    assert list(split_statements(script)) == statements
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_of_a_script_is_lost(name: str) -> None:
+    script = files("outbox.migrations").joinpath("versions", name).read_text()
+
+    joined = ";".join(split_statements(script))
+
+    assert "".join(joined.split()) in "".join(script.split()).replace(";;", ";")
+    for statement in split_statements(script):
+        assert without_comments(statement)[0].isalpha()
