@@ -118,7 +118,8 @@ def migration_sql(
 
     if part not in set(Part):
         raise ConfigError(f"part={part!r}: use {' or '.join(Part)}")
-    return part_of(script, Part(part), f"{role_prefix}_owner")
+    chosen: str = part_of(script, Part(part), f"{role_prefix}_owner")
+    return chosen
 
 
 def _config(role_prefix: str, partman_schema: str, **attributes: Any) -> Any:
