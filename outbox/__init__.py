@@ -17,8 +17,10 @@ from outbox.identifier import uuid7
 from outbox.lane import Priority
 from outbox.limits import Limits
 from outbox.message import Message
+from outbox.registry import REGISTRY, SchemaRegistry
 
 __all__ = [
+    "REGISTRY",
     "CodecError",
     "ConfigError",
     "InvalidMessageError",
@@ -27,6 +29,7 @@ __all__ = [
     "NotASessionError",
     "OutboxError",
     "Priority",
+    "SchemaRegistry",
     "add",
     "insert_statement",
     "uuid7",

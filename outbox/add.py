@@ -27,13 +27,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, registry, scoped_session
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import registry as orm_registry
 
 from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
 from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
 from outbox.limits import Limits
 from outbox.message import Message
+from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.schema import message_table, metadata
 
 AnySession: TypeAlias = (
@@ -81,10 +83,15 @@ class Added:
         self.messages: list[Message] = []
 
 
-registry(metadata=metadata).map_imperatively(Added, message_table)
+orm_registry(metadata=metadata).map_imperatively(Added, message_table)
 
 
-def add(session: AnySession, *messages: Message, limits: Limits = _LIMITS) -> None:
+def add(
+    session: AnySession,
+    *messages: Message,
+    limits: Limits = _LIMITS,
+    registry: SchemaRegistry = REGISTRY,
+) -> None:
     """Add messages to the transaction of `session`.
 
     They are published if and only if that transaction commits. No I/O happens
@@ -93,12 +100,13 @@ def add(session: AnySession, *messages: Message, limits: Limits = _LIMITS) -> No
     tables too. As thread-safe as the session, that is, not at all.
 
     Raises:
-        InvalidMessageError: a message breaks a rule; none of the call was added,
-            and the session is as it was.
+        InvalidMessageError: a message breaks a rule, or doesn't fit the schema that
+            is registered for its topic; none of the call was added, and the session
+            is as it was.
         NotASessionError: `session` isn't one.
     """
     target = sync_session(session)
-    _check(messages, limits)
+    _check(messages, limits, registry)
     if not messages:
         return
     if target._flushing:
@@ -113,17 +121,20 @@ def add(session: AnySession, *messages: Message, limits: Limits = _LIMITS) -> No
     waiting.messages.extend(messages)
 
 
-def insert_statement(*messages: Message, limits: Limits = _LIMITS) -> Insert:
+def insert_statement(
+    *messages: Message, limits: Limits = _LIMITS, registry: SchemaRegistry = REGISTRY
+) -> Insert:
     """Build one INSERT of all messages, to execute on a connection of your own.
 
     The statement's text is the same for any number of messages.
 
     Raises:
-        InvalidMessageError: a message breaks a rule, or there is none.
+        InvalidMessageError: a message breaks a rule or doesn't fit its schema, or
+            there is none.
     """
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
-    _check(messages, limits)
+    _check(messages, limits, registry)
     return _insert(
         {
             name: bindparam(None, literal, Text(), unique=True)
@@ -132,7 +143,9 @@ def insert_statement(*messages: Message, limits: Limits = _LIMITS) -> Insert:
     )
 
 
-def _check(messages: Sequence[Message], limits: Limits) -> None:
+def _check(
+    messages: Sequence[Message], limits: Limits, registry: SchemaRegistry
+) -> None:
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidMessageError(
@@ -142,6 +155,7 @@ def _check(messages: Sequence[Message], limits: Limits) -> None:
                 "pass outbox.Message(topic, payload, …)",
             )
         limits.check(message)
+        registry.check(message)
 
 
 def sync_session(session: object) -> Session:

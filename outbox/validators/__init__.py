@@ -1,0 +1,1 @@
+"""Validation libraries, each imported when a schema of its kind is registered."""

@@ -1,0 +1,47 @@
+"""JSON Schema, by `jsonschema`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
+
+from outbox import codec
+from outbox.errors import CodecError, ConfigError
+from outbox.validator import PayloadError
+
+
+class JsonSchemaValidator:
+    """A JSON Schema; draft 2020-12 unless its `$schema` says another.
+
+    Formats (`"format": "email"`) are annotations, as that draft has it.
+
+    Raises:
+        ConfigError: the schema itself is none.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        kind = validator_for(schema, default=Draft202012Validator)
+        try:
+            kind.check_schema(dict(schema))
+        except SchemaError as error:
+            raise ConfigError(
+                f"schema at {error.json_path}: {error.message}; see the JSON Schema "
+                "specification"
+            ) from error
+        self._validator = kind(schema)
+
+    def load(self, payload: bytes) -> Any:
+        """Read JSON and check it; give it as it is."""
+        try:
+            value = codec.decode(payload)
+        except CodecError as error:
+            raise PayloadError(error.problem) from error
+        # The library's own message quotes the value.
+        wrong = next(self._validator.iter_errors(value), None)
+        if wrong is not None:
+            raise PayloadError(
+                f"at {wrong.json_path} breaks {wrong.validator}: "
+                f"{wrong.validator_value!r:.200}"
+            )
+        return value

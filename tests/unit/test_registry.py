@@ -1,0 +1,179 @@
+"""The schema registry: payloads that don't fit are found where they are made."""
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox import InvalidMessageError, Message, SchemaRegistry
+from outbox.errors import ConfigError
+from outbox.validator import Validator
+from outbox.validators.msgspec import MsgspecValidator
+from outbox.validators.pydantic import PydanticValidator
+
+SECRET = "4111-1111"
+
+
+class Model(pydantic.BaseModel):
+    order_id: int
+    card: str = ""
+
+
+class Struct(msgspec.Struct):
+    order_id: int
+    card: str = ""
+
+
+@dataclass
+class Plain:
+    order_id: int
+    card: str = ""
+
+
+class Typed(TypedDict, total=False):
+    order_id: int
+    card: str
+
+
+DOCUMENT = {
+    "type": "object",
+    "properties": {"order_id": {"type": "integer"}, "card": {"type": "string"}},
+    "required": ["order_id"],
+}
+KINDS = [Model, Struct, Plain, Typed, DOCUMENT]
+NAMES = ["pydantic", "msgspec", "dataclass", "TypedDict", "JSON Schema"]
+
+
+def registry_with(schema: object) -> SchemaRegistry:
+    registry = SchemaRegistry()
+    registry.register("orders.placed", schema)
+    return registry
+
+
+@pytest.mark.parametrize("schema", KINDS, ids=NAMES)
+def test_a_payload_that_fits_is_added(schema: object) -> None:
+    registry = registry_with(schema)
+    message = Message("orders.placed", {"order_id": 7})
+
+    with Session() as session:
+        outbox.add(session, message, registry=registry)
+
+    loaded = registry.load(message)
+    if isinstance(loaded, dict):
+        assert loaded == {"order_id": 7}
+    else:
+        assert loaded == schema(order_id=7)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("schema", KINDS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("payload", "where"),
+    [
+        ({"order_id": SECRET}, "order_id"),
+        ({"order_id": 1, "card": [SECRET]}, "card"),
+        ([SECRET], ""),
+    ],
+)
+def test_one_that_does_not_fit_is_refused_without_quoting_it(
+    schema: object, payload: object, where: str
+) -> None:
+    registry = registry_with(schema)
+
+    with Session() as session, pytest.raises(InvalidMessageError) as caught:
+        outbox.add(session, Message("orders.placed", payload), registry=registry)
+
+    assert caught.value.field == "payload"
+    assert where in caught.value.problem
+    assert "version 1 of topic 'orders.placed'" in caught.value.problem
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", KINDS, ids=NAMES)
+@pytest.mark.parametrize("payload", [b"{", b"\xff", b""])
+def test_what_is_no_json_is_refused(schema: object, payload: bytes) -> None:
+    message = Message("orders.placed", payload, content_type="application/json")
+
+    with pytest.raises(InvalidMessageError, match="payload"):
+        registry_with(schema).check(message)
+
+
+def test_bytes_that_do_not_say_that_they_are_json_are_refused() -> None:
+    with pytest.raises(InvalidMessageError, match="content_type"):
+        registry_with(Model).check(Message("orders.placed", b'{"order_id": 1}'))
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "application/json; charset=utf-8", "application/vnd.a+json"],
+)
+def test_json_by_any_of_its_names_is_read(content_type: str) -> None:
+    message = Message("orders.placed", b'{"order_id": 1}', content_type=content_type)
+
+    assert registry_with(Struct).load(message) == Struct(1)
+
+
+def test_a_version_that_is_not_registered_is_refused() -> None:
+    registry = registry_with(Model)
+    registry.register("orders.placed", Plain, version=3)
+
+    registry.check(Message("orders.placed", {"order_id": 1}, schema_version=3))
+    with pytest.raises(InvalidMessageError, match="pass one of 1, 3"):
+        registry.check(Message("orders.placed", {"order_id": 1}, schema_version=2))
+
+
+def test_topics_without_schema_take_anything() -> None:
+    registry_with(Model).check(Message("orders.paid", b"\xff", schema_version=9))
+
+
+def test_statements_are_checked_too() -> None:
+    with pytest.raises(InvalidMessageError, match="order_id"):
+        outbox.insert_statement(
+            Message("orders.placed", {}), registry=registry_with(Model)
+        )
+
+
+@pytest.mark.parametrize("validator", [MsgspecValidator, PydanticValidator])
+def test_a_dataclass_may_be_read_by_either_library(validator: Any) -> None:
+    reader: Validator = validator(Plain)
+    assert reader.load(b'{"order_id": 1}') == Plain(1)
+
+
+class Unreadable:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("topic", "schema", "version", "words"),
+    [
+        ("orders.*", Model, 1, "in full"),
+        ("", Model, 1, "in full"),
+        ("orders.placed", Model, 0, "from 1"),
+        ("orders.placed", Model, True, "from 1"),
+        ("orders.placed", 7, 1, "neither"),
+        ("orders.placed", {"type": "no such type"}, 1, r"\$\.type"),
+        ("known", Model, 1, "already"),
+    ],
+)
+def test_what_can_not_be_registered_is_told_at_once(
+    topic: str, schema: object, version: int, words: str
+) -> None:
+    registry = SchemaRegistry()
+    registry.register("known", Model)
+
+    with pytest.raises(ConfigError, match=words):
+        registry.register(topic, schema, version=version)
+
+
+@pytest.mark.parametrize(
+    ("validator", "type_"),
+    [(MsgspecValidator, list[int] | set[int]), (PydanticValidator, list[Unreadable])],
+)
+def test_a_type_that_can_not_be_read_is_told_at_once(
+    validator: Any, type_: object
+) -> None:
+    with pytest.raises(ConfigError, match="annotate its fields"):
+        validator(type_)
