@@ -9,8 +9,7 @@ BEGIN
         RESET ROLE;
         EXECUTE 'REVOKE USAGE ON SCHEMA cron FROM {maintainer}';
     END IF;
-    IF to_regclass('cron.job') IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE rolname = {detacher_name})
-       AND has_schema_privilege({detacher_name}, 'cron', 'USAGE') THEN
+    IF to_regclass('cron.job') IS NOT NULL AND has_schema_privilege({detacher_name}, 'cron', 'USAGE') THEN
         SET LOCAL ROLE {detacher};
         PERFORM cron.unschedule(jobid) FROM cron.job WHERE jobname LIKE 'pillarbox %' AND database = current_database();
         RESET ROLE;

@@ -1,11 +1,28 @@
 -- Owner part: forget the policy and the upkeep, and pg_partman its configuration.
 
 SET LOCAL ROLE {owner};
+
+-- What is detached would be nobody's without the table that names it.
+DO $detached$
+DECLARE
+    v_partition text;
+BEGIN
+    PERFORM outbox.finish_detached(p.parent_table) FROM outbox.partition_policy p;
+    SELECT r.partition INTO v_partition
+      FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+     WHERE NOT c.relispartition;
+    IF FOUND THEN
+        RAISE EXCEPTION 'partition % is detached and somebody uses it', v_partition
+            USING HINT = 'run outbox maintain until it is gone, then this again';
+    END IF;
+END
+$detached$;
+
 DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table;
 DROP VIEW outbox.partition_health;
-DROP PROCEDURE outbox.maintain(integer);
-DROP PROCEDURE outbox.trim_foreign_receipts();
-DROP FUNCTION outbox.trim_foreign_receipts_batch(), outbox.drop_expired(text, regclass[]),
-    outbox.make_partitions(text), outbox.adopt_table(text), outbox.partitions(text);
-DROP TABLE outbox.partition_policy;
+DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts();
+DROP FUNCTION outbox.schedule_detaches(), outbox.drop_expired(text, regclass[], interval), outbox.finish_detached(text),
+    outbox.upkeep_plan(), outbox.count_unsettled(text, regclass), outbox.detach_under_way(),
+    outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text), outbox.adopt_table(text), outbox.partitions(text);
+DROP TABLE outbox.retiring_partition, outbox.partition_policy;
 RESET ROLE;

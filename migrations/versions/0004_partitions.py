@@ -1,4 +1,4 @@
-"""Partitions and their upkeep."""
+"""Partitions, retention and the upkeep."""
 
 from outbox.migrations.script import run
 
@@ -9,9 +9,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Run the SQL file."""
+    """Run the SQL files."""
     run("grants.sql")
     run("versions/0004_partitions.up.sql")
+    run("versions/0004_retention.up.sql")
+    run("versions/0004_upkeep.up.sql")
 
 
 def downgrade() -> None:

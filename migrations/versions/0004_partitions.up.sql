@@ -1,4 +1,4 @@
--- Owner part: the policy, the daily partitions by pg_partman, and their upkeep.
+-- Owner part: the policy, the daily partitions by pg_partman, and what tells how they are.
 
 SET LOCAL ROLE {owner};
 
@@ -129,100 +129,6 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.make_partitions IS 'make the partitions ahead and fill gaps; gives how many were made';
 
--- Drops one expired partition in a transaction of its own, so that a lock is never waited for
--- with others held. Gives dropped, held (an unsettled row), busy (lock not to be had) or none.
-CREATE FUNCTION outbox.drop_expired(parent text, INOUT skip regclass[], OUT outcome text)
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-SET timezone = 'UTC'
-SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it
-AS $body$
-DECLARE
-    p outbox.partition_policy;
-    v_partition regclass;
-    v_unsettled boolean := false;
-BEGIN
-    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
-    SELECT x.partition INTO v_partition
-      FROM outbox.partitions(parent) x
-     WHERE x.ends_at < now() - p.retention AND x.partition <> ALL (skip)
-     ORDER BY x.ends_at LIMIT 1;
-    IF v_partition IS NULL THEN
-        outcome := 'none';
-        RETURN;
-    END IF;
-    skip := skip || v_partition;
-    BEGIN
-        IF p.unsettled IS NOT NULL THEN
-            -- Looked at twice: first without a lock, so that a held partition costs nobody anything.
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
-            IF NOT v_unsettled THEN
-                EXECUTE format('LOCK TABLE ONLY %s, %s IN ACCESS EXCLUSIVE MODE', parent::regclass, v_partition);
-                EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
-            END IF;
-        END IF;
-        IF v_unsettled THEN
-            outcome := 'held';
-            RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', v_partition
-                USING HINT = format('SELECT * FROM %s WHERE %s', v_partition, p.unsettled);
-            RETURN;
-        END IF;
-        EXECUTE format('DROP TABLE %s', v_partition);
-        outcome := 'dropped';
-    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-        skip := skip[1:cardinality(skip) - 1];
-        outcome := 'busy';
-    END;
-END
-$body$;
-COMMENT ON FUNCTION outbox.drop_expired IS 'drop the oldest expired partition that is not in skip; say what happened';
-
-CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60)
-LANGUAGE plpgsql
-AS $body$
-DECLARE
-    v_parent text;
-    v_skip regclass[];
-    v_outcome text;
-    v_tries int;
-    v_problems text := '';
-BEGIN
-    FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
-        BEGIN
-            PERFORM outbox.make_partitions(v_parent);
-        EXCEPTION WHEN OTHERS THEN
-            v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);
-        END;
-        COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
-        v_skip := '{}';
-        v_tries := 0;
-        LOOP
-            BEGIN
-                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.drop_expired(v_parent, v_skip) d;
-            EXCEPTION WHEN OTHERS THEN
-                v_outcome := 'none';
-                v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
-            END;
-            COMMIT;
-            EXIT WHEN v_outcome = 'none';
-            CONTINUE WHEN v_outcome <> 'busy';
-            v_tries := v_tries + 1;
-            IF v_tries >= max_tries THEN
-                v_problems := v_problems || format('retention of %s: no lock in %s tries, a transaction is open on it; ', v_parent, v_tries);
-                EXIT;
-            END IF;
-            PERFORM pg_sleep(0.3 + random());
-            COMMIT;
-        END LOOP;
-    END LOOP;
-    CALL outbox.trim_foreign_receipts();
-    IF v_problems <> '' THEN
-        RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
-    END IF;
-END
-$body$;
-COMMENT ON PROCEDURE outbox.maintain IS 'premake, then retention, for every table of the policy; call it hourly';
-
 CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -276,12 +182,10 @@ COMMENT ON VIEW outbox.partition_health IS 'what to alarm on: has_today false, f
 SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
 SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
-REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.drop_expired(text, regclass[]),
-    outbox.trim_foreign_receipts_batch() FROM PUBLIC;
-REVOKE ALL ON PROCEDURE outbox.maintain(integer), outbox.trim_foreign_receipts() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.make_partitions(text), outbox.drop_expired(text, regclass[]),
-    outbox.trim_foreign_receipts_batch() TO {maintainer};
-GRANT EXECUTE ON PROCEDURE outbox.maintain(integer), outbox.trim_foreign_receipts() TO {maintainer};
+REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() FROM PUBLIC;
+REVOKE ALL ON PROCEDURE outbox.trim_foreign_receipts() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() TO {maintainer};
+GRANT EXECUTE ON PROCEDURE outbox.trim_foreign_receipts() TO {maintainer};
 GRANT SELECT ON outbox.partition_policy TO {maintainer}, {monitor}, {application}, {relay}, {consumer};
 GRANT SELECT ON outbox.partition_health TO {maintainer}, {monitor}, {relay};
 

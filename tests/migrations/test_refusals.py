@@ -72,11 +72,29 @@ def test_a_role_that_may_not_install_pg_partman(
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
     execute(empty_database_url, f'GRANT CREATE ON DATABASE "{name}" TO powerless')
+    # Since 5.2 the extension itself asks for no superuser.
+    execute(empty_database_url, "CREATE SCHEMA partman")
 
     text = refusal(powerless, with_cron=False)
 
     assert 'role "powerless" may not install pg_partman' in text
     assert "CREATE EXTENSION pg_partman SCHEMA partman" in text
+
+
+def test_a_role_that_may_not_become_the_owner(
+    powerless: str, empty_database_url: str
+) -> None:
+    name = empty_database_url.rpartition("/")[2].partition("?")[0]
+    execute(empty_database_url, f'GRANT CREATE ON DATABASE "{name}" TO powerless')
+    execute(empty_database_url, "CREATE SCHEMA partman")
+    execute(empty_database_url, "CREATE EXTENSION pg_partman SCHEMA partman")
+
+    text = refusal(powerless, with_cron=False)
+
+    assert 'role "powerless" may not become "pillarbox_owner"' in text
+    assert 'GRANT "pillarbox_owner", "pillarbox_maintainer", "pillarbox_detacher"' in (
+        text
+    )
 
 
 def test_an_encoding_other_than_utf8(server: PostgresServer) -> None:

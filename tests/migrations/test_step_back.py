@@ -1,9 +1,11 @@
 """One version back and forward again, with rows in the tables."""
 
+import psycopg
 import pytest
-from alembic import command
 
 from outbox import migrate as migrations
+from outbox.errors import MigrationError
+from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.retiring import EXPIRED
@@ -11,21 +13,81 @@ from tests.migrations.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 
+ROWS = (
+    "SELECT id, created_at, seq, lane, topic, key, headers, payload, published_at"
+    " FROM outbox.message ORDER BY seq"
+)
 
-def test_the_version_before_works_on_the_same_rows(empty_database_url: str) -> None:
+
+def step(url: str, version: str) -> None:
+    config = migrations._config("pillarbox", "partman", url=url, with_cron=False)
+    if version == "head":
+        migrations._run(lambda alembic: alembic.upgrade(config, version))
+    else:
+        migrations._run(lambda alembic: alembic.downgrade(config, version))
+
+
+def test_rows_stay_where_they_are_one_version_back_and_forward(
+    empty_database_url: str,
+) -> None:
     url = empty_database_url
     migrations.migrate(url, with_cron=False)
     old_partition(url)
     add_old(url)
+    execute(url, "SELECT outbox.add('orders', '{\"n\": 1}'::jsonb, 'a')")
+    execute(url, "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'e1', 'billing')")
     before = snapshot(url)
-    config = migrations._config("pillarbox", "partman", url=url, with_cron=False)
+    rows = execute(url, ROWS)
 
-    command.downgrade(config, "0004")
-    execute(url, "CALL outbox.maintain(3)")
-    assert len(execute(url, EXPIRED)) == 1
-    command.upgrade(config, "head")
+    step(url, "0003")
+    assert execute(url, ROWS) == rows
+    execute(url, "SELECT outbox.add('orders', '{\"n\": 2}'::jsonb, 'a')")
+    step(url, "head")
 
     assert snapshot(url) == before
+    assert len(execute(url, ROWS)) == 3
+    execute(url, "CALL outbox.maintain()")
+    assert len(execute(url, EXPIRED)) == 1
     execute(url, "UPDATE outbox.message SET published_at = now()")
     execute(url, "CALL outbox.maintain()")
     assert execute(url, EXPIRED) == []
+    assert execute(url, "SELECT message_id FROM inbox.foreign_receipt") == [("e1",)]
+
+
+def detach(url: str) -> str:
+    """Leave a partition where the upkeep leaves it between detach and drop."""
+    old_partition(url)
+    ((partition,),) = execute(url, EXPIRED)
+    execute(url, "SELECT outbox.finish_detached('outbox.message')")
+    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+    return str(partition)
+
+
+def test_a_detached_partition_is_not_forgotten_on_the_way_back(
+    empty_database_url: str,
+) -> None:
+    url = empty_database_url
+    migrations.migrate(url, with_cron=False)
+    partition = detach(url)
+
+    with psycopg.connect(url) as reader:
+        reader.execute(f"SELECT count(*) FROM {partition}")
+        with pytest.raises(MigrationError, match=r"is detached and somebody uses it"):
+            step(url, "0003")
+        reader.rollback()
+    step(url, "0003")
+
+    assert execute(url, f"SELECT to_regclass('{partition}')") == [(None,)]
+
+
+def test_everything_goes_with_a_detached_partition_left_over(
+    private_server: PostgresServer,
+) -> None:
+    migrations.migrate(private_server.url)
+    partition = detach(private_server.url)
+
+    migrations.unmigrate(private_server.url)
+
+    assert execute(private_server.url, f"SELECT to_regclass('{partition}')") == [
+        (None,)
+    ]

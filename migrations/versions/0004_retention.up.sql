@@ -1,22 +1,4 @@
--- Administrator part: a role for the one statement that only a table's owner may run and no
--- routine can: ALTER TABLE … DETACH PARTITION … CONCURRENTLY. pg_cron logs in as it; nobody else
--- is a member, so the maintainer stays as weak as it was.
-
-DO $roles$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {detacher_name}) THEN
-        CREATE ROLE {detacher} LOGIN;
-    END IF;
-    IF NOT pg_has_role({detacher_name}, {owner_name}, 'MEMBER') THEN
-        GRANT {owner} TO {detacher};
-    END IF;
-    IF NOT pg_has_role(current_user, {detacher_name}, 'MEMBER') THEN
-        EXECUTE format('GRANT {detacher} TO %I', current_user);
-    END IF;
-END
-$roles$;
-
--- Owner part: the plan, and its steps.
+-- Owner part: retention that stalls nobody: what may go, its detach, and what comes after.
 
 SET LOCAL ROLE {owner};
 
@@ -187,22 +169,33 @@ $body$;
 COMMENT ON FUNCTION outbox.finish_detached IS
     'note what may go, finalize interrupted detaches, drop what is detached, attach again what has an unsettled row';
 
--- Runs as the detacher. cron.schedule() records the current user, and has no one-shot jobs:
--- these name one minute of the year, and the next run takes them off the schedule.
+-- Runs as the detacher. cron.schedule() records the current user, and has no one-shot jobs: these
+-- name a minute of the hour, which needs no time zone (cron.timezone is hidden from all but
+-- administrators), and the next run, an hour after this one, takes them off the schedule.
 CREATE FUNCTION outbox.schedule_detaches() RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $body$
 DECLARE
-    v_first timestamp := date_trunc('minute', now() AT TIME ZONE coalesce(current_setting('cron.timezone', true), 'UTC') + interval '10 seconds');
+    -- The launcher reads the new job in the last seconds of a minute or not before the next.
+    v_first int := extract(minute FROM now() + interval '10 seconds');
     v_count int := 0;
     s record;
 BEGIN
-    -- A job that is unscheduled while it runs is cancelled.
-    PERFORM cron.unschedule(j.jobid) FROM cron.job j
-     WHERE j.jobname LIKE 'pillarbox detach %' AND j.database = current_database() AND j.username = current_user
-       AND NOT (outbox.detach_under_way() AND EXISTS (
-           SELECT FROM outbox.upkeep_plan() p WHERE p.step = 'finalize' AND j.jobname = 'pillarbox detach ' || p.partition));
+    FOR s IN
+        SELECT j.jobid, j.jobname, j.command,
+               outbox.detach_under_way() AND EXISTS (
+                   SELECT FROM outbox.upkeep_plan() p WHERE p.step = 'finalize' AND j.jobname = 'pillarbox detach ' || p.partition) AS runs
+          FROM cron.job j
+         WHERE j.jobname LIKE 'pillarbox detach %' AND j.database = current_database() AND j.username = current_user
+    LOOP
+        IF s.runs THEN
+            -- A job that is unscheduled while it runs is cancelled; so it stays, for a day that never comes.
+            PERFORM cron.schedule(s.jobname, '0 0 30 2 *', s.command);
+        ELSE
+            PERFORM cron.unschedule(s.jobid);
+        END IF;
+    END LOOP;
     PERFORM outbox.finish_detached(p.parent_table) FROM outbox.partition_policy p;
     FOR s IN
         SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
@@ -213,7 +206,7 @@ BEGIN
     LOOP
         CONTINUE WHEN s.turn > 50;  -- the rest in the next hour
         PERFORM cron.schedule('pillarbox detach ' || s.partition,
-            to_char(v_first + s.turn * interval '1 minute', 'FMMI FMHH24 FMDD FMMM "*"'), s.statement);
+            format('%s * * * *', (v_first + s.turn) % 60), s.statement);
         v_count := v_count + 1;
     END LOOP;
     DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval '14 days';

@@ -1,15 +1,12 @@
--- Owner part: the upkeep as it was, and the detaches gone.
+-- Owner part: the upkeep, which ends detaches and drops by itself only what they left.
 
 SET LOCAL ROLE {owner};
-DROP PROCEDURE outbox.maintain(integer, interval);
-DROP FUNCTION outbox.drop_expired(text, regclass[], interval);
-DROP FUNCTION outbox.schedule_detaches(), outbox.finish_detached(text), outbox.upkeep_plan(),
-    outbox.count_unsettled(text, regclass), outbox.detach_under_way();
-DROP TABLE outbox.retiring_partition;
 
--- Drops one expired partition in a transaction of its own, so that a lock is never waited for
--- with others held. Gives dropped, held (an unsettled row), busy (lock not to be had) or none.
-CREATE FUNCTION outbox.drop_expired(parent text, INOUT skip regclass[], OUT outcome text)
+-- The fallback, for where nobody can detach concurrently, or a detach has had its chance since the
+-- upkeep first saw the partition, `patience` ago. Drops one partition in a transaction of its own,
+-- so that a lock is never waited for with others held. Gives dropped, held (an unsettled row),
+-- busy (lock not to be had) or none.
+CREATE FUNCTION outbox.drop_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
@@ -23,7 +20,10 @@ BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT x.partition INTO v_partition
       FROM outbox.partitions(parent) x
-     WHERE x.ends_at < now() - p.retention AND x.partition <> ALL (skip)
+     WHERE x.ends_at < now() - p.retention AND x.partition <> ALL (skip) AND NOT x.detach_pending
+       AND (patience = interval '0' OR EXISTS (
+           SELECT FROM outbox.retiring_partition r
+            WHERE to_regclass(r.partition) = x.partition AND r.planned_at <= now() - patience))
      ORDER BY x.ends_at LIMIT 1;
     IF v_partition IS NULL THEN
         outcome := 'none';
@@ -55,7 +55,7 @@ END
 $body$;
 COMMENT ON FUNCTION outbox.drop_expired IS 'drop the oldest expired partition that is not in skip; say what happened';
 
-CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60)
+CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0')
 LANGUAGE plpgsql
 AS $body$
 DECLARE
@@ -72,11 +72,17 @@ BEGIN
             v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);
         END;
         COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
+        BEGIN
+            PERFORM outbox.finish_detached(v_parent);
+        EXCEPTION WHEN OTHERS THEN
+            v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
+        END;
+        COMMIT;
         v_skip := '{}';
         v_tries := 0;
         LOOP
             BEGIN
-                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.drop_expired(v_parent, v_skip) d;
+                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.drop_expired(v_parent, v_skip, patience) d;
             EXCEPTION WHEN OTHERS THEN
                 v_outcome := 'none';
                 v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
@@ -99,22 +105,17 @@ BEGIN
     END IF;
 END
 $body$;
-COMMENT ON PROCEDURE outbox.maintain IS 'premake, then retention, for every table of the policy; call it hourly';
+COMMENT ON PROCEDURE outbox.maintain IS
+    'premake, then retention, for every table of the policy; what may go is left to a detach for as long as patience';
 
-REVOKE ALL ON FUNCTION outbox.drop_expired(text, regclass[]) FROM PUBLIC;
-REVOKE ALL ON PROCEDURE outbox.maintain(integer) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.drop_expired(text, regclass[]) TO {maintainer};
-GRANT EXECUTE ON PROCEDURE outbox.maintain(integer) TO {maintainer};
+REVOKE ALL ON FUNCTION outbox.drop_expired(text, regclass[], interval), outbox.upkeep_plan(), outbox.finish_detached(text),
+    outbox.count_unsettled(text, regclass), outbox.schedule_detaches() FROM PUBLIC;
+REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.drop_expired(text, regclass[], interval), outbox.finish_detached(text), outbox.upkeep_plan() TO {maintainer};
+GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
+GRANT EXECUTE ON FUNCTION outbox.upkeep_plan() TO {monitor};
+-- As a member of the owner it has this anyway; said here, the role stays while this database needs it.
+GRANT USAGE ON SCHEMA outbox TO {detacher};
+GRANT SELECT ON outbox.retiring_partition TO {maintainer}, {monitor};
+
 RESET ROLE;
-
--- Administrator part.
-REVOKE ALL ON SCHEMA outbox FROM {detacher};
-REVOKE ALL ON {partman}.part_config FROM {monitor};
-REVOKE ALL ON SCHEMA {partman} FROM {monitor};
-DO $roles$
-BEGIN
-    DROP ROLE {detacher};
-EXCEPTION WHEN dependent_objects_still_exist OR insufficient_privilege THEN
-    RAISE NOTICE 'role "%" stays: %', {detacher_name}, SQLERRM;
-END
-$roles$;

@@ -1,0 +1,55 @@
+"""Whoever migrates need not be a superuser, as nobody is on a managed server."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from outbox.cli import main
+from outbox.migrate import migrate, unmigrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.relay import execute
+from tests.migrations.catalog import is_empty, snapshot
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+WITH_GRANT_OPTION = """
+CREATE SCHEMA partman;
+CREATE EXTENSION pg_partman SCHEMA partman;
+GRANT USAGE ON SCHEMA partman TO administrator WITH GRANT OPTION;
+GRANT ALL ON ALL TABLES IN SCHEMA partman TO administrator WITH GRANT OPTION;
+GRANT ALL ON ALL FUNCTIONS IN SCHEMA partman TO administrator WITH GRANT OPTION;
+GRANT ALL ON ALL PROCEDURES IN SCHEMA partman TO administrator WITH GRANT OPTION;
+"""
+
+
+@pytest.fixture
+def administrator(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
+    """The empty database, by a role that may create roles, and schemas in it."""
+    name = empty_database_url.rpartition("/")[2].partition("?")[0]
+    execute(server.url, "CREATE ROLE administrator LOGIN CREATEROLE")
+    execute(server.url, f'GRANT CREATE ON DATABASE "{name}" TO administrator')
+    execute(empty_database_url, WITH_GRANT_OPTION)
+    yield empty_database_url.replace("postgres@", "administrator@")
+    execute(empty_database_url, "DROP OWNED BY administrator CASCADE")
+    execute(server.url, "DROP ROLE administrator")
+
+
+def test_an_administrator_of_roles_migrates_maintains_and_removes(
+    administrator: str, empty_database_url: str
+) -> None:
+    migrate(administrator, with_cron=False, role_prefix="theirs")
+    first = snapshot(empty_database_url)
+    migrate(administrator, with_cron=False, role_prefix="theirs")
+    assert snapshot(empty_database_url) == first
+
+    assert main(["maintain", "--database", administrator]) == 0
+    ((ahead,),) = execute(
+        administrator, "SELECT min(ahead) FROM outbox.partition_health"
+    )
+    assert ahead >= 7
+
+    unmigrate(administrator, role_prefix="theirs")
+    found = snapshot(empty_database_url)
+    assert is_empty(found)
+    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'theirs%'"
+    assert execute(empty_database_url, roles) == []
