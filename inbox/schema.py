@@ -70,7 +70,7 @@ dead_letter_table = Table(
     ),
     Column("status", Text, nullable=False, server_default=text("'PENDING'")),
     Column("retry_count", Integer, nullable=False, server_default=text("0")),
-    Column("retry_after", DateTime(timezone=True)),
+    Column("retry_after", DateTime(timezone=True), server_default=text("now()")),
     Column("origin", Text, nullable=False),
     Column("message_id", Text, nullable=False),
     Column("topic", Text, nullable=False),
@@ -83,5 +83,7 @@ dead_letter_table = Table(
     Column("payload", LargeBinary, nullable=False),
     Column("error_reason", Text, nullable=False),
     Column("error_stacktrace", Text),
+    Column("discard_reason", Text),
+    Column("discarded_by", Text),
     postgresql_partition_by="RANGE (created_at)",
 )

@@ -1,9 +1,11 @@
 -- Owner part: drop the outbox with everything in it.
 
 SET LOCAL ROLE {owner};
+DROP VIEW outbox.readable_dead_letter;
 DROP TABLE outbox.message, outbox.message_template, outbox.dead_letter, outbox.dead_letter_template;
 DROP SEQUENCE outbox.message_seq;
 DROP FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid);
 DROP FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid);
+DROP FUNCTION outbox.json_of(text, bytea);
 DROP FUNCTION outbox.ring_doorbell(), outbox.uuid7(), outbox.lane_of(text, uuid, text);
 RESET ROLE;

@@ -66,7 +66,7 @@ CREATE TABLE outbox.dead_letter (
     updated_at       timestamptz NOT NULL DEFAULT now(),
     status           text        NOT NULL DEFAULT 'PENDING',
     retry_count      integer     NOT NULL DEFAULT 0,
-    retry_after      timestamptz,
+    retry_after      timestamptz          DEFAULT now(),
     origin           text        NOT NULL,
     message_id       text        NOT NULL,
     topic            text        NOT NULL,
@@ -79,18 +79,51 @@ CREATE TABLE outbox.dead_letter (
     payload          bytea       NOT NULL,
     error_reason     text        NOT NULL,
     error_stacktrace text,
+    discard_reason   text,
+    discarded_by     text,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
-    CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED'))
+    CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
 
 COMMENT ON TABLE outbox.dead_letter IS 'messages that were given up, with the reason; PENDING until someone decides';
 COMMENT ON COLUMN outbox.dead_letter.origin IS 'who gave it up: publisher:<scheme> or consumer:<name>';
+COMMENT ON COLUMN outbox.dead_letter.retry_count IS 'retries since it was given up, as attempts are those before';
+COMMENT ON COLUMN outbox.dead_letter.retry_after IS 'not retried by the schedule before; null: only by hand';
 
 CREATE INDEX dead_letter_status_idx ON outbox.dead_letter (status, created_at);
 CREATE INDEX dead_letter_topic_idx ON outbox.dead_letter (topic, created_at);
 CREATE INDEX dead_letter_reason_idx ON outbox.dead_letter (left(error_reason, 80), created_at);
 CREATE INDEX dead_letter_retry_idx ON outbox.dead_letter (retry_after) WHERE status = 'PENDING';
+-- Is it given up already?
+CREATE INDEX dead_letter_message_idx ON outbox.dead_letter (message_id) WHERE status = 'PENDING';
 CREATE TABLE outbox.dead_letter_template (LIKE outbox.dead_letter);
+
+-- A cast would make one bad payload fail the query for all.
+CREATE FUNCTION outbox.json_of(content_type text, payload bytea) RETURNS jsonb
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+BEGIN
+    IF lower(content_type) ~ '^\s*application/([^;\s]+\+)?json\s*(;|$)' THEN
+        RETURN convert_from(payload, 'UTF8')::jsonb;
+    END IF;
+    RETURN NULL;
+EXCEPTION
+    WHEN data_exception OR program_limit_exceeded THEN
+        RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.json_of IS 'a payload as JSON, or null if it is none';
+
+CREATE VIEW outbox.readable_dead_letter AS
+SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.headers, outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
+       d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
+  FROM outbox.dead_letter AS d;
+COMMENT ON VIEW outbox.readable_dead_letter IS
+    'dead letters with their payload as JSON where it is JSON; not for the monitor, who reads no payloads';
 
 CREATE FUNCTION outbox.lane_of(key text, id uuid, priority text DEFAULT 'default') RETURNS smallint
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -227,9 +260,11 @@ GRANT SELECT, UPDATE (attempts, available_at, last_error, published_at, dead_let
     ON outbox.message TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay};
 GRANT SELECT, INSERT, UPDATE ON outbox.dead_letter TO {relay};
-GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at, dead_lettered_at, topic, key, tenant)
+GRANT SELECT ON outbox.readable_dead_letter TO {relay};
+GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at, dead_lettered_at, topic, key, tenant, last_error)
     ON outbox.message TO {monitor};
-GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts, error_reason)
+GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts,
+              schema_version, content_type, error_reason, discard_reason, discarded_by)
     ON outbox.dead_letter TO {monitor};
 
 RESET ROLE;

@@ -1,6 +1,7 @@
 -- Owner part: drop the inbox with everything in it.
 
 SET LOCAL ROLE {owner};
+DROP VIEW inbox.readable_dead_letter;
 DROP TABLE inbox.receipt, inbox.receipt_template, inbox.foreign_receipt, inbox.subscription,
     inbox.delivery, inbox.delivery_template, inbox.dead_letter, inbox.dead_letter_template;
 DROP SEQUENCE inbox.delivery_seq;

@@ -99,7 +99,17 @@ CREATE INDEX dead_letter_status_idx ON inbox.dead_letter (status, created_at);
 CREATE INDEX dead_letter_topic_idx ON inbox.dead_letter (topic, created_at);
 CREATE INDEX dead_letter_reason_idx ON inbox.dead_letter (left(error_reason, 80), created_at);
 CREATE INDEX dead_letter_retry_idx ON inbox.dead_letter (retry_after) WHERE status = 'PENDING';
+CREATE INDEX dead_letter_message_idx ON inbox.dead_letter (message_id) WHERE status = 'PENDING';
 CREATE TABLE inbox.dead_letter_template (LIKE inbox.dead_letter);
+
+CREATE VIEW inbox.readable_dead_letter AS
+SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after, d.origin,
+       d.message_id, d.topic, d.key, d.tenant, d.attempts, d.schema_version, d.content_type,
+       d.headers, outbox.json_of(d.content_type, d.payload) AS payload_json, d.payload,
+       d.error_reason, d.error_stacktrace, d.discard_reason, d.discarded_by
+  FROM inbox.dead_letter AS d;
+COMMENT ON VIEW inbox.readable_dead_letter IS
+    'dead letters with their payload as JSON where it is JSON; not for the monitor, who reads no payloads';
 
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
@@ -107,6 +117,7 @@ GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
 GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
 GRANT SELECT, INSERT, UPDATE ON inbox.dead_letter TO {consumer};
+GRANT SELECT ON inbox.readable_dead_letter TO {consumer};
 GRANT SELECT ON inbox.subscription TO {relay}, {monitor};
 -- For the postgres publisher; RETURNING needs SELECT on what it gives.
 GRANT USAGE ON SEQUENCE inbox.delivery_seq TO {relay};
@@ -116,7 +127,8 @@ GRANT INSERT (message_id, lane, schema_version, consumer, topic, key, tenant, co
 GRANT SELECT (seq, created_at, message_id, lane, attempts, available_at, acked_at, consumer, topic, key, tenant)
     ON inbox.delivery TO {monitor};
 GRANT SELECT ON inbox.receipt, inbox.foreign_receipt TO {monitor};
-GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts, error_reason)
+GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts,
+              schema_version, content_type, error_reason, discard_reason, discarded_by)
     ON inbox.dead_letter TO {monitor};
 
 RESET ROLE;
