@@ -1,42 +1,32 @@
 """The consumer: receive, handle, settle. Read this file first.
 
-`run` connects a `Source` and a `Flight`: it fetches no more than there is room for,
-and what it fetched is settled side by side by a `Settlement`, key by key in order.
+`run` gives each queue a `Reception`, which fetches from its source no more than there
+is room for in its `Flight`; what it fetched is settled side by side by a `Settlement`,
+key by key in order. `Turns` decides who goes next when more wait than may be in flight.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
-from inbox.events import (
-    ConsumerStarted,
-    ConsumerStopped,
-    DeliveriesReceived,
-    DeliveryReturned,
-    SourceFound,
-    SourceLost,
-)
+from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
 from inbox.handle import Sessions, handling, one_line
 from inbox.receipt import check_text
-from inbox.routes import Routes
+from inbox.receive import Reception, receive_all, stop_all
+from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
+from inbox.serving import Order, Serving
 from inbox.settle import Settlement
 from inbox.source import Delivery, Source
-from outbox.entry_points import implementation
-from outbox.errors import (
-    BrokerUnavailableError,
-    ConfigError,
-    DatabaseUnavailableError,
-)
+from inbox.turns import Turns
+from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.events import Observer, Observers
 from outbox.retry import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
-
-_RECONNECT = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
-)
 
 
 class Consumer:
@@ -48,14 +38,21 @@ class Consumer:
     source hands them over, keys side by side.
 
     Args:
-        source: where the messages come from: a broker's URL, or a `Source`.
+        source: where the messages come from: a broker's URL, a `Source`, or one for
+            each queue.
         sessions: of the handlers' database: an `async_sessionmaker` for async
             handlers, a `sessionmaker` for plain functions, which run in threads.
         name: whose receipts, subscriptions and consumer group these are; the
             replicas of one consumer have one name.
+        queues: which queues to serve, with their weights; all alike if left out.
+        order: `"none"` if messages with one key needn't wait for each other; for
+            each queue if it is a mapping.
         max_in_flight: handlers at work at once.
-        max_waiting: messages held that wait behind others of their key, or for
-            their retry; when it is reached, no more are fetched.
+        max_in_flight_per_tenant: of them, for messages of one tenant.
+        max_prefetched: messages that each queue holds ready beyond `max_in_flight`;
+            among them its tenants take turns. As many again if left out.
+        max_waiting: messages that each queue holds that wait behind others of their
+            key, or for their retry; when it is reached, no more are fetched.
         retry: backoff and number of attempts for handlers that raise.
         drain: how long a stop waits for handlers at work.
         observers: are told of every event of `inbox.events`.
@@ -63,11 +60,15 @@ class Consumer:
 
     def __init__(
         self,
-        source: Source | str,
+        source: Source | str | Mapping[str, Source],
         sessions: Sessions,
         *,
         name: str,
+        queues: Mapping[str, int] | None = None,
+        order: Order | Mapping[str, Order] = "key",
         max_in_flight: int = 64,
+        max_in_flight_per_tenant: int | None = None,
+        max_prefetched: int | None = None,
         max_waiting: int = 1024,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
@@ -76,45 +77,66 @@ class Consumer:
         check_text("consumer", name)
         for field, value, least in (
             ("max_in_flight", max_in_flight, 1),
+            ("max_in_flight_per_tenant", max_in_flight_per_tenant, 1),
+            ("max_prefetched", max_prefetched, 0),
             ("max_waiting", max_waiting, 0),
         ):
-            if value < least:
+            if value is not None and value < least:
                 raise ConfigError(f"{field}={value}: must be at least {least}")
         if drain < timedelta(0):
             raise ConfigError(f"drain={drain}: must not be negative")
         self.name = name
-        self._source = source
         self._handling = handling(sessions, name, max_in_flight)
         self._max_in_flight = max_in_flight
+        self._max_in_flight_per_tenant = max_in_flight_per_tenant
+        self._max_prefetched = (
+            max_in_flight if max_prefetched is None else max_prefetched
+        )
         self._max_waiting = max_waiting
         self._retry = retry or RetryPolicy()
         self._drain = drain
         self._observers = list(observers)
         self._routes = Routes()
+        self._serving = Serving(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
+        if queues is not None:
+            self.serve(queues)
 
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics that have a handler."""
         return self._routes.topics
 
-    def handles(self, topic: str) -> Callable[[H], H]:
+    def handles(self, topic: str, *, queue: str = DEFAULT_QUEUE) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic, or of `orders.*`.
 
         A handler that is `@idempotent` records its receipt itself; for any other the
         consumer does.
 
+        Args:
+            queue: in which its messages wait, with a consumer group of its own.
+
         Raises:
-            ConfigError: the topic has a handler already or can't be used, or the
-                handler doesn't fit the kind of the sessions.
+            ConfigError: the topic has a handler already or can't be used, the queue
+                can't, or the handler doesn't fit the kind of the sessions.
         """
+        check_topic(topic)
+        check_queue(queue)
 
         def register(handler: H) -> H:
             self._handling.check(handler)
-            self._routes.add(topic, handler)
+            self._routes.add(topic, handler, queue)
             return handler
 
         return register
+
+    def serve(self, queues: Mapping[str, int]) -> None:
+        """Serve these queues only, with these weights, from the next run on.
+
+        Raises:
+            ConfigError: there are none, or a weight isn't a positive number.
+        """
+        self._serving.choose(queues)
 
     def observe(self, observer: Observer) -> None:
         """Tell one more observer, from the next run on."""
@@ -125,18 +147,22 @@ class Consumer:
         if self._stop is not None:
             self._stop.set()
 
-    async def run(self) -> None:
+    async def run(self, *, idle: timedelta | None = None) -> None:
         """Handle messages until `stop` is called, or the task is cancelled.
 
         Then nothing more is fetched, handlers at work may finish within `drain`, and
         the rest is given back. A broker or a database that goes away later is waited
         for; a second cancellation ends the drain.
 
+        Args:
+            idle: also stop when nothing has come for so long and no handler is at
+                work. What waits for its retry is given back with its delay.
+
         Raises:
-            ConfigError: there is no handler, or the source or the tables are not as
-                they should be.
+            ConfigError: there is no handler, or the source, the queues or the tables
+                are not as they should be.
             BrokerUnavailableError, DatabaseUnavailableError: at the start, the broker
-                or the database is away.
+                or the database is away; the broker later, too, if `idle` is given.
         """
         if self._stop is not None:
             raise ConfigError(f"consumer {self.name!r}: runs already; make another one")
@@ -145,9 +171,10 @@ class Consumer:
                 f"consumer {self.name!r}: has no handler; register one with "
                 "@consumer.handles(topic)"
             )
+        weights = self._serving.weights()
         self._stop = asyncio.Event()
         try:
-            work = asyncio.create_task(self._run(self._stop))
+            work = asyncio.create_task(self._run(self._stop, weights, idle))
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
@@ -157,38 +184,67 @@ class Consumer:
         finally:
             self._stop = None
 
-    async def _run(self, stop: asyncio.Event) -> None:
+    async def _run(
+        self, stop: asyncio.Event, weights: dict[str, int], idle: timedelta | None
+    ) -> None:
         observers = Observers(self._observers)
+        sources = {queue: self._serving.source_of(queue) for queue in weights}
+        await self._check_database()
+        async with AsyncExitStack() as stack:
+            flights = self._flights(weights, observers)
+            receptions = [
+                Reception(
+                    self.name,
+                    queue,
+                    await stack.enter_async_context(source),
+                    flights[queue],
+                    observers,
+                    idle=idle,
+                )
+                for queue, source in sources.items()
+            ]
+            topics = [t for q in weights for t in self._routes.queues[q]]
+            observers.notify(ConsumerStarted(consumer=self.name, topics=tuple(topics)))
+            try:
+                failure = await receive_all(receptions, stop)
+            finally:
+                returned = await stop_all(receptions, self._drain)
+                self._handling.close()
+        observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
+        if failure is not None:
+            raise failure
+
+    def _flights(
+        self, weights: Mapping[str, int], observers: Observers
+    ) -> dict[str, Flight]:
         settlement = Settlement(
             self.name, self._routes, self._handling, self._retry, observers
         )
-        flight = Flight(
-            lambda delivery: settlement.settle(delivery, flight),
-            max_in_flight=self._max_in_flight,
-            max_waiting=self._max_waiting,
+        flights: dict[str, Flight] = {}
+
+        async def settle(queue: str, delivery: Delivery) -> bool:
+            return await settlement.settle(delivery, flights[queue])
+
+        def look_again() -> None:
+            for flight in flights.values():
+                flight.look_again()
+
+        turns = Turns(
+            self._max_in_flight,
+            weights,
+            max_per_tenant=self._max_in_flight_per_tenant,
+            on_capped=look_again,
         )
-        chosen = self._choose_source()
-        await self._check_database()
-        async with chosen as source:
-            observers.notify(ConsumerStarted(consumer=self.name, topics=self.topics))
-            receiving = asyncio.create_task(self._receive(source, flight, observers))
-            stopped = asyncio.create_task(stop.wait())
-            try:
-                await asyncio.wait(
-                    (receiving, stopped), return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                receiving.cancel()
-                stopped.cancel()
-                results = await asyncio.gather(
-                    receiving, stopped, return_exceptions=True
-                )
-                left = await flight.stop(self._drain)
-                await self._give_back(left, observers)
-                self._handling.close()
-        observers.notify(ConsumerStopped(consumer=self.name, returned=len(left)))
-        if isinstance(results[0], Exception):
-            raise results[0]
+        for queue in weights:
+            flights[queue] = Flight(
+                partial(settle, queue),
+                turns=turns,
+                queue=queue,
+                max_lines=self._max_in_flight + self._max_prefetched,
+                max_waiting=self._max_waiting,
+                in_order=self._serving.keeps_order(queue),
+            )
+        return flights
 
     async def _check_database(self) -> None:
         try:
@@ -208,53 +264,3 @@ class Consumer:
             raise DatabaseUnavailableError(
                 f"can't read the inbox in the database of sessions: {one_line(error)}"
             ) from error
-
-    def _choose_source(self) -> Source:
-        if not isinstance(self._source, str):
-            return self._source
-        found = implementation("inbox.sources", self._source)
-        source: Source = found.from_url(
-            self._source, consumer=self.name, topics=self.topics
-        )
-        return source
-
-    async def _receive(
-        self, source: Source, flight: Flight, observers: Observers
-    ) -> None:
-        failures = 0
-        while True:
-            room = await flight.wait_for_room()
-            try:
-                deliveries = await source.receive(limit=room)
-            except BrokerUnavailableError as error:
-                failures += 1
-                delay = _RECONNECT.delay(failures).total_seconds()
-                observers.notify(
-                    SourceLost(consumer=self.name, reason=str(error), seconds=delay)
-                )
-                await asyncio.sleep(delay)
-                continue
-            if failures:
-                failures = 0
-                observers.notify(SourceFound(consumer=self.name))
-            if deliveries:
-                flight.accept(deliveries)
-                observers.notify(
-                    DeliveriesReceived(consumer=self.name, messages=len(deliveries))
-                )
-
-    async def _give_back(self, left: list[Delivery], observers: Observers) -> None:
-        # Last first: a source that puts each before all others has them in order.
-        for delivery in reversed(left):
-            try:
-                await delivery.nack()
-            except BrokerUnavailableError:
-                continue  # comes again without being asked for
-            observers.notify(
-                DeliveryReturned(
-                    consumer=self.name,
-                    id=delivery.message.id,
-                    topic=delivery.message.topic,
-                    key=delivery.message.key,
-                )
-            )

@@ -30,6 +30,7 @@ class DeliveriesReceived(Event):
     level = logging.DEBUG
 
     consumer: str
+    queue: str
     messages: int
 
 
@@ -105,6 +106,7 @@ class SourceLost(Event):
     level = logging.WARNING
 
     consumer: str
+    queue: str
     reason: str
     seconds: float
 
@@ -114,6 +116,7 @@ class SourceFound(Event):
     """The broker hands messages over again."""
 
     consumer: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

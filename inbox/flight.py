@@ -3,40 +3,58 @@
 Each key with messages has a *line*, worked off by one task; a message without a key
 has a line of its own. A line is *parked* while its head waits for its retry. Parked
 lines don't count as in flight, so one bad message holds up its own key and nothing
-else; but what waits in lines is bounded too.
+else; nor do those of a tenant that has all the turns it may have. But what waits in
+lines is bounded too.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TypeAlias
 
 from inbox.source import Delivery
+from inbox.turns import Turns
+from outbox.message import Message
 
 Work: TypeAlias = Callable[[Delivery], Awaitable[bool]]
 
 
 class Flight:
-    """The lines of one run of a consumer. For one event loop.
+    """The lines of one queue, in one run of a consumer. For one event loop.
 
     Args:
         work: settles one delivery, after which it is the turn of the next of its key;
             gives False if it had to stop before that. It runs handlers inside `turn`
             and waits by `park`.
-        max_in_flight: lines at work at once.
+        turns: shared with the flights of the consumer's other queues.
+        queue: the name of this one there.
+        max_lines: lines at work or waiting for their turn.
         max_waiting: deliveries held that wait behind others, or for their retry.
+        in_order: with False a message with a key has a line of its own, too.
     """
 
-    def __init__(self, work: Work, *, max_in_flight: int, max_waiting: int) -> None:
-        self.turn = asyncio.Semaphore(max_in_flight)
+    def __init__(
+        self,
+        work: Work,
+        *,
+        turns: Turns,
+        queue: str,
+        max_lines: int,
+        max_waiting: int,
+        in_order: bool = True,
+    ) -> None:
         self.stopping = asyncio.Event()
         self._work = work
-        self._max_in_flight = max_in_flight
-        self._max_held = max_in_flight + max_waiting
+        self._turns = turns
+        self._queue = queue
+        self._max_lines = max_lines
+        self._max_held = max_lines + max_waiting
+        self._in_order = in_order
         self._lines: dict[object, deque[Delivery]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._in_wait: set[asyncio.Task[None]] = set()
         self._held = 0
         self._parked = 0
         self._changed = asyncio.Event()
@@ -45,8 +63,34 @@ class Flight:
     @property
     def room(self) -> int:
         """How many more deliveries may be accepted now."""
-        at_work = len(self._lines) - self._parked
-        return max(0, min(self._max_in_flight - at_work, self._max_held - self._held))
+        lines = len(self._lines) - self._parked - self._turns.capped(self._queue)
+        return max(0, min(self._max_lines - lines, self._max_held - self._held))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left but what is parked, and what waits behind it."""
+        return len(self._lines) == self._parked
+
+    def look_again(self) -> None:
+        """Have `wait_for_room` look whether there is room now."""
+        self._changed.set()
+
+    @asynccontextmanager
+    async def turn(self, message: Message) -> AsyncIterator[None]:
+        """Wait for the turn of a message, and have it for the length of the block.
+
+        When the flight stops, whoever waits here is cancelled: its message goes back.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_wait.add(task)
+        try:
+            turn = self._turns.turn(self._queue, message.tenant)
+            async with turn:
+                self._in_wait.discard(task)
+                yield
+        finally:
+            self._in_wait.discard(task)
 
     async def wait_for_room(self) -> int:
         """Wait until there is room, and tell how much.
@@ -66,7 +110,7 @@ class Flight:
         """Put deliveries into their lines, in this order."""
         for delivery in deliveries:
             self._held += 1
-            key = delivery.message.key
+            key = delivery.message.key if self._in_order else None
             name: object = delivery if key is None else key
             if name in self._lines:
                 self._lines[name].append(delivery)
@@ -100,6 +144,8 @@ class Flight:
         Being cancelled only ends the drain.
         """
         self.stopping.set()
+        for task in self._in_wait:
+            task.cancel()
         if self._tasks:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait(self._tasks, timeout=drain.total_seconds())

@@ -1,7 +1,8 @@
-"""From a topic to its handler."""
+"""From a topic to its handler, and to the queue in which it comes."""
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -13,6 +14,9 @@ SyncHandler: TypeAlias = Callable[[Session, Message], object]
 AsyncHandler: TypeAlias = Callable[[AsyncSession, Message], Awaitable[object]]
 Handler: TypeAlias = SyncHandler | AsyncHandler
 
+DEFAULT_QUEUE: Final = "default"
+_QUEUE: Final = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
+
 
 class Routes:
     """One handler for each topic or beginning of topics (`orders.*`)."""
@@ -20,19 +24,30 @@ class Routes:
     def __init__(self) -> None:
         self._exact: dict[str, Handler] = {}
         self._prefixes: dict[str, Handler] = {}
+        self._queues: dict[str, str] = {}
 
     @property
     def topics(self) -> tuple[str, ...]:
         """What to subscribe to, as it was registered."""
         return (*self._exact, *(f"{prefix}*" for prefix in self._prefixes))
 
-    def add(self, topic: str, handler: Handler) -> None:
+    @property
+    def queues(self) -> dict[str, list[str]]:
+        """The queues, with the topics of each."""
+        queues: dict[str, list[str]] = {}
+        for topic in self.topics:
+            queues.setdefault(self._queues[topic], []).append(topic)
+        return queues
+
+    def add(self, topic: str, handler: Handler, queue: str = DEFAULT_QUEUE) -> None:
         """Register a handler.
 
         Raises:
-            ConfigError: the topic can't be used, or has a handler already.
+            ConfigError: the topic or the queue can't be used, the topic has a handler
+                already, or would come in two queues.
         """
         check_topic(topic)
+        check_queue(queue)
         kind = self._prefixes if topic.endswith("*") else self._exact
         name = topic.removesuffix("*")
         if name in kind:
@@ -40,7 +55,15 @@ class Routes:
                 f"topic {shorten(topic)}: has the handler {name_of(kind[name])} "
                 f"already, and can't have {name_of(handler)} too; let one call both"
             )
+        for other, its_queue in self._queues.items():
+            if its_queue != queue and _overlap(topic, other):
+                raise ConfigError(
+                    f"topic {shorten(topic)} in queue {queue!r}: {shorten(other)} in "
+                    f"queue {its_queue!r} has messages in common with it, which would "
+                    "come in both; put both into one queue"
+                )
         kind[name] = handler
+        self._queues[topic] = queue
 
     def find(self, topic: str) -> Handler | None:
         """Give the handler of exactly this topic, or of its longest beginning."""
@@ -61,6 +84,25 @@ def check_topic(topic: object) -> None:
             f"topic {shorten(topic)}: write a topic, or the beginning of topics "
             "followed by one * (orders.*)"
         )
+
+
+def check_queue(queue: object) -> None:
+    """Refuse what can't be a part of the name of a consumer group everywhere.
+
+    Raises:
+        ConfigError: it has other characters than names of brokers may have.
+    """
+    if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
+        raise ConfigError(
+            f"queue {shorten(queue)}: use letters, digits, _ and single - in between"
+        )
+
+
+def _overlap(topic: str, other: str) -> bool:
+    one, two = topic.removesuffix("*"), other.removesuffix("*")
+    return (topic.endswith("*") and two.startswith(one)) or (
+        other.endswith("*") and one.startswith(two)
+    )
 
 
 def name_of(handler: Handler) -> str:

@@ -90,7 +90,7 @@ class Settlement:
         while True:
             failure: BaseException
             try:
-                async with flight.turn:
+                async with flight.turn(message):
                     started = time.monotonic()
                     is_new = await self._handling.handle(handler, message)
             except RetryLater as decision:
@@ -177,7 +177,7 @@ class Settlement:
         lost = 0
         while True:
             try:
-                async with flight.turn:
+                async with flight.turn(delivery.message):
                     await self._handling.execute(INSERT_DEAD_LETTER, values)
                 break
             except Exception as error:  # noqa: BLE001 (nothing else can be done with it)

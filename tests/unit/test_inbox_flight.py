@@ -9,6 +9,7 @@ import pytest
 from inbox.flight import Flight
 from inbox.source import Delivery
 from inbox.sources.memory import MemoryDelivery, MemorySource
+from inbox.turns import Turns
 from outbox import Message
 
 NOW = timedelta(0)
@@ -24,7 +25,11 @@ class Work:
 
     def __init__(self, max_in_flight: int = 2, max_waiting: int = 3) -> None:
         self.flight = Flight(
-            self._do, max_in_flight=max_in_flight, max_waiting=max_waiting
+            self._do,
+            turns=Turns(max_in_flight, {"default": 1}),
+            queue="default",
+            max_lines=max_in_flight,
+            max_waiting=max_waiting,
         )
         self.begun: list[str] = []
         self.done: list[str] = []

@@ -1,0 +1,154 @@
+"""Whose turn it is: which of those that wait gets the next free place.
+
+Three levels: queues get places by their weights, within a queue its tenants one after
+the other, and for one tenant whoever came first. No place stays free while somebody
+may have it. So a flood makes only its own tenant, and its own queue, wait.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+Tenant: TypeAlias = str | None
+_Line: TypeAlias = deque[asyncio.Future[None]]
+
+
+class Waiting:
+    """Who waits in one queue, by tenant."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.credit = weight
+        # The tenant that was served last is at the end.
+        self.ring: OrderedDict[Tenant, _Line] = OrderedDict()
+        self.capped: dict[Tenant, _Line] = {}
+
+
+class Turns:
+    """Grants the turns of one run of a consumer. For one event loop.
+
+    Args:
+        max_in_flight: turns taken at once.
+        weights: of each queue: its share of the turns while others want them too.
+        max_per_tenant: turns that one tenant has at once; what has no tenant is not
+            limited.
+        on_capped: called when `capped` may have changed.
+    """
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        weights: Mapping[str, int],
+        *,
+        max_per_tenant: int | None = None,
+        on_capped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._free = max_in_flight
+        self._max_per_tenant = max_per_tenant
+        self._on_capped = on_capped
+        self._queues = {name: Waiting(weight) for name, weight in weights.items()}
+        # The queue that was served last is at the end.
+        self._order = deque(self._queues.values())
+        self._taken: Counter[Tenant] = Counter()
+
+    def capped(self, queue: str) -> int:
+        """Count those who wait for another turn of their tenant to end."""
+        return sum(map(len, self._queues[queue].capped.values()))
+
+    @asynccontextmanager
+    async def turn(self, queue: str, tenant: Tenant) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the length of the block."""
+        await self._take(self._queues[queue], tenant)
+        try:
+            yield
+        finally:
+            self._end(tenant)
+
+    async def _take(self, queue: Waiting, tenant: Tenant) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lines = queue.capped if self._is_full(tenant) else queue.ring
+        lines.setdefault(tenant, deque()).append(granted)
+        if lines is queue.capped:
+            self._on_capped()
+        self._grant()
+        if granted.done():
+            return
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                self._leave(queue, tenant, granted)
+            else:
+                self._end(tenant)
+            raise
+
+    def _leave(
+        self, queue: Waiting, tenant: Tenant, granted: asyncio.Future[None]
+    ) -> None:
+        for lines in (queue.ring, queue.capped):
+            line = lines.get(tenant, deque())
+            if granted in line:
+                line.remove(granted)
+                if not line:
+                    del lines[tenant]
+
+    def _end(self, tenant: Tenant) -> None:
+        was_full = self._is_full(tenant)
+        self._free += 1
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+        if was_full:
+            for queue in self._order:
+                if tenant in queue.capped:
+                    queue.ring[tenant] = queue.capped.pop(tenant)
+        self._grant()
+        if was_full:
+            self._on_capped()
+
+    def _grant(self) -> None:
+        while self._free:
+            queue = self._next_queue()
+            if queue is None:
+                return
+            tenant, line = next(iter(queue.ring.items()))
+            granted = line.popleft()
+            if not line:
+                del queue.ring[tenant]
+            if granted.cancelled():
+                continue  # it has not come to leave yet
+            if line:
+                queue.ring.move_to_end(tenant)
+            self._order.remove(queue)
+            self._order.append(queue)
+            queue.credit -= 1
+            self._free -= 1
+            self._taken[tenant] += 1
+            granted.set_result(None)
+            if self._is_full(tenant):
+                self._set_aside(tenant)
+
+    def _next_queue(self) -> Waiting | None:
+        """Choose by weight among the queues in which somebody may go."""
+        waiting = [queue for queue in self._order if queue.ring]
+        if not waiting:
+            return None
+        if not any(queue.credit for queue in waiting):
+            for queue in self._order:
+                queue.credit = queue.weight
+        return next(queue for queue in waiting if queue.credit)
+
+    def _is_full(self, tenant: Tenant) -> bool:
+        return (
+            tenant is not None
+            and self._max_per_tenant is not None
+            and self._taken[tenant] >= self._max_per_tenant
+        )
+
+    def _set_aside(self, tenant: Tenant) -> None:
+        for queue in self._order:
+            if tenant in queue.ring:
+                queue.capped[tenant] = queue.ring.pop(tenant)
+        self._on_capped()

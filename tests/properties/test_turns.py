@@ -1,0 +1,193 @@
+"""Turns: never too many, none lost, shared by weight, by tenant, and by arrival."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inbox.turns import Tenant, Turns
+
+WEIGHTS = {"realtime": 3, "default": 1, "batch": 2}
+
+queues = st.sampled_from(sorted(WEIGHTS))
+tenants = st.sampled_from([None, "a", "b", "c"])
+arrivals = st.tuples(st.just("arrive"), queues, tenants)
+choices = st.tuples(
+    st.sampled_from(["end", "cancel", "cancel what was just granted"]),
+    st.integers(0, 99),
+    st.none(),
+)
+weights = st.dictionaries(
+    st.sampled_from("xyz"), st.integers(1, 4), min_size=1, max_size=3
+)
+
+
+class Ticket:
+    """Somebody who wants a turn."""
+
+    def __init__(self, queue: str, tenant: Tenant) -> None:
+        self.queue = queue
+        self.tenant = tenant
+        self.end = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Room:
+    """Those who wait, and those who have a turn, in the order in which they got it."""
+
+    def __init__(
+        self, places: int, weights: Mapping[str, int] = WEIGHTS, cap: int | None = None
+    ) -> None:
+        self.turns = Turns(places, weights, max_per_tenant=cap)
+        self.waiting: list[Ticket] = []
+        self.at_work: list[Ticket] = []
+        self.served: list[Ticket] = []
+
+    def arrive(self, queue: str, tenant: Tenant = None) -> Ticket:
+        ticket = Ticket(queue, tenant)
+        self.waiting.append(ticket)
+        ticket.task = asyncio.create_task(self._work(ticket))
+        return ticket
+
+    async def _work(self, ticket: Ticket) -> None:
+        async with self.turns.turn(ticket.queue, ticket.tenant):
+            self.waiting.remove(ticket)
+            self.at_work.append(ticket)
+            self.served.append(ticket)
+            try:
+                await ticket.end.wait()
+            finally:
+                self.at_work.remove(ticket)
+
+    async def cancel(self, ticket: Ticket) -> None:
+        assert ticket.task is not None
+        ticket.task.cancel()
+        await settled()
+        if ticket in self.waiting:
+            self.waiting.remove(ticket)
+
+    async def serve_all(self) -> None:
+        await settled()
+        while self.at_work:
+            self.at_work[0].end.set()
+            await settled()
+
+
+async def settled() -> None:
+    """Let everything run that can."""
+    loop = asyncio.get_running_loop()
+    for _ in range(4):
+        passed = loop.create_future()
+        loop.call_soon(passed.set_result, None)
+        await passed
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+@given(
+    st.integers(1, 4),
+    st.none() | st.integers(1, 3),
+    st.lists(arrivals | choices, max_size=40),
+)
+def test_turns_are_never_too_many_nor_idle_and_none_is_lost(
+    places: int, cap: int | None, steps: list[tuple[str, Any, Any]]
+) -> None:
+    async def test() -> None:
+        room = Room(places, cap=cap)
+        for step, which, tenant in steps:
+            if step == "arrive":
+                room.arrive(which, tenant)
+            elif step == "end" and room.at_work:
+                room.at_work[which % len(room.at_work)].end.set()
+            elif step == "cancel" and room.waiting:
+                await room.cancel(room.waiting[which % len(room.waiting)])
+            elif step.endswith("granted") and room.at_work and room.waiting:
+                # Its turn may come in the very moment in which it gives up.
+                room.at_work[0].end.set()
+                await room.cancel(room.waiting[which % len(room.waiting)])
+            await settled()
+            taken = Counter(ticket.tenant for ticket in room.at_work)
+            assert len(room.at_work) <= places
+            full = {t for t in taken if t and cap is not None and taken[t] >= cap}
+            assert all(taken[t] == cap for t in full)
+            if any(ticket.tenant not in full for ticket in room.waiting):
+                assert len(room.at_work) == places
+            for queue in WEIGHTS:
+                capped = [t for t in room.waiting if t.queue == queue]
+                capped = [ticket for ticket in capped if ticket.tenant in full]
+                assert room.turns.capped(queue) == len(capped)
+        await room.serve_all()
+        assert room.waiting == []
+
+    run(test)
+
+
+@given(weights, st.integers(1, 4), st.randoms())
+def test_while_all_queues_are_busy_each_gets_its_weight_in_every_round(
+    weights: dict[str, int], rounds: int, random: Any
+) -> None:
+    async def test() -> None:
+        room = Room(1, weights)
+        # The first goes at once, before the others are there; it counts all the same.
+        room.arrive(next(iter(weights)))
+        await settled()
+        line = [queue for queue in weights for _ in range(weights[queue] * rounds)]
+        random.shuffle(line)
+        for queue in line:
+            room.arrive(queue)
+        await room.serve_all()
+        served = [ticket.queue for ticket in room.served]
+        size = sum(weights.values())
+        for start in range(0, size * rounds, size):
+            assert Counter(served[start : start + size]) == weights
+
+    run(test)
+
+
+@given(st.dictionaries(tenants, st.integers(1, 12), min_size=1), st.randoms())
+def test_tenants_take_turns_and_each_in_its_own_order(
+    counts: dict[Tenant, int], random: Any
+) -> None:
+    async def test() -> None:
+        room = Room(1, {"default": 1})
+        first = room.arrive("default", "first")
+        await settled()
+        line = [tenant for tenant, count in counts.items() for _ in range(count)]
+        random.shuffle(line)
+        arrived: dict[Tenant, list[Ticket]] = defaultdict(list)
+        for tenant in line:
+            arrived[tenant].append(room.arrive("default", tenant))
+        await settled()
+        await room.serve_all()
+        served = [ticket for ticket in room.served if ticket is not first]
+        for tenant, tickets in arrived.items():
+            assert [t for t in served if t.tenant == tenant] == tickets
+        for taken in range(len(served)):
+            done = Counter(ticket.tenant for ticket in served[:taken])
+            busy = [tenant for tenant in counts if done[tenant] < counts[tenant]]
+            shares = [done[tenant] for tenant in busy]
+            assert max(shares) - min(shares) <= 1
+
+    run(test)
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["x", "y"]))
+def test_a_flood_holds_up_neither_another_tenant_nor_another_queue(
+    flood: int, places: int, queue: str
+) -> None:
+    async def test() -> None:
+        room = Room(places, {"x": 5, "y": 1})
+        for _ in range(places + flood):
+            room.arrive("x", "flooder")
+        await settled()
+        late = room.arrive(queue, "other")
+        await settled()
+        await room.serve_all()
+        assert room.served.index(late) <= places + 5
+
+    run(test)
