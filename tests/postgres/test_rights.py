@@ -81,9 +81,35 @@ FORBIDDEN = {
         "SELECT nextval('inbox.delivery_seq')",
         "CALL outbox.maintain()",
         "CREATE TABLE outbox.mine (id int)",
+        "SELECT headers FROM outbox.message",
+        "COPY outbox.message TO STDOUT",
+        "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
+        " VALUES (outbox.uuid7(), 0, 't', 'c', '') RETURNING payload",
+        "TRUNCATE outbox.message",
+        "SELECT setval('outbox.message_seq', 1)",
+        "ALTER TABLE outbox.message DISABLE TRIGGER message_doorbell",
+        "TABLE inbox.receipt",
+        "TABLE inbox.delivery",
+        "SELECT * FROM outbox.upkeep_plan()",
+        "UPDATE outbox.partition_policy SET retention = '99 days'",
+        "SET ROLE pillarbox_owner",
+        "SET ROLE pillarbox_relay",
     ],
     "relay": [
         ADD,
+        "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
+        " VALUES (outbox.uuid7(), 0, 't', 'c', '')",
+        "SELECT nextval('outbox.message_seq')",
+        "UPDATE outbox.message SET topic = 'other'",
+        "DELETE FROM outbox.dead_letter",
+        "DELETE FROM inbox.delivery",
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
+        RECEIVE,
+        "CALL outbox.maintain()",
+        "SELECT outbox.make_partitions('outbox.message')",
+        "UPDATE outbox.partition_policy SET unsettled = NULL",
+        "TABLE partman.part_config",
+        "SET ROLE pillarbox_owner",
         "UPDATE outbox.message SET payload = ''",
         "UPDATE outbox.message SET seq = 1",
         "DELETE FROM outbox.message",
@@ -99,6 +125,17 @@ FORBIDDEN = {
         "UPDATE inbox.receipt SET consumer = 'other'",
         DELIVER,
         "DELETE FROM inbox.delivery",
+        "UPDATE inbox.delivery SET payload = ''",
+        "UPDATE inbox.delivery SET consumer = 'mine'",
+        "UPDATE outbox.message SET published_at = now()",
+        "SELECT nextval('outbox.message_seq')",
+        "SELECT * FROM outbox.dead_letter",
+        GIVE_UP.format(schema="outbox"),
+        "DELETE FROM inbox.dead_letter",
+        "TRUNCATE inbox.receipt",
+        "SELECT outbox.trim_foreign_receipts_batch()",
+        "CALL outbox.maintain()",
+        "SET ROLE pillarbox_owner",
     ],
     "maintainer": [
         ADD,
@@ -112,6 +149,12 @@ FORBIDDEN = {
         "SELECT outbox.schedule_detaches()",
         "INSERT INTO outbox.retiring_partition SELECT 'inbox.message', 'outbox.x',"
         " now(), now()",
+        "SELECT payload FROM inbox.delivery",
+        "TABLE inbox.dead_letter",
+        "DELETE FROM inbox.receipt",
+        "DELETE FROM inbox.foreign_receipt",
+        "UPDATE partman.part_config SET retention = '1 day'",
+        "CREATE TABLE outbox.mine (id int)",
     ],
     "monitor": [
         "SELECT payload FROM outbox.message",
@@ -121,8 +164,30 @@ FORBIDDEN = {
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",
         ADD,
+        "SELECT payload FROM inbox.delivery",
+        "SELECT headers FROM inbox.dead_letter",
+        "SELECT error_stacktrace FROM outbox.dead_letter",
+        "UPDATE outbox.dead_letter SET status = 'DISCARDED'",
+        "UPDATE inbox.delivery SET acked_at = now()",
+        "UPDATE outbox.partition_policy SET retention = '99 days'",
+        "DELETE FROM inbox.receipt",
+        RECEIVE,
+        DELIVER,
+        GIVE_UP.format(schema="outbox"),
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
+        "CALL outbox.maintain()",
     ],
 }
+ON_A_PARTITION = [
+    "SELECT FROM {partition}",
+    "INSERT INTO {partition} DEFAULT VALUES",
+    "UPDATE {partition} SET {control} = now()",
+    "DELETE FROM {partition}",
+    "TRUNCATE {partition}",
+    "DROP TABLE {partition}",
+    "ALTER TABLE {parent} DETACH PARTITION {partition}",
+    "ALTER TABLE {partition} SET (fillfactor = 50)",
+]
 
 
 def pairs(table: dict[str, list[str]]) -> list[Any]:
@@ -158,6 +223,38 @@ def test_a_role_may(acting: As, role: str, query: str) -> None:
 def test_a_role_may_not(acting: As, role: str, query: str) -> None:
     with acting(role) as connection, pytest.raises(REFUSED):
         connection.execute(query)
+
+
+@pytest.mark.parametrize("role", ALLOWED)
+@pytest.mark.parametrize("query", ON_A_PARTITION)
+def test_a_role_may_not_touch_a_partition_directly(
+    acting: As, role: str, query: str
+) -> None:
+    with acting("owner") as owner:
+        newest = owner.execute(
+            "SELECT p.parent_table, p.control, max(x.partition::text) FROM"
+            " outbox.partition_policy p, outbox.partitions(p.parent_table) x"
+            " GROUP BY p.parent_table"
+        ).fetchall()
+    assert len(newest) == 5
+
+    with acting(role) as connection:
+        for parent, control, partition in newest:
+            names = {"parent": parent, "control": control, "partition": partition}
+            with pytest.raises(REFUSED):
+                connection.execute(query.format(**names))
+
+
+def test_no_partition_or_template_has_a_grant_of_any_kind(acting: As) -> None:
+    with acting("owner") as owner:
+        granted = owner.execute(
+            "SELECT c.oid::regclass FROM pg_class c"
+            " WHERE c.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)"
+            " AND (c.relispartition OR c.relname LIKE '%_template')"
+            " AND (c.relacl IS NOT NULL OR EXISTS (SELECT FROM pg_attribute a"
+            "      WHERE a.attrelid = c.oid AND a.attacl IS NOT NULL))"
+        ).fetchall()
+    assert granted == []
 
 
 def test_everybody_else_may_nothing(database_url: str) -> None:

@@ -1,0 +1,96 @@
+"""Two applications in one cluster: a database, a prefix and a set of roles each."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox.migrate import migrate, unmigrate
+from outbox.testing.postgres import postgres_server
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.migrations.catalog import is_empty, snapshot
+from tests.migrations.test_upkeep import TABLES
+
+PREFIXES = ("shop", "bank")
+ROLES = ["application", "relay", "consumer", "maintainer", "monitor", "detacher"]
+ADD = "SELECT outbox.add('t', '{}'::jsonb)"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    """The databases of both, by prefix, on one server; pg_cron is in that of shop."""
+    with postgres_server(durable=False, docker=False) as server:
+        server.create_database("bank")
+        found = {"shop": server.url, "bank": server.database_url("bank")}
+        for prefix, url in found.items():
+            migrate(url, role_prefix=prefix, with_cron=prefix == "shop")
+        yield found
+
+
+def acting(url: str, role: str) -> psycopg.Connection[Any]:
+    connection = psycopg.connect(url, autocommit=True)
+    connection.execute(f"SET SESSION AUTHORIZATION {role}")
+    return connection
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(("mine", "other"), [PREFIXES, PREFIXES[::-1]])
+def test_a_role_of_one_may_nothing_in_the_other(
+    mine: str, other: str, role: str, urls: dict[str, str]
+) -> None:
+    with acting(urls[other], f"{mine}_{role}") as connection:
+        for query in (
+            ADD,
+            "SELECT * FROM outbox.message",
+            "SELECT * FROM outbox.partition_policy",
+            "CALL outbox.maintain()",
+            "TABLE partman.part_config",
+            f"SET ROLE {other}_owner",
+            f"SET ROLE {other}_{role}",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(query)
+
+
+def test_each_adds_and_looks_after_its_own(urls: dict[str, str]) -> None:
+    for prefix, url in urls.items():
+        with acting(url, f"{prefix}_application") as application:
+            application.execute(ADD)
+    for prefix, url in urls.items():
+        with acting(url, f"{prefix}_maintainer") as maintainer:
+            maintainer.execute("CALL outbox.maintain()")
+        health = "SELECT parent_table, ahead >= 7, owners FROM outbox.partition_health"
+        assert sorted(execute(url, health)) == [(table, True, 1) for table in TABLES]
+
+    owners = "SELECT DISTINCT owner::regrole::text FROM outbox.partitions(%s)"
+    for prefix, url in urls.items():
+        assert execute(url, owners, ("outbox.message",)) == [(f"{prefix}_owner",)]
+
+
+def test_jobs_belong_to_the_roles_of_the_one_that_has_them(
+    urls: dict[str, str],
+) -> None:
+    roles = "SELECT DISTINCT username FROM cron.job ORDER BY 1"
+
+    assert execute(urls["shop"], roles) == [("shop_detacher",), ("shop_maintainer",)]
+
+
+def test_removing_one_leaves_the_other() -> None:
+    with postgres_server(durable=False, docker=False) as own:
+        own.create_database("bank")
+        urls = {"shop": own.url, "bank": own.database_url("bank")}
+        for prefix, url in urls.items():
+            migrate(url, role_prefix=prefix, with_cron=prefix == "shop")
+        before = snapshot(urls["bank"])
+
+        unmigrate(urls["shop"], role_prefix="shop")
+
+        assert is_empty(snapshot(urls["shop"]))
+        assert snapshot(urls["bank"]) == before
+        gone = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'shop%'"
+        assert execute(urls["bank"], gone) == []
+        execute(urls["bank"], "CALL outbox.maintain()")
+        launcher = "SELECT 1 FROM pg_stat_activity WHERE backend_type ~ 'launcher'"
+        assert wait_for("launcher", lambda: execute(own.url, launcher))
