@@ -16,6 +16,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
+COMPILE = $(BIN)/uv pip compile pyproject.toml --all-extras \
+  --universal --python-version 3.11 --generate-hashes \
+  --no-config --no-emit-index-url --no-emit-find-links \
+  --custom-compile-command 'make lock' --quiet
+
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv
 ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
@@ -62,12 +67,10 @@ format: packages $(READY) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: packages $(READY) ## Renew requirements.lock from pyproject.toml (ARGS=--upgrade)
+lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv
-	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev \
-	  --universal --python-version 3.11 --generate-hashes \
-	  --no-config --no-emit-index-url --no-emit-find-links \
-	  --custom-compile-command 'make lock' --quiet $(ARGS) -o requirements.lock
+	$(COMPILE) --group dev $(ARGS) -o requirements.lock
+	$(COMPILE) --constraint requirements.lock -o docker/pillarbox/requirements.lock
 
 setup: packages $(READY) ## Install everything the other targets need, and nothing else
 
