@@ -7,6 +7,7 @@ from outbox.errors import OutboxError
 
 __all__ = [
     "DeadLetter",
+    "HandlerTimeoutError",
     "InvalidReceiptError",
     "MessageTooNewError",
     "MessageTooOldError",
@@ -42,6 +43,17 @@ class MessageTooNewError(InvalidReceiptError):
             f"message id {message_id}: says it was made at {message_at.isoformat()}, "
             "and inbox.receipt has no partition for that day yet; check the clock of "
             "its producer, and that outbox.maintain() runs"
+        )
+
+
+class HandlerTimeoutError(OutboxError, TimeoutError):
+    """A handler took longer than its time limit; nothing of it is left."""
+
+    def __init__(self, handler: str, limit: timedelta) -> None:
+        self.limit = limit
+        super().__init__(
+            f"handler {handler}: took longer than its time limit of {limit}; raise "
+            "time_limit, or do less in one message"
         )
 
 

@@ -56,3 +56,8 @@ def shorten(value: object, limit: int = 60) -> str:
     """Quote `value` for an error message, in at most about `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def one_line(error: BaseException) -> str:
+    """Say an error in one line: its kind and its message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,167 @@
+"""Handlers keep to their terms, whatever their colour."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from inbox import DeadLetter, RetryLater, idempotent
+from inbox.errors import HandlerTimeoutError
+from inbox.idempotent import is_async, is_idempotent
+from inbox.prepare import Terms, prepare
+from outbox import Message
+from outbox.errors import ConfigError
+from tests.fixtures.waiting import answer_after, let_pass
+
+MESSAGE = Message("orders.placed", b"old")
+SESSION: Any = None
+
+
+def same(message: Message) -> Message:
+    return message
+
+
+def handlers(do: Callable[[Message], Any]) -> list[Any]:
+    """The same handler in both colours."""
+
+    def plain(session: Any, message: Message) -> Any:
+        return do(message)
+
+    async def coroutine(session: Any, message: Message) -> Any:
+        return do(message)
+
+    return [plain, coroutine]
+
+
+async def call(handler: Any) -> Any:
+    result = handler(SESSION, MESSAGE)
+    return await result if asyncio.iscoroutine(result) else result
+
+
+def raising(error: Exception) -> list[Any]:
+    def do(message: Message) -> None:
+        raise error
+
+    return handlers(do)
+
+
+COLOURS = pytest.mark.parametrize("colour", [0, 1], ids=["sync", "async"])
+
+
+@COLOURS
+async def test_the_handler_gets_the_lifted_message(colour: int) -> None:
+    new = Message("orders.placed", b"new")
+    handler = handlers(lambda message: message.payload)[colour]
+
+    prepared = prepare(handler, Terms(lambda _: new))
+
+    assert await call(prepared) == b"new"
+    assert is_async(prepared) == bool(colour)
+
+
+@COLOURS
+@pytest.mark.parametrize(
+    "permanent", [ValueError, (ValueError, KeyError), lambda e: "no" in str(e)]
+)
+async def test_a_permanent_failure_is_a_dead_letter_at_once(
+    colour: int, permanent: Any
+) -> None:
+    terms = Terms(same, permanent=permanent)
+
+    with pytest.raises(DeadLetter, match="ValueError: no such order") as caught:
+        await call(prepare(raising(ValueError("no such order"))[colour], terms))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+    with pytest.raises(OSError, match="busy"):
+        await call(prepare(raising(OSError("busy"))[colour], terms))
+
+
+@COLOURS
+@pytest.mark.parametrize(
+    "error",
+    [
+        RetryLater(timedelta(seconds=1)),
+        DeadLetter("asked for"),
+        OperationalError("SELECT", {}, Exception(), connection_invalidated=True),
+    ],
+    ids=["RetryLater", "DeadLetter", "lost connection"],
+)
+async def test_decisions_and_lost_connections_are_not_judged(
+    colour: int, error: Exception
+) -> None:
+    terms = Terms(same, permanent=Exception)
+
+    with pytest.raises(type(error)) as caught:
+        await call(prepare(raising(error)[colour], terms))
+    assert caught.value is error
+
+
+async def test_a_coroutine_is_ended_at_its_time_limit() -> None:
+    ended = asyncio.Event()
+
+    async def slow(session: Any, message: Message) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    terms = Terms(same, time_limit=timedelta(milliseconds=1))
+    with pytest.raises(HandlerTimeoutError, match=r"slow: took longer"):
+        await call(prepare(slow, terms))
+    assert ended.is_set()
+
+
+async def test_what_a_function_did_after_its_time_limit_is_a_failure() -> None:
+    def slow(session: Any, message: Message) -> None:
+        let_pass(0.002)
+
+    terms = Terms(same, time_limit=timedelta(milliseconds=1))
+    with pytest.raises(HandlerTimeoutError, match=r"slow: took longer"):
+        await call(prepare(slow, terms))
+
+
+@COLOURS
+async def test_a_timeout_of_the_handler_s_own_is_an_ordinary_failure(
+    colour: int,
+) -> None:
+    terms = Terms(same, time_limit=timedelta(hours=1))
+
+    with pytest.raises(TimeoutError, match="upstream") as caught:
+        await call(prepare(raising(TimeoutError("upstream"))[colour], terms))
+    assert not isinstance(caught.value, HandlerTimeoutError)
+
+
+async def test_a_timeout_inside_the_handler_stays_its_own() -> None:
+    async def handler(session: Any, message: Message) -> str:
+        try:
+            async with asyncio.timeout(0.001):
+                await answer_after(10)
+        except TimeoutError:
+            return "mended"
+        return "in time"
+
+    terms = Terms(same, time_limit=timedelta(hours=1))
+    assert await call(prepare(handler, terms)) == "mended"
+
+
+def test_what_is_idempotent_stays_marked_so() -> None:
+    for handler in handlers(same):
+        guarded = idempotent(consumer="billing")(handler)
+        assert is_idempotent(prepare(guarded, Terms(same)))
+        assert not is_idempotent(prepare(handler, Terms(same)))
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"time_limit": timedelta(0)}, "time_limit=0:00:00: must be positive"),
+        ({"permanent": (ValueError, "KeyError")}, "'KeyError': isn't a kind"),
+        ({"permanent": (KeyboardInterrupt,)}, "isn't a kind of exception"),
+    ],
+)
+def test_terms_that_can_not_be_kept_are_refused(terms: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Terms(same, **terms)

@@ -1,0 +1,155 @@
+"""Messages of older versions reach handlers as what they understand."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from inbox import DeadLetter
+from inbox.versions import Versions
+from outbox import Message, SchemaRegistry
+from outbox.errors import ConfigError
+
+TOPIC = "orders.placed"
+
+
+def with_currency(message: Message) -> object:
+    return {**message.json(), "currency": "EUR"}
+
+
+def in_cents(message: Message) -> object:
+    order = message.json()
+    return {**order, "cents": order.pop("amount") * 100, "amount": None}
+
+
+def versions(
+    understood: int | None, registry: SchemaRegistry | None = None
+) -> Versions:
+    made = Versions(registry or SchemaRegistry())
+    made.understands(TOPIC, understood)
+    return made
+
+
+def test_a_message_climbs_step_by_step_and_stays_the_same_message() -> None:
+    climbing = versions(3)
+    climbing.add(TOPIC, 2, with_currency)
+    climbing.add(TOPIC, 3, in_cents)
+    old = Message(TOPIC, {"amount": 5}, key="k", tenant="acme", headers={"h": "1"})
+
+    new = climbing.lift(TOPIC, old)
+
+    assert new.json() == {"amount": None, "currency": "EUR", "cents": 500}
+    assert new.schema_version == 3
+    same = ("id", "topic", "key", "tenant", "headers", "content_type", "priority")
+    assert [getattr(new, name) for name in same] == [
+        getattr(old, name) for name in same
+    ]
+
+
+def test_one_of_the_version_in_between_climbs_the_rest() -> None:
+    climbing = versions(3)
+    climbing.add(TOPIC, 3, in_cents)
+
+    new = climbing.lift(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=2))
+
+    assert new.json() == {"amount": None, "cents": 100}
+
+
+def test_bytes_stay_of_their_content_type() -> None:
+    climbing = versions(2)
+    climbing.add(TOPIC, 2, lambda message: message.payload + b"!")
+
+    new = climbing.lift(TOPIC, Message(TOPIC, b"x", content_type="x/y"))
+
+    assert (new.payload, new.content_type) == (b"x!", "x/y")
+
+
+@pytest.mark.parametrize("understood", [None, 2])
+def test_what_the_handler_understands_is_left_alone(understood: int | None) -> None:
+    message = Message(TOPIC, b"\xff", schema_version=2)
+    assert versions(understood).lift(TOPIC, message) is message
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(4, "is newer than 3"), (1, "no upcaster to version 2")]
+)
+def test_what_there_is_no_way_to_is_a_dead_letter(version: int, words: str) -> None:
+    climbing = versions(3)
+    climbing.add(TOPIC, 3, in_cents)
+
+    with pytest.raises(DeadLetter, match=words):
+        climbing.lift(TOPIC, Message(TOPIC, {"amount": 1}, schema_version=version))
+
+
+def broken(message: Message) -> Any:
+    raise KeyError("amount")
+
+
+def unencodable(message: Message) -> object:
+    return {1, 2}
+
+
+@pytest.mark.parametrize("upcaster", [broken, unencodable])
+def test_an_upcaster_that_fails_is_named(upcaster: Any) -> None:
+    climbing = versions(2)
+    climbing.add(TOPIC, 2, upcaster)
+
+    with pytest.raises(DeadLetter, match=f"{upcaster.__name__} to version 2"):
+        climbing.lift(TOPIC, Message(TOPIC, {}))
+
+
+@dataclass
+class Order:
+    cents: int
+
+
+def test_what_comes_out_has_to_fit_its_schema() -> None:
+    registry = SchemaRegistry()
+    registry.register(TOPIC, Order, version=2)
+    climbing = versions(2, registry)
+    climbing.add(TOPIC, 2, lambda message: {"cents": message.json()["amount"]})
+
+    climbing.lift(TOPIC, Message(TOPIC, {"amount": 5}))
+    with pytest.raises(DeadLetter, match=r"version 2 of topic 'orders\.placed'"):
+        climbing.lift(TOPIC, Message(TOPIC, {"amount": "five"}))
+
+
+def test_steps_that_lead_all_the_way_pass_the_check() -> None:
+    climbing = versions(4)
+    climbing.add(TOPIC, 3, in_cents)
+    climbing.add(TOPIC, 4, with_currency)
+    climbing.check()
+
+
+@pytest.mark.parametrize(
+    ("understood", "steps", "words"),
+    [
+        (4, [2, 4], "an upcaster to version 3 is missing between 1 and 4"),
+        (4, [2, 3], "an upcaster to version 4 is missing between 1 and 4"),
+        (2, [2, 3], "an upcaster to version 3, and its handler understands 2"),
+        (None, [2], r"no handler with a version; .*version=2"),
+    ],
+)
+def test_steps_that_do_not_are_told_at_the_start(
+    understood: int | None, steps: list[int], words: str
+) -> None:
+    climbing = versions(understood)
+    for step in steps:
+        climbing.add(TOPIC, step, with_currency)
+
+    with pytest.raises(ConfigError, match=words):
+        climbing.check()
+
+
+def test_two_upcasters_to_one_version_are_refused() -> None:
+    climbing = versions(2)
+    climbing.add(TOPIC, 2, with_currency)
+
+    with pytest.raises(ConfigError, match="with_currency to version 2 already"):
+        climbing.add(TOPIC, 2, in_cents)
+
+
+@pytest.mark.parametrize("to", [1, 0, True, "2"])
+def test_a_step_to_no_version_is_refused(to: Any) -> None:
+    with pytest.raises(ConfigError, match="whole number from 2"):
+        versions(2).add(TOPIC, to, with_currency)
