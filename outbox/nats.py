@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -39,11 +40,37 @@ def publish_command(subject: str, reply: str, headers: bytes, payload: bytes) ->
     return b"".join((start, headers, payload, b"\r\n"))
 
 
+class _Transport(TcpTransport):
+    """Sends CONNECT together with the PING that follows it.
+
+    A server that refuses the CONNECT says why and closes; what it has not read by
+    then breaks the connection, and its reason is lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held = b""
+
+    @override
+    def __bool__(self) -> bool:
+        # Otherwise the client would take another one.
+        return True
+
+    @override
+    def write(self, payload: bytes) -> None:
+        if payload.startswith(b"CONNECT "):
+            self._held = payload
+            return
+        payload, self._held = self._held + payload, b""
+        super().write(payload)  # type: ignore[no-untyped-call]
+
+
 class _Client(Client):
     """nats-py's client, which would go on in the clear if the server offers no TLS."""
 
     def __init__(self, *, secure: bool) -> None:
         super().__init__()
+        self._transport = _Transport()
         self._secure = secure
 
     @override

@@ -1,0 +1,118 @@
+"""Connecting to NATS: users, TLS, and why a server refuses us."""
+
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from outbox import Message
+from outbox.entry_points import implementation
+from outbox.errors import BrokerUnavailableError
+from outbox.testing.nats import NatsServer, nats_server
+from relay.publisher import Acked, Nacked
+from relay.publishers.nats import NatsPublisher
+
+_INFO = b'INFO {"version":"2.10.0","max_payload":1048576,"auth_required":true}\r\n'
+
+
+async def test_users_and_what_they_may_publish() -> None:
+    user = {
+        "user": "relay",
+        "password": "p@ss",
+        "permissions": {"publish": {"deny": ["secret.>"]}},
+    }
+    settings = {"authorization": {"users": [user], "timeout": 60}}
+    with nats_server(settings) as server:
+        address = server.url.removeprefix("nats://")
+        good = f"nats://relay:p%40ss@{address}?stream=ALL&create=orders.>,secret.>"
+        async with NatsPublisher.from_url(good) as publisher:
+            refused, acked = await publisher.publish(
+                [Message("secret.X", b""), Message("orders.x", b"")]
+            )
+            (again,) = await publisher.publish([Message("secret.X", b"")])
+        assert isinstance(refused, Nacked)
+        assert isinstance(again, Nacked)
+        assert not refused.permanent
+        assert "permissions violation" in refused.reason
+        assert acked == Acked()
+        for credentials in ("relay:wrong@", "token@", ""):
+            url = f"nats://{credentials}{address}"
+            with pytest.raises(BrokerUnavailableError, match="refuses us") as told:
+                async with NatsPublisher.from_url(url):
+                    pass
+            assert "wrong" not in str(told.value)
+
+
+async def test_tls_is_not_given_up_for_a_server_that_offers_none(
+    shared_nats: NatsServer,
+) -> None:
+    url = shared_nats.url.replace("nats://", "tls://relay:secret@")
+    with pytest.raises(BrokerUnavailableError, match="offers no TLS"):
+        async with NatsPublisher.from_url(url):
+            pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A file with a certificate of 127.0.0.1, and one with its key beside it."""
+    path = tmp_path / "cert.pem"
+    files = ["-keyout", str(path.with_suffix(".key")), "-out", str(path)]
+    name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *name, *files],
+        check=True,
+        capture_output=True,
+    )
+    return path
+
+
+async def test_tls_is_verified_and_used(certificate: Path) -> None:
+    key = certificate.with_suffix(".key")
+    files = {"cert_file": str(certificate), "key_file": str(key)}
+    with nats_server({"tls": files | {"timeout": 60}}) as server:
+        url = server.url.replace("nats://", "tls://") + "?stream=S&create=orders.>"
+        async with NatsPublisher.from_url(f"{url}&tls_ca={certificate}") as publisher:
+            assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
+        with pytest.raises(BrokerUnavailableError, match="certificate"):
+            async with NatsPublisher.from_url(url):
+                pass
+
+
+async def test_why_a_server_refuses_us_is_told_however_it_closes() -> None:
+    def refuse(listening: socket.socket) -> None:
+        for _ in range(20):
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(_INFO)
+                assert connection.recv(4096).startswith(b"CONNECT ")
+                # What comes now is left unread, and would break the connection.
+                select.select([connection], [], [], 0.02)
+                connection.sendall(b"-ERR 'Authorization Violation'\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = Thread(target=refuse, args=(listening,), daemon=True)
+        server.start()
+        url = f"nats://token@127.0.0.1:{listening.getsockname()[1]}"
+        for _ in range(20):
+            with pytest.raises(BrokerUnavailableError, match="refuses us"):
+                async with NatsPublisher.from_url(url):
+                    pass
+        server.join(timeout=60)
+
+
+@pytest.mark.parametrize("scheme", ["nats", "tls"])
+def test_a_missing_client_library_is_told_by_the_extra(scheme: str) -> None:
+    assert implementation("relay.publishers", f"{scheme}://h") is NatsPublisher
+    script = (
+        "import sys; sys.modules['nats'] = None\n"
+        "from outbox.entry_points import implementation\n"
+        f"implementation('relay.publishers', '{scheme}://localhost')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "pip install 'pillarbox[nats]'" in done.stderr
