@@ -29,16 +29,19 @@ endif
 ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats
 endif
+ifneq ($(filter images containers,$(MAKECMDGOALS)),)
+needs += docker
+endif
 
 ifneq ($(DATABASE_URL),)
 export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fault bench check format lock setup clean packages
+.PHONY: help demo test fault bench images containers check format lock setup clean packages
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DATABASE_URL=postgresql://…  use that PostgreSQL and install none'
 	@echo '  ARGS="…"                     arguments for demo, test and bench'
@@ -55,6 +58,12 @@ fault: packages $(READY) ## Run the tests that break things, in their full numbe
 
 bench: packages $(READY) ## Measure speed and memory, beside other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+images: packages ## Build the images of docker/, without a registry if need be
+	@docker/engine docker/build-images
+
+containers: packages $(READY) ## Build the images and test what runs in containers
+	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers $(ARGS)'
 
 check: packages $(READY) ## Check format, lint, types, imports and packaging
 	$(BIN)/ruff format --check .
