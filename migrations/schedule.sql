@@ -24,6 +24,9 @@ BEGIN
             USING HINT = format('let an administrator run: CREATE EXTENSION pg_cron; GRANT USAGE ON SCHEMA cron TO %I, %I', {maintainer_name}, {detacher_name});
     END;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
+    -- A job begins outside our routines: nobody's objects elsewhere may take part in it.
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
+    EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};
     PERFORM cron.schedule('pillarbox upkeep', '7 * * * *', 'CALL outbox.maintain(patience => ''6 hours'')');

@@ -16,5 +16,7 @@ BEGIN
         EXECUTE 'REVOKE USAGE ON SCHEMA cron FROM {detacher}';
     END IF;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET timezone', current_database());
+    EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET search_path', current_database());
+    EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I RESET search_path', current_database());
 END
 $schedule$;

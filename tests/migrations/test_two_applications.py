@@ -77,6 +77,20 @@ def test_jobs_belong_to_the_roles_of_the_one_that_has_them(
     assert execute(urls["shop"], roles) == [("shop_detacher",), ("shop_maintainer",)]
 
 
+def test_a_job_finds_nothing_but_the_catalog_by_its_bare_name(
+    urls: dict[str, str],
+) -> None:
+    settings = execute(
+        urls["shop"],
+        "SELECT r.rolname, s.setting FROM pg_db_role_setting"
+        " JOIN pg_roles r ON r.oid = setrole, unnest(setconfig) AS s (setting)"
+        " WHERE s.setting LIKE 'search_path%' ORDER BY 1",
+    )
+
+    path = "search_path=pg_catalog, pg_temp"
+    assert settings == [("shop_detacher", path), ("shop_maintainer", path)]
+
+
 def test_removing_one_leaves_the_other() -> None:
     with postgres_server(durable=False, docker=False) as own:
         own.create_database("bank")
