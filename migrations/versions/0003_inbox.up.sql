@@ -76,6 +76,9 @@ COMMENT ON COLUMN inbox.delivery.available_at IS 'null: ready; else given back b
 
 CREATE INDEX delivery_ready_idx ON inbox.delivery (consumer, lane, seq)
     WHERE acked_at IS NULL AND available_at IS NULL;
+-- From tenant to tenant, so that one's flood keeps no claim from another's messages.
+CREATE INDEX delivery_tenant_idx ON inbox.delivery (consumer, tenant, lane, seq)
+    WHERE acked_at IS NULL AND available_at IS NULL AND tenant IS NOT NULL;
 CREATE INDEX delivery_waiting_idx ON inbox.delivery (available_at)
     WHERE acked_at IS NULL AND available_at IS NOT NULL;
 CREATE TABLE inbox.delivery_template (LIKE inbox.delivery);
