@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
-from inbox.handle import Sessions, handling, one_line
+from inbox.handle import Sessions, check_database, handling
+from inbox.prepare import Permanent, Terms, prepare
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
 from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
@@ -22,11 +23,14 @@ from inbox.serving import Order, Serving
 from inbox.settle import Settlement
 from inbox.source import Delivery, Source
 from inbox.turns import Turns
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from inbox.versions import Upcaster, Versions
+from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
+from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.retry import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
+U = TypeVar("U", bound=Upcaster)
 
 
 class Consumer:
@@ -55,6 +59,7 @@ class Consumer:
             key, or for their retry; when it is reached, no more are fetched.
         retry: backoff and number of attempts for handlers that raise.
         drain: how long a stop waits for handlers at work.
+        registry: schemas that payloads have to fit before a handler gets them.
         observers: are told of every event of `inbox.events`.
     """
 
@@ -72,6 +77,7 @@ class Consumer:
         max_waiting: int = 1024,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
+        registry: SchemaRegistry = REGISTRY,
         observers: Iterable[Observer] = (),
     ) -> None:
         check_text("consumer", name)
@@ -97,6 +103,7 @@ class Consumer:
         self._drain = drain
         self._observers = list(observers)
         self._routes = Routes()
+        self._versions = Versions(registry)
         self._serving = Serving(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
         if queues is not None:
@@ -107,7 +114,15 @@ class Consumer:
         """The topics that have a handler."""
         return self._routes.topics
 
-    def handles(self, topic: str, *, queue: str = DEFAULT_QUEUE) -> Callable[[H], H]:
+    def handles(
+        self,
+        topic: str,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        version: int | None = None,
+        time_limit: timedelta | None = None,
+        permanent: Permanent = (),
+    ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic, or of `orders.*`.
 
         A handler that is `@idempotent` records its receipt itself; for any other the
@@ -115,18 +130,41 @@ class Consumer:
 
         Args:
             queue: in which its messages wait, with a consumer group of its own.
+            version: the schema version that it understands: older messages are
+                lifted to it by `upcasts`, newer ones are dead letters. None: any.
+            time_limit: after which its work is rolled back and counts as failed.
+            permanent: which exceptions no retry would mend: classes, or a function
+                that tells. They make a dead letter at once.
 
         Raises:
             ConfigError: the topic has a handler already or can't be used, the queue
-                can't, or the handler doesn't fit the kind of the sessions.
+                or a limit can't, or the handler doesn't fit the kind of the sessions.
         """
         check_topic(topic)
         check_queue(queue)
+        self._versions.understands(topic, version)
+        terms = Terms(partial(self._versions.lift, topic), time_limit, permanent)
 
         def register(handler: H) -> H:
             self._handling.check(handler)
-            self._routes.add(topic, handler, queue)
+            self._routes.add(topic, prepare(handler, terms), queue)
             return handler
+
+        return register
+
+    def upcasts(self, topic: str, *, to: int) -> Callable[[U], U]:
+        """Register what lifts messages of version `to - 1` to version `to`.
+
+        It takes the message and gives the payload of the next version. The topic is
+        written as its handler's.
+
+        Raises:
+            ConfigError: there is one already, or `to` is no version.
+        """
+
+        def register(upcaster: U) -> U:
+            self._versions.add(topic, to, upcaster)
+            return upcaster
 
         return register
 
@@ -172,6 +210,7 @@ class Consumer:
                 "@consumer.handles(topic)"
             )
         weights = self._serving.weights()
+        self._versions.check()
         self._stop = asyncio.Event()
         try:
             work = asyncio.create_task(self._run(self._stop, weights, idle))
@@ -189,7 +228,7 @@ class Consumer:
     ) -> None:
         observers = Observers(self._observers)
         sources = {queue: self._serving.source_of(queue) for queue in weights}
-        await self._check_database()
+        await check_database(self._handling)
         async with AsyncExitStack() as stack:
             flights = self._flights(weights, observers)
             receptions = [
@@ -245,22 +284,3 @@ class Consumer:
                 in_order=self._serving.keeps_order(queue),
             )
         return flights
-
-    async def _check_database(self) -> None:
-        try:
-            await self._handling.probe()
-        except Exception as error:
-            state = getattr(getattr(error, "orig", None), "sqlstate", None)
-            if state in {"42P01", "3F000"}:
-                raise ConfigError(
-                    "the database of sessions has no schema inbox: run outbox migrate "
-                    "--database URL for it"
-                ) from error
-            if state == "42501":
-                raise ConfigError(
-                    f"the database of sessions: {one_line(error)}; grant the role "
-                    "pillarbox_consumer to its user"
-                ) from error
-            raise DatabaseUnavailableError(
-                f"can't read the inbox in the database of sessions: {one_line(error)}"
-            ) from error

@@ -68,6 +68,32 @@ def handling(sessions: Sessions, consumer: str, max_in_flight: int) -> Handling:
     )
 
 
+async def check_database(handling: Handling) -> None:
+    """Look whether the inbox can be used.
+
+    Raises:
+        ConfigError: it isn't there, or is not for us.
+        DatabaseUnavailableError: the database is away.
+    """
+    try:
+        await handling.probe()
+    except Exception as error:
+        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        if state in {"42P01", "3F000"}:
+            raise ConfigError(
+                "the database of sessions has no schema inbox: run outbox migrate "
+                "--database URL for it"
+            ) from error
+        if state == "42501":
+            raise ConfigError(
+                f"the database of sessions: {one_line(error)}; grant the role "
+                "pillarbox_consumer to its user"
+            ) from error
+        raise DatabaseUnavailableError(
+            f"can't read the inbox in the database of sessions: {one_line(error)}"
+        ) from error
+
+
 class AsyncHandling:
     """Async handlers in the loop."""
 

@@ -1,0 +1,126 @@
+"""A consumer's handlers get what they understand, for as long as they may take."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from inbox import Consumer
+from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message, SchemaRegistry
+from outbox.errors import ConfigError
+from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.relay import execute
+
+TOPIC = "orders.placed"
+EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    return database_url
+
+
+def effects(url: str) -> list[str]:
+    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
+
+
+def dead_letters(url: str) -> list[Any]:
+    query = (
+        "SELECT schema_version, attempts, error_reason, payload FROM inbox.dead_letter"
+    )
+    return execute(url, query)
+
+
+def currency(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": message.json()["currency"]})
+
+
+def with_currency(message: Message) -> object:
+    return {**message.json(), "currency": "EUR"}
+
+
+async def test_old_messages_are_lifted_and_newer_ones_wait_in_the_dead_letters(
+    url: str,
+) -> None:
+    old = Message(TOPIC, {"order_id": 1})
+    new = Message(TOPIC, {"order_id": 2, "currency": "CHF"}, schema_version=2)
+    newer = Message(TOPIC, {"order_id": 3, "money": {}}, schema_version=3)
+    with sessions_of(url) as sessions:
+        consumer = Consumer(MemorySource(old, new, newer), sessions, name="billing")
+        consumer.handles(TOPIC, version=2)(currency)
+        consumer.upcasts(TOPIC, to=2)(with_currency)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(MessageDeadLettered)
+
+    assert effects(url) == ["CHF", "EUR"]
+    ((version, _, reason, payload),) = dead_letters(url)
+    assert "schema_version 3 is newer than 2" in reason
+    assert (version, bytes(payload)) == (3, newer.payload)
+
+
+async def test_what_does_not_fit_its_schema_reaches_no_handler(url: str) -> None:
+    registry = SchemaRegistry()
+    registry.register(TOPIC, {"required": ["currency"]})
+    messages = [Message(TOPIC, {"currency": "CHF"}), Message(TOPIC, {"order_id": 1})]
+    with sessions_of(url) as sessions:
+        consumer = Consumer(
+            MemorySource(*messages), sessions, name="billing", registry=registry
+        )
+        consumer.handles(TOPIC)(currency)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(MessageDeadLettered)
+            assert events.of(HandlerFailed) == []
+
+    assert effects(url) == ["CHF"]
+    ((_, _, reason, _),) = dead_letters(url)
+    assert "breaks required" in reason
+
+
+async def test_a_permanent_failure_is_not_tried_again(url: str) -> None:
+    with sessions_of(url) as sessions:
+        source = MemorySource(Message(TOPIC, {}))
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles(TOPIC, permanent=KeyError)(currency)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+
+    ((_, attempts, reason, _),) = dead_letters(url)
+    assert attempts == 1
+    assert "KeyError: 'currency'" in reason
+
+
+async def test_a_handler_that_takes_too_long_leaves_nothing(url: str) -> None:
+    async def endless(session: AsyncSession, message: Message) -> None:
+        await session.execute(EFFECT, {"what": "begun"})
+        await asyncio.Event().wait()
+
+    async with async_sessions_of(url) as sessions:
+        source = MemorySource(Message(TOPIC, {}))
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles(TOPIC, time_limit=timedelta(milliseconds=50))(endless)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+
+    assert effects(url) == []
+    ((_, attempts, reason, _),) = dead_letters(url)
+    assert attempts == QUICK.max_attempts
+    assert "took longer than its time limit of 0:00:00.050000" in reason
+
+
+async def test_a_gap_between_versions_is_told_at_the_start(url: str) -> None:
+    with sessions_of(url) as sessions:
+        consumer = Consumer(MemorySource(), sessions, name="billing")
+        consumer.handles(TOPIC, version=4)(currency)
+        consumer.upcasts(TOPIC, to=2)(with_currency)
+
+        with pytest.raises(ConfigError, match="upcaster to version 3 is missing"):
+            await consumer.run()
