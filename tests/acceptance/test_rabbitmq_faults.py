@@ -40,6 +40,8 @@ class RabbitMQFaults(BrokerFaults):
         with channel_of(self.broker_url()) as channel:
             channel.queue_delete(TOPIC)
         bind(self.broker_url(), TOPIC, {"x-queue-type": self.kind} | arguments)
+        if self.kind == "quorum":
+            self.server.write_names()
 
     @override
     def broker_url(self) -> str:
