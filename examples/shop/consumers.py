@@ -1,7 +1,5 @@
 """Billing and shipping: `inbox run examples.shop.consumers:billing`."""
 
-import os
-
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -10,10 +8,11 @@ from examples.shop.model import Handled
 from examples.shop.orders import TOPIC
 from inbox import Consumer
 from outbox import Message
+from outbox.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
 from outbox.database import sqlalchemy_url
 
-_database = sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"])
-_broker = os.environ["PILLARBOX_BROKER_URL"]
+_database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
+_broker = url_of(None, "broker", BROKER_VARIABLE)
 
 # Billing is written with async handlers, shipping with plain functions: both work.
 billing = Consumer(

@@ -1,0 +1,32 @@
+-- The login roles of the shop, with no more rights than each needs. Safe to repeat.
+-- Runs after outbox migrate, which makes the roles pillarbox_*.
+\set ON_ERROR_STOP on
+\set relay_password `cat /run/secrets/relay-password`
+\set consumer_password `cat /run/secrets/consumer-password`
+\set shop_password `cat /run/secrets/shop-password`
+
+SELECT format('CREATE ROLE %I LOGIN', name)
+  FROM unnest(ARRAY['shop', 'shop_relay', 'shop_consumer']) AS name
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)
+\gexec
+
+ALTER ROLE shop_relay PASSWORD :'relay_password';
+ALTER ROLE shop_consumer PASSWORD :'consumer_password';
+ALTER ROLE shop PASSWORD :'shop_password';
+
+GRANT pillarbox_relay TO shop_relay;
+GRANT pillarbox_consumer TO shop_consumer;
+GRANT pillarbox_application TO shop;
+
+-- The shop's own tables, and what its consumers write there.
+CREATE SCHEMA IF NOT EXISTS pillarbox_demo AUTHORIZATION shop;
+GRANT USAGE ON SCHEMA pillarbox_demo TO shop_consumer;
+ALTER DEFAULT PRIVILEGES FOR ROLE shop IN SCHEMA pillarbox_demo
+  GRANT SELECT, INSERT ON TABLES TO shop_consumer;
+ALTER DEFAULT PRIVILEGES FOR ROLE shop IN SCHEMA pillarbox_demo
+  GRANT USAGE ON SEQUENCES TO shop_consumer;
+
+-- For the count at the end, which no application needs: it compares orders with
+-- the messages in the outbox.
+GRANT pillarbox_monitor TO shop;
+GRANT SELECT (payload) ON outbox.message TO shop;
