@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psycopg
 
+from benchmarks import broker_costs
+from benchmarks.brokers import BROKERS
 from benchmarks.conditions import SERVER_SETTINGS, Conditions
 from benchmarks.measure import Answer, table
 from outbox.errors import OutboxError
@@ -23,7 +25,9 @@ QUESTIONS = (
     "pinned_snapshot",
     "partitions_90",
     "retention_stall",
-    "redis_streams",
+    *BROKERS,
+    "faststream",
+    "aio_pika",
     "writer",
     "doorbell",
     "memory",
@@ -93,7 +97,10 @@ def default_webhooks() -> Path | None:
 def ask(names: Sequence[str], conditions: Conditions) -> Iterator[Answer]:
     for name in names:
         print(f"{name} …", file=sys.stderr)
-        yield from import_module(f"benchmarks.{name}").answers(conditions)
+        if name in BROKERS:
+            yield from broker_costs.answers(BROKERS[name], conditions)
+        else:
+            yield from import_module(f"benchmarks.{name}").answers(conditions)
 
 
 def describe(server: PostgresServer) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.fill import unpublished
 from benchmarks.null_publisher import NullPublisher
+from benchmarks.peers.peer import Peer
 from outbox.entry_points import implementation
 from outbox.errors import OutboxError
 from outbox.events import Event
@@ -83,11 +85,20 @@ class Draining:
 
 
 @contextmanager
-def draining(database_url: str, messages: int, publisher: str) -> Iterator[Draining]:
-    """Start a relay that ends when it has settled `messages`."""
-    command = [sys.executable, "-m", "benchmarks.drain", database_url, publisher]
+def draining(
+    database_url: str, messages: int, publisher: str, *, peer: Peer | None = None
+) -> Iterator[Draining]:
+    """Start a relay that ends when it has settled `messages`.
+
+    With a peer, the program is the peer's, which has a publisher of its own.
+    """
+    module, environment = "benchmarks.drain", dict(os.environ)
+    if peer is not None:
+        module = f"benchmarks.peers.{peer.package}.drain"
+        environment["PYTHONPATH"] = str(peer.packages)
+    command = [sys.executable, "-m", module, database_url, publisher, str(messages)]
     process = subprocess.Popen(
-        [*command, str(messages)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         yield Draining(process, database_url)
@@ -156,7 +167,7 @@ def publisher_of(url: str) -> Publisher:
     return publisher
 
 
-def main() -> None:
+def main(publisher_of: Callable[[str], Publisher] = publisher_of) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("database_url")
     parser.add_argument("publisher")

@@ -14,10 +14,14 @@ from benchmarks.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A database of the peer's own, and what to drain from it."""
+    """A database of the peer's own, what to drain from it, and where to.
+
+    Without a broker it is drained to a handler that does nothing.
+    """
 
     database_url: str
     workload: Workload
+    broker_url: str | None = None
 
 
 def parse(description: str) -> Task:
@@ -27,11 +31,16 @@ def parse(description: str) -> Task:
     parser.add_argument("--messages", type=int, required=True)
     parser.add_argument("--payload-bytes", type=int, default=300)
     parser.add_argument("--keys", type=int, default=1_000)
+    parser.add_argument("--broker-url")
     given = parser.parse_args()
     workload = Workload(
         messages=given.messages, payload_bytes=given.payload_bytes, keys=given.keys
     )
-    return Task(database_url=given.database_url, workload=workload)
+    return Task(
+        database_url=given.database_url,
+        workload=workload,
+        broker_url=given.broker_url,
+    )
 
 
 def report(*, messages: int, seconds: float, left: int) -> None:

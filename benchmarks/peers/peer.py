@@ -33,8 +33,25 @@ class Peer:
         """The pinned requirements with their hashes."""
         return Path(__file__).parent / self.package / "requirements.lock"
 
-    def drain(self, database_url: str, workload: Workload) -> float:
-        """Fill a table of its own in an empty database, drain it, give messages/s."""
+    @property
+    def environment(self) -> Path:
+        """Where the peer is installed."""
+        return ENVIRONMENTS / self.package
+
+    @property
+    def packages(self) -> Path:
+        """What to put on another interpreter's path, so that it has the peer, too."""
+        self.python()
+        (found,) = self.environment.glob("lib/python*/site-packages")
+        return found
+
+    def drain(
+        self, database_url: str, workload: Workload, *, broker_url: str | None = None
+    ) -> float:
+        """Fill a table of its own in an empty database, drain it, give messages/s.
+
+        It is drained to the broker, or to a handler that does nothing.
+        """
         command = [
             str(self.python()),
             "-m",
@@ -43,6 +60,7 @@ class Peer:
             f"--messages={workload.messages}",
             f"--payload-bytes={workload.payload_bytes}",
             f"--keys={workload.keys}",
+            *([f"--broker-url={broker_url}"] if broker_url is not None else []),
         ]
         outcome = json.loads(self._run(command))
         if outcome["messages"] != workload.messages:
@@ -55,7 +73,7 @@ class Peer:
         A changed lock file makes a new environment.
         """
         digest = hashlib.sha256(self.lock.read_bytes()).hexdigest()
-        environment = ENVIRONMENTS / self.package
+        environment = self.environment
         stamp = environment / "requirements.sha256"
         python = environment / "bin" / "python"
         if not stamp.exists() or stamp.read_text() != digest:
@@ -90,3 +108,4 @@ class Peer:
 
 TXOUTBOX = Peer("txoutbox 0.2.2", "txoutbox")
 FASTSTREAM_OUTBOX = Peer("faststream-outbox 0.19.0", "faststream_outbox")
+AIO_PIKA = Peer("aio-pika 10.2.1", "aio_pika")

@@ -1,5 +1,8 @@
 """Drain a full faststream-outbox table with a subscriber at its defaults.
 
+The handler does nothing, or its result is published to a broker, as the quick start
+of faststream-outbox does it.
+
 Two things are done in the peer's favour: the autovacuum settings that it recommends
 are applied, and its two log lines for each message are switched off.
 """
@@ -8,10 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
 
+from faststream.nats import (  # type: ignore[import-not-found]  # see txoutbox
+    JStream,
+    NatsBroker,
+)
+from faststream.redis import RedisBroker  # type: ignore[import-not-found]
 from faststream_outbox import (  # type: ignore[import-not-found]  # see txoutbox
     OutboxBroker,
     make_outbox_table,
@@ -37,7 +46,7 @@ async def main(task: Task) -> None:
             await connection.run_sync(metadata.create_all)
             await connection.execute(text(outbox_autovacuum_ddl(table.name)))
         await fill(engine, table, task.workload)
-        seconds = await drain(engine, table, task.workload.messages)
+        seconds = await drain(engine, table, task.workload.messages, task.broker_url)
         async with engine.connect() as connection:
             left = await connection.scalar(select(func.count()).select_from(table))
         assert left is not None
@@ -57,7 +66,9 @@ async def fill(engine: AsyncEngine, table: Table, workload: Workload) -> None:
         await autocommit.execute(text(f"VACUUM ANALYZE {table.name}"))
 
 
-async def drain(engine: AsyncEngine, table: Table, messages: int) -> float:
+async def drain(
+    engine: AsyncEngine, table: Table, messages: int, broker_url: str | None
+) -> float:
     """Seconds from the broker's start to the deletion of the last row."""
     acked = 0
     drained = asyncio.Event()
@@ -72,16 +83,51 @@ async def drain(engine: AsyncEngine, table: Table, messages: int) -> float:
         engine, outbox_table=table, metrics_recorder=count_acked, logger=None
     )
 
-    @broker.subscriber(TOPIC)  # type: ignore[untyped-decorator]
-    async def handle_nothing(body: dict[str, Any]) -> None:
-        """The handler: every message is accepted at once."""
-
-    started = time.perf_counter()
-    await broker.start()
-    await drained.wait()
-    seconds = time.perf_counter() - started
-    await broker.stop()
+    async with subscribed(broker, broker_url):
+        started = time.perf_counter()
+        await broker.start()
+        await drained.wait()
+        seconds = time.perf_counter() - started
+        await broker.stop()
     return seconds
+
+
+@asynccontextmanager
+async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]:
+    """Have a handler, whose results are published if there is where to."""
+    subscriber = broker.subscriber(TOPIC)
+    if broker_url is None:
+
+        @subscriber  # type: ignore[untyped-decorator]
+        async def handle_nothing(body: dict[str, Any]) -> None:
+            """Every message is accepted at once."""
+
+        yield
+        return
+    destination, publisher = destination_of(broker_url)
+
+    @publisher  # type: ignore[untyped-decorator]
+    @subscriber  # type: ignore[untyped-decorator]
+    async def relay(body: dict[str, Any]) -> dict[str, Any]:
+        """What it gives back is published."""
+        return body
+
+    await destination.connect()
+    try:
+        yield
+    finally:
+        await destination.stop()
+
+
+def destination_of(url: str) -> tuple[Any, Any]:
+    """Give the broker of a URL, and its publisher, which waits for each answer."""
+    if url.startswith("nats:"):
+        to_nats = NatsBroker(url, logger=None)
+        return to_nats, to_nats.publisher(
+            TOPIC, stream=JStream("orders", declare=False)
+        )
+    to_redis = RedisBroker(url, logger=None)
+    return to_redis, to_redis.publisher(stream=TOPIC)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much of what relay and Redis allow together the relay to Redis Streams reaches.
+"""How much of what relay and broker allow together the relay to a broker reaches.
 
 If settling a message and publishing it shared nothing and overlapped in nothing, the
 two costs would add up: 1 / (1 / relay to nothing + 1 / publishing alone).
@@ -11,29 +11,34 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
+from benchmarks.brokers import Broker
 from benchmarks.conditions import Conditions, show
 from benchmarks.drain import NOWHERE, drain, publisher_of
 from benchmarks.fill import fill
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import TOPIC, Workload
 from outbox.message import Message
-from outbox.testing.redis import redis_server
 from relay.config import RelayConfig
 from relay.publisher import Acked
 
 
-def answers(conditions: Conditions) -> Iterator[Answer]:
-    workload = Workload(messages=conditions.size(50_000, quick=20_000))
+def answers(broker: Broker, conditions: Conditions) -> Iterator[Answer]:
+    workload = Workload(
+        messages=conditions.size(broker.messages, quick=broker.few_messages)
+    )
     found = measure(
-        Variant(label="to Redis", run=lambda: with_redis(conditions, workload)),
+        Variant(
+            label="to the broker",
+            run=lambda: relayed_to(broker, conditions, workload),
+        ),
         Variant(label="to nothing", run=lambda: relayed(conditions, workload, NOWHERE)),
-        Variant(label="publishing alone", run=lambda: published(workload)),
+        Variant(label="publishing alone", run=lambda: published(broker, workload)),
         runs=conditions.runs(),
         on_run=lambda label, figure: show(label, figure, "/s"),
     )
     together = 1 / sum(1 / other.median for other in found.others)
     yield Answer(
-        question="Redis Streams: against what the two costs allow together",
+        question=f"{broker.label}: against what the two costs allow together",
         figure=found.median / together,
         target=at_least(0.8),
         noise=found.noise,
@@ -41,9 +46,10 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
     )
 
 
-def with_redis(conditions: Conditions, workload: Workload) -> float:
-    with redis_server() as redis:
-        return relayed(conditions, workload, redis.url)
+def relayed_to(broker: Broker, conditions: Conditions, workload: Workload) -> float:
+    """Messages a second from the relay's start to the last one's settling."""
+    with broker.server() as broker_url:
+        return relayed(conditions, workload, broker_url)
 
 
 def relayed(conditions: Conditions, workload: Workload, broker_url: str) -> float:
@@ -52,11 +58,11 @@ def relayed(conditions: Conditions, workload: Workload, broker_url: str) -> floa
         return drain(url, workload.messages, broker_url).rate
 
 
-def published(workload: Workload) -> float:
+def published(broker: Broker, workload: Workload) -> float:
     """Publish as the relay does, so many batches in flight, without a database."""
     messages = iter([Message(TOPIC, body, key=key) for key, body in workload])
-    with redis_server() as redis:
-        return workload.messages / asyncio.run(publish(redis.url, messages))
+    with broker.server() as broker_url:
+        return workload.messages / asyncio.run(publish(broker_url, messages))
 
 
 async def publish(broker_url: str, messages: Iterator[Message]) -> float:

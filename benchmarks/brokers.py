@@ -1,0 +1,104 @@
+"""The brokers to publish to. Each run has a server of its own, with a place to put
+what is published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import nats
+from pika import BlockingConnection, URLParameters
+
+from benchmarks.http_sink import http_sink
+from benchmarks.workload import TOPIC
+from outbox.rabbitmq import EXCHANGE
+from outbox.sqs import SqsSettings
+from outbox.testing.kafka import kafka_cluster
+from outbox.testing.nats import nats_server
+from outbox.testing.rabbitmq import rabbitmq_server
+from outbox.testing.redis import redis_server
+from outbox.testing.sqs import sqs_server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """A broker, and how much it gets.
+
+    Attributes:
+        label: its name for readers.
+        server: starts a fresh server, and gives its URL for publishers.
+        messages: in one run.
+        few_messages: in one run of a quick look.
+    """
+
+    label: str
+    server: Callable[[], AbstractContextManager[str]]
+    messages: int = 50_000
+    few_messages: int = 20_000
+
+
+@contextmanager
+def redis() -> Iterator[str]:
+    with redis_server() as server:
+        yield server.url
+
+
+@contextmanager
+def nats_jetstream() -> Iterator[str]:
+    async def make_stream(url: str) -> None:
+        async with await nats.connect(url) as client:
+            await client.jetstream().add_stream(name="orders", subjects=[TOPIC])
+
+    with nats_server() as server:
+        asyncio.run(make_stream(server.url))
+        yield server.url
+
+
+@contextmanager
+def rabbitmq() -> Iterator[str]:
+    with rabbitmq_server() as server:
+        with BlockingConnection(URLParameters(server.url)) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(EXCHANGE, "topic", durable=True)
+            quorum = {"x-queue-type": "quorum"}
+            channel.queue_declare(TOPIC, durable=True, arguments=quorum)
+            channel.queue_bind(TOPIC, EXCHANGE, TOPIC)
+        yield server.url
+
+
+@contextmanager
+def kafka() -> Iterator[str]:
+    with kafka_cluster() as cluster:
+        yield cluster.url
+
+
+@contextmanager
+def sqs() -> Iterator[str]:
+    async def make_queue(url: str) -> None:
+        settings = SqsSettings.from_url(url)
+        async with settings.client("sqs", connections=1, read_timeout=30) as client:
+            await client.create_queue(QueueName=settings.name_of(TOPIC))
+
+    with sqs_server() as server:
+        asyncio.run(make_queue(server.url()))
+        yield server.url()
+
+
+@contextmanager
+def http() -> Iterator[str]:
+    with http_sink() as port:
+        yield f"http://127.0.0.1:{port}/?unsigned=true&allow_private=true"
+
+
+BROKERS: Mapping[str, Broker] = {
+    "redis": Broker(label="Redis Streams", server=redis),
+    "nats": Broker(label="NATS JetStream", server=nats_jetstream),
+    "rabbitmq": Broker(label="RabbitMQ, quorum queue", server=rabbitmq),
+    "kafka": Broker(label="Kafka, mock cluster", server=kafka),
+    "sqs": Broker(
+        label="SQS, moto's server", server=sqs, messages=10_000, few_messages=3_000
+    ),
+    "http": Broker(label="HTTP", server=http, messages=30_000, few_messages=10_000),
+}

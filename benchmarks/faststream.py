@@ -1,0 +1,42 @@
+"""How fast a full table drains into NATS and Redis, beside faststream-outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.broker_costs import relayed_to
+from benchmarks.brokers import BROKERS, Broker
+from benchmarks.conditions import Conditions, show
+from benchmarks.measure import Answer, Variant, at_least, measure
+from benchmarks.peers.peer import FASTSTREAM_OUTBOX
+from benchmarks.workload import Workload
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    workload = Workload(messages=conditions.size(20_000, quick=5_000))
+    FASTSTREAM_OUTBOX.python()  # made before the first run, which it would disturb
+    for name in ("nats", "redis"):
+        yield beside(BROKERS[name], conditions, workload)
+
+
+def beside(broker: Broker, conditions: Conditions, workload: Workload) -> Answer:
+    def ours() -> float:
+        return relayed_to(broker, conditions, workload)
+
+    def theirs() -> float:
+        with broker.server() as broker_url, conditions.empty_database() as url:
+            return FASTSTREAM_OUTBOX.drain(url, workload, broker_url=broker_url)
+
+    found = measure(
+        Variant(label="pillarbox", run=ours),
+        Variant(label=FASTSTREAM_OUTBOX.label, run=theirs),
+        runs=conditions.runs(),
+        on_run=lambda label, figure: show(label, figure, "/s"),
+    )
+    return Answer(
+        question=f"{broker.label}: against {FASTSTREAM_OUTBOX.label}",
+        figure=found.ratio(FASTSTREAM_OUTBOX.label),
+        target=at_least(8.0),
+        noise=found.noise,
+        detail=f"{workload.messages:,} messages: {found.medians('/s')}",
+    )

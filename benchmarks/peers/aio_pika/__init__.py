@@ -1,0 +1,1 @@
+"""aio-pika's own publish, as the publisher of our relay."""
