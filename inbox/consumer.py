@@ -26,6 +26,7 @@ from inbox.turns import Turns
 from inbox.versions import Upcaster, Versions
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
+from outbox.payload_codec import PayloadCodec
 from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.retry import RetryPolicy
 
@@ -59,6 +60,8 @@ class Consumer:
             key, or for their retry; when it is reached, no more are fetched.
         retry: backoff and number of attempts for handlers that raise.
         drain: how long a stop waits for handlers at work.
+        codec: decodes payloads that were added with it; what it can't decode is a
+            dead letter, as it came.
         registry: schemas that payloads have to fit before a handler gets them.
         observers: are told of every event of `inbox.events`.
     """
@@ -77,6 +80,7 @@ class Consumer:
         max_waiting: int = 1024,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
+        codec: PayloadCodec | None = None,
         registry: SchemaRegistry = REGISTRY,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -103,7 +107,7 @@ class Consumer:
         self._drain = drain
         self._observers = list(observers)
         self._routes = Routes()
-        self._versions = Versions(registry)
+        self._versions = Versions(registry, codec)
         self._serving = Serving(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
         if queues is not None:

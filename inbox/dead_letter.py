@@ -7,6 +7,7 @@ from sqlalchemy import bindparam, insert
 
 from inbox.handle import one_line
 from inbox.schema import dead_letter_table
+from outbox.errors import hide_values
 from outbox.message import Message
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
@@ -65,6 +66,7 @@ def dead_letter_values(
 
 
 def _stacktrace(error: BaseException) -> str | None:
+    hide_values(error)
     trace = _storable("".join(traceback.format_exception(error)))
     if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
         return trace

@@ -8,9 +8,11 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast, overload
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
+from inbox.errors import DeadLetter
 from inbox.receipt import MessageId, check_text, record_receipt
-from outbox.errors import NotASessionError, shorten
+from outbox.errors import CodecError, NotASessionError, shorten
 from outbox.message import Message
+from outbox.payload_codec import PayloadCodec, decoded
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -38,7 +40,9 @@ class Guard(Protocol[M]):
 
 
 @overload
-def idempotent(*, consumer: str) -> Guard[Message]: ...
+def idempotent(
+    *, consumer: str, codec: PayloadCodec | None = None
+) -> Guard[Message]: ...
 
 
 @overload
@@ -46,7 +50,10 @@ def idempotent(*, consumer: str, key: Callable[[M], MessageId]) -> Guard[M]: ...
 
 
 def idempotent(
-    *, consumer: str, key: Callable[[Any], MessageId] = message_id
+    *,
+    consumer: str,
+    key: Callable[[Any], MessageId] = message_id,
+    codec: PayloadCodec | None = None,
 ) -> Guard[Any]:
     """Make a handler `(session, message)` run once for each message and consumer.
 
@@ -58,19 +65,27 @@ def idempotent(
     Args:
         consumer: whose receipt it is: each consumer handles a message once.
         key: reads the id out of the message: a UUIDv7, or a `ForeignId`.
+        codec: decodes the payloads that were added with it, for the handler.
 
     Raises:
         InvalidReceiptError: `consumer` can't be used; when called also what
             `record_receipt` raises.
+        DeadLetter: when called, the payload can't be decoded.
     """
     check_text("consumer", consumer)
-    return cast("Guard[Any]", _Guard(consumer, key))
+    return cast("Guard[Any]", _Guard(consumer, key, codec))
 
 
 class _Guard(Generic[M]):
-    def __init__(self, consumer: str, key: Callable[[M], MessageId]) -> None:
+    def __init__(
+        self,
+        consumer: str,
+        key: Callable[[M], MessageId],
+        codec: PayloadCodec | None,
+    ) -> None:
         self._consumer = consumer
         self._key = key
+        self._codec = codec
 
     def __call__(self, handler: Callable[[Any, M], Any]) -> Callable[[Any, M], Any]:
         guarded = self._async(handler) if is_async(handler) else self._sync(handler)
@@ -82,7 +97,7 @@ class _Guard(Generic[M]):
         def handle_once(session: Session, message: M) -> Any:
             if not record_receipt(session, self._key(message), self._consumer):
                 return None
-            return handler(session, message)
+            return handler(session, self._read(message))
 
         return handle_once
 
@@ -93,9 +108,26 @@ class _Guard(Generic[M]):
                 session, self._key(message), self._consumer
             ):
                 return None
-            return await handler(session, message)
+            return await handler(session, self._read(message))
 
         return handle_once
+
+    def _read(self, message: M) -> M:
+        if self._codec is None or not isinstance(message, Message):
+            return message
+        return cast("M", readable(message, self._codec))
+
+
+def readable(message: Message, codec: PayloadCodec) -> Message:
+    """Give a message as its handler reads it.
+
+    Raises:
+        DeadLetter: it can't be decoded.
+    """
+    try:
+        return decoded(message, codec)
+    except CodecError as error:
+        raise DeadLetter(str(error)) from error
 
 
 async def record_receipt_async(

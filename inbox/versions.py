@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from inbox.errors import DeadLetter
+from inbox.idempotent import readable
 from outbox.errors import ConfigError, InvalidMessageError, one_line, shorten
 from outbox.message import Message
+from outbox.payload_codec import PayloadCodec
 from outbox.registry import SchemaRegistry
 
 Upcaster: TypeAlias = Callable[[Message], object]
@@ -21,10 +23,14 @@ class Versions:
 
     Args:
         registry: what a handler gets has to fit its schema, if there is one.
+        codec: what decodes a payload first, if it is encoded.
     """
 
-    def __init__(self, registry: SchemaRegistry) -> None:
+    def __init__(
+        self, registry: SchemaRegistry, codec: PayloadCodec | None = None
+    ) -> None:
         self._registry = registry
+        self._codec = codec
         self._understood: dict[str, int | None] = {}
         self._upcasters: dict[str, dict[int, Upcaster]] = {}
 
@@ -84,9 +90,11 @@ class Versions:
         """Give a message as the handler of `topic` understands it.
 
         Raises:
-            DeadLetter: it is newer, there is no way up, an upcaster raised, or what
-                came out doesn't fit its schema.
+            DeadLetter: it can't be decoded, it is newer, there is no way up, an
+                upcaster raised, or what came out doesn't fit its schema.
         """
+        if self._codec is not None:
+            message = readable(message, self._codec)
         version = self._understood[topic]
         if version is not None and message.schema_version != version:
             message = self._upcast(topic, message, version)

@@ -35,6 +35,7 @@ from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
 from outbox.limits import Limits
 from outbox.message import Message
+from outbox.payload_codec import PayloadCodec, encoded
 from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.schema import message_table, metadata
 
@@ -91,6 +92,7 @@ def add(
     *messages: Message,
     limits: Limits = _LIMITS,
     registry: SchemaRegistry = REGISTRY,
+    codec: PayloadCodec | None = None,
 ) -> None:
     """Add messages to the transaction of `session`.
 
@@ -99,14 +101,19 @@ def add(
     latest with the commit. With `Session(binds=…)`, bind `outbox.schema.metadata`'s
     tables too. As thread-safe as the session, that is, not at all.
 
+    Args:
+        limits: what a message may be, before and after the codec.
+        registry: schemas that payloads have to fit, before the codec.
+        codec: encodes the payloads now, so that no table holds them as they are.
+
     Raises:
-        InvalidMessageError: a message breaks a rule, or doesn't fit the schema that
-            is registered for its topic; none of the call was added, and the session
-            is as it was.
+        InvalidMessageError: a message breaks a rule, doesn't fit the schema that is
+            registered for its topic, or can't be encoded; none of the call was added,
+            and the session is as it was.
         NotASessionError: `session` isn't one.
     """
     target = sync_session(session)
-    _check(messages, limits, registry)
+    messages = _checked(messages, limits, registry, codec)
     if not messages:
         return
     if target._flushing:
@@ -122,11 +129,14 @@ def add(
 
 
 def insert_statement(
-    *messages: Message, limits: Limits = _LIMITS, registry: SchemaRegistry = REGISTRY
+    *messages: Message,
+    limits: Limits = _LIMITS,
+    registry: SchemaRegistry = REGISTRY,
+    codec: PayloadCodec | None = None,
 ) -> Insert:
     """Build one INSERT of all messages, to execute on a connection of your own.
 
-    The statement's text is the same for any number of messages.
+    The statement's text is the same for any number of messages. Arguments as of `add`.
 
     Raises:
         InvalidMessageError: a message breaks a rule or doesn't fit its schema, or
@@ -134,7 +144,7 @@ def insert_statement(
     """
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
-    _check(messages, limits, registry)
+    messages = _checked(messages, limits, registry, codec)
     return _insert(
         {
             name: bindparam(None, literal, Text(), unique=True)
@@ -143,9 +153,12 @@ def insert_statement(
     )
 
 
-def _check(
-    messages: Sequence[Message], limits: Limits, registry: SchemaRegistry
-) -> None:
+def _checked(
+    messages: tuple[Message, ...],
+    limits: Limits,
+    registry: SchemaRegistry,
+    codec: PayloadCodec | None,
+) -> tuple[Message, ...]:
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidMessageError(
@@ -156,6 +169,12 @@ def _check(
             )
         limits.check(message)
         registry.check(message)
+    if codec is None:
+        return messages
+    stored = tuple(encoded(message, codec) for message in messages)
+    for message in stored:
+        limits.check(message)
+    return stored
 
 
 def sync_session(session: object) -> Session:

@@ -4,6 +4,12 @@ Each message names the field, the value and the remedy. What fails for one
 message only is a value (`relay.publisher.Nacked`), not an exception.
 """
 
+import re
+from typing import Final
+
+# PostgreSQL quotes the row that it refused.
+_ROW: Final = re.compile(r"DETAIL:\s+Failing row contains.*?(?=\[SQL: |\Z)", re.DOTALL)
+
 
 class OutboxError(Exception):
     """Whatever pillarbox raises on purpose."""
@@ -59,5 +65,17 @@ def shorten(value: object, limit: int = 60) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error in one line: its kind and its message."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """Say an error in one line: its kind and its message, without values of rows."""
+    hide_values(error)
+    text = _ROW.sub("", f"{type(error).__name__}: {error}")
+    return " ".join(text.split())
+
+
+def hide_values(error: BaseException | None) -> None:
+    """Keep SQLAlchemy's errors from quoting parameters, payloads among them."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if hasattr(error, "hide_parameters"):
+            error.hide_parameters = True
+        error = error.__cause__ or error.__context__

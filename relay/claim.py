@@ -7,9 +7,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from outbox.database import Connection
+from outbox.errors import CodecError
 from outbox.identifier import is_uuid7
 from outbox.lane import priority_of
 from outbox.message import Message
+from outbox.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.statement import load
 from relay.config import RelayConfig
 from relay.horizon import Horizon
@@ -80,6 +82,8 @@ async def claim_batch(
         if lane.number not in last:
             lane.found_empty()
     board.served(reached)
+    if config.codec is not None:
+        rows = [_decoded(row, config.codec) for row in rows]
     return Batch(lanes, rows)
 
 
@@ -196,6 +200,15 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
             priority=priority_of(lane),
         )
     return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
+
+
+def _decoded(row: Claimed, codec: PayloadCodec) -> Claimed:
+    if row.message is None or not is_encoded(row.message):
+        return row
+    try:
+        return row._replace(message=decoded(row.message, codec))
+    except CodecError as error:
+        return row._replace(message=None, problem=str(error))
 
 
 def _read_headers(text: str) -> tuple[dict[str, str], str | None]:

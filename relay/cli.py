@@ -15,6 +15,7 @@ from outbox.command import (
 from outbox.command import main as run_command
 from outbox.entry_points import implementation
 from outbox.observers.logging import LogEvents
+from outbox.payload_codec import load_codec
 from outbox.retry import RetryPolicy
 from relay.config import RelayConfig
 from relay.relay import Relay
@@ -72,6 +73,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="of one message, before it is a dead letter (default: %(default)s)",
     )
     parser.add_argument(
+        "--codec",
+        metavar="MODULE:NAME",
+        help="decode what was added with this codec before it is published",
+    )
+    parser.add_argument(
         "--strict-order",
         action="store_true",
         help="publish one message of a key at a time",
@@ -91,6 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         drain=timedelta(seconds=arguments.drain),
         strict_order=arguments.strict_order,
         retry=RetryPolicy(max_attempts=arguments.max_attempts),
+        codec=load_codec(arguments.codec) if arguments.codec else None,
     )
     publisher = implementation("relay.publishers", broker).from_url(broker)
     return run_until_stopped(

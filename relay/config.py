@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from outbox.errors import ConfigError
 from outbox.lane import Priority
+from outbox.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
 
 _WEIGHTS = MappingProxyType(
@@ -31,6 +32,9 @@ class RelayConfig:
         strict_order: publish one message of a key at a time, for brokers that can
             refuse one message and take the next.
         retry: backoff and number of attempts for a refused message.
+        codec: decodes what was encoded before it is published; a message that it
+            can't decode is a dead letter, as it was stored. None: the broker gets
+            what is stored.
         weights: turns of each priority class while all of them have messages.
     """
 
@@ -45,6 +49,7 @@ class RelayConfig:
     drain: timedelta = timedelta(seconds=20)
     strict_order: bool = False
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    codec: PayloadCodec | None = None
     weights: Mapping[Priority, int] = field(default_factory=lambda: _WEIGHTS)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,179 @@
+"""A codec for payloads: encrypted, or compressed, from `add` to relay or handler.
+
+The application encodes when it adds. Tables, dead letters and, unless the relay
+decodes, the broker hold the encoded payload; two headers say how it comes back:
+
+    pillarbox-codec: aes-gcm:2026-11          the codec, and the id of its key
+    pillarbox-content-type: application/json  what it is when decoded
+
+Topic, key and headers stay as they are: what is to be secret belongs in the payload.
+"""
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol, runtime_checkable
+
+from outbox.codec import BINARY
+from outbox.errors import CodecError, ConfigError, one_line, shorten
+from outbox.message import Message
+
+CODEC_HEADER: Final = "pillarbox-codec"
+CONTENT_TYPE_HEADER: Final = "pillarbox-content-type"
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+
+@runtime_checkable
+class PayloadCodec(Protocol):
+    """Turns payloads into what is stored, and back. Shared between threads."""
+
+    @property
+    def name(self) -> str:
+        """Name the codec: lower-case letters, digits, `.` and `-`."""
+
+    def encode(self, message: Message) -> tuple[str, bytes]:
+        """Give the id of the key that was used, and what to store."""
+
+    def decode(self, message: Message, key_id: str) -> bytes:
+        """Give back the payload that `encode` was given, for a message with its result.
+
+        The id of the message is that of then; a broker may have changed the rest.
+
+        Raises:
+            LookupError: there is no key of that id any more.
+            Exception: it can't be decoded.
+        """
+
+
+def is_encoded(message: Message) -> bool:
+    """Tell whether a payload has to be decoded before it is read."""
+    return CODEC_HEADER in message.headers
+
+
+def encoded(message: Message, codec: PayloadCodec) -> Message:
+    """Give the message with its payload encoded.
+
+    Raises:
+        CodecError: the codec can't, or it is encoded already.
+    """
+    if is_encoded(message):
+        raise CodecError(
+            "headers",
+            {CODEC_HEADER: message.headers[CODEC_HEADER]},
+            "says that the payload is encoded already",
+            "decode it first, or add it without a codec",
+        )
+    name = name_of(codec)
+    try:
+        key_id, payload = codec.encode(message)
+    except Exception as error:
+        # The kind only: what it says may quote the payload.
+        raise CodecError(
+            "payload",
+            f"{len(message.payload)} bytes",
+            f"can't be encoded by codec {name!r} ({type(error).__name__})",
+            "see the cause, and give the codec a key to encode with",
+        ) from error
+    headers = {
+        **message.headers,
+        CODEC_HEADER: f"{name}:{key_id}",
+        CONTENT_TYPE_HEADER: message.content_type,
+    }
+    return _with(message, payload, BINARY, headers)
+
+
+def decoded(message: Message, codec: PayloadCodec) -> Message:
+    """Give the message as it was before `encoded`; one that isn't encoded as it is.
+
+    Raises:
+        CodecError: the key is gone, the codec is another, or the payload isn't what
+            that codec made.
+    """
+    said = message.headers.get(CODEC_HEADER)
+    if said is None:
+        return message
+    name, _, key_id = said.partition(":")
+    if name != name_of(codec):
+        raise CodecError(
+            "headers",
+            {CODEC_HEADER: said},
+            f"names another codec than {name_of(codec)!r}, which is here",
+            "give this process the codec that the message was added with",
+        )
+    try:
+        payload = codec.decode(message, key_id)
+    except LookupError as error:
+        raise CodecError(
+            "headers",
+            {CODEC_HEADER: said},
+            f"names a key that codec {name!r} doesn't have",
+            f"give it the key {shorten(key_id)}, then retry the dead letter",
+        ) from error
+    except Exception as error:
+        raise CodecError(
+            "payload",
+            f"{len(message.payload)} bytes",
+            f"can't be decoded by codec {name!r} with the key {shorten(key_id)}"
+            f" ({type(error).__name__})",
+            "it was changed on its way, or that key is not the one it was added with",
+        ) from error
+    headers = {
+        header: value
+        for header, value in message.headers.items()
+        if header not in {CODEC_HEADER, CONTENT_TYPE_HEADER}
+    }
+    content_type = message.headers.get(CONTENT_TYPE_HEADER) or BINARY
+    return _with(message, payload, content_type, headers)
+
+
+def name_of(codec: PayloadCodec) -> str:
+    """Give the codec's name.
+
+    Raises:
+        ConfigError: it can't be written into a header.
+    """
+    if not _NAME.fullmatch(codec.name):
+        raise ConfigError(
+            f"codec name {shorten(codec.name)}: use lower-case letters, digits, . and -"
+        )
+    return codec.name
+
+
+def load_codec(path: str) -> PayloadCodec:
+    """Import the codec that `module:name` names.
+
+    Raises:
+        ConfigError: the path is none, or there is no codec.
+    """
+    module_name, separator, name = path.partition(":")
+    if not separator or not module_name or not name:
+        raise ConfigError(f"codec {path!r}: write module:name, e.g. app:codec")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except Exception as error:
+        raise ConfigError(f"codec {path!r}: can't be had: {one_line(error)}") from error
+    if not isinstance(found, PayloadCodec) or isinstance(found, type):
+        raise ConfigError(
+            f"codec {path!r}: is a {type(found).__name__}, and should be an object "
+            "with name, encode and decode"
+        )
+    name_of(found)
+    return found
+
+
+def _with(
+    message: Message, payload: bytes, content_type: str, headers: Mapping[str, str]
+) -> Message:
+    return Message(
+        message.topic,
+        payload,
+        key=message.key,
+        tenant=message.tenant,
+        headers=headers,
+        id=message.id,
+        content_type=content_type,
+        schema_version=message.schema_version,
+        priority=message.priority,
+        available_at=message.available_at,
+    )
