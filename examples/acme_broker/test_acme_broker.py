@@ -56,7 +56,6 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
 class TestAcmeSource(Broker, SourceSuite):
     capabilities = SourceCapabilities()
-    patience = 45.0  # every ack is a transaction that waits for the disk
 
     @override
     def source(self, consumer: str, topic: str) -> Source:

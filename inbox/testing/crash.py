@@ -11,7 +11,7 @@ from inbox.source import Source
 
 __all__ = ["die_holding"]
 
-_LIMIT: Final = 40
+_LIMIT: Final = 120
 
 
 async def die_holding(source: Callable[[], Source], count: int) -> None:

@@ -64,8 +64,8 @@ class SourceCase(ABC):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
-    patience: ClassVar[float] = 15.0
-    hold: ClassVar[float] = 1.0
+    patience: ClassVar[float] = 60.0
+    hold: ClassVar[float] = 3.0
 
     @abstractmethod
     def source(self, consumer: str, topic: str) -> Source:

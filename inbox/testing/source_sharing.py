@@ -99,7 +99,7 @@ class SourceSharing(SourceCase):
         async with self.source("one", topic) as slow:
             (delivery,) = await self.receive(slow, 1)
             async with self.source("one", topic) as other:
-                during = timedelta(seconds=3 * self.hold)
+                during = timedelta(seconds=2 * self.hold)
                 assert not await self.anything(other, during)
             await delivery.ack()
         async with self.source("one", topic) as source:
@@ -111,6 +111,6 @@ class SourceSharing(SourceCase):
         await self.put(*numbered(topic, 1))
         async with self.source("one", topic) as source:
             (delivery,) = await self.receive(source, 1)
-            assert not await self.anything(source, timedelta(seconds=3 * self.hold))
+            assert not await self.anything(source, timedelta(seconds=2 * self.hold))
             await delivery.ack()
             assert not await self.anything(source)

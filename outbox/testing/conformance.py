@@ -12,8 +12,8 @@ __all__ = ["capability", "checks"]
 
 P = ParamSpec("P")
 
-_LIMIT: Final = 50.0
-_GRACE: Final = 0.5
+_LIMIT: Final = 240.0
+_GRACE: Final = 10.0
 
 
 def capability(meaning: str, *, default: bool = True) -> Any:
@@ -26,7 +26,7 @@ def checks(
 ) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
     """Make a test of a coroutine method, skipped where a needed capability is absent.
 
-    It gets an event loop of its own, must end within 50 s, and may leave no task.
+    It gets an event loop of its own, must end within 240 s, and may leave no task.
     """
 
     def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

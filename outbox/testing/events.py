@@ -34,7 +34,7 @@ class RecordedEvents:
         kind: type[E],
         count: int = 1,
         *,
-        timeout: float = 10,  # noqa: ASYNC109
+        timeout: float = 60,  # noqa: ASYNC109
     ) -> list[E]:
         """Wait until there are `count` events of a kind since the start; give them.
 

@@ -68,8 +68,10 @@ class NatsServer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_until(lambda: self._answers() or process.poll() is not None, seconds=30)
-        if not self._answers() or process.poll() is not None:
+        done = wait_until(
+            lambda: process.poll() is not None or self._answers(), seconds=60
+        )
+        if not done or process.poll() is not None:
             self.kill()
             log = self._directory / "nats.log"
             report = log.read_text(errors="replace") if log.exists() else "no log"

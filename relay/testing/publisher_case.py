@@ -58,7 +58,7 @@ class PublisherCase(ABC):
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     max_payload_bytes: ClassVar[int] = 64 * 1024
-    patience: ClassVar[float] = 15.0
+    patience: ClassVar[float] = 60.0
 
     @abstractmethod
     def publisher(self) -> Publisher:

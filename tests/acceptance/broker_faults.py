@@ -22,7 +22,7 @@ TOPIC = "numbers.counted"
 _BATCH = 50
 _CONCURRENCY = 2
 # The breaker waits 15 s at most, and a broker that is back may not be ready yet.
-_RECOVERY = 60.0
+_RECOVERY = 90.0
 
 Arrival: TypeAlias = tuple[str, str, int]
 Figures: TypeAlias = Callable[[str, object], None]
@@ -85,7 +85,7 @@ class BrokerFaults(ABC):
     def test_killed_and_restarted_in_mid_drain(self) -> None:
         relay = self.drain()
         self.kill()
-        relay.wait_for_log("BrokerLost", times=2, seconds=60)
+        relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
         self.start()
@@ -97,7 +97,7 @@ class BrokerFaults(ABC):
         for cut in range(1, 6):
             left = self.inspection.unsettled()
             self.proxy.cut_after(1_000 * cut)
-            relay.wait_for_log("BrokerLost", times=cut, seconds=60)
+            relay.wait_for_log("BrokerLost", times=cut)
             self.wait_for_progress(left)
         self.expect_all(relay)
 
@@ -105,7 +105,7 @@ class BrokerFaults(ABC):
     def test_stall_longer_than_the_publish_timeout(self) -> None:
         relay = self.drain("--publish-timeout=0.5")
         self.proxy.stall()
-        relay.wait_for_log("BrokerLost", times=2, seconds=60)
+        relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
         self.proxy.resume()
@@ -121,11 +121,9 @@ class BrokerFaults(ABC):
             url, f"--batch-size={_BATCH}", f"--concurrency={_CONCURRENCY}", *options
         )
         enough = self.count * 9 // 10
-        wait_for(
-            "some is published",
-            lambda: self.inspection.unsettled() < enough,
-            seconds=60,
-        )
+        wait_for("some is published", lambda: self.inspection.unsettled() < enough)
+        # Nor may it end before the fault comes, however late that is.
+        self.proxy.slow(0.05)
         return relay
 
     def expect_all(self, relay: RunningProcess) -> None:
@@ -148,7 +146,7 @@ class BrokerFaults(ABC):
         lost = relay.log().count("BrokerLost")
         assert len(arrivals) <= self.count + lost * _BATCH * _CONCURRENCY
         assert self.inspection.charged() == 0
-        relay.wait_for_log("BrokerFound", seconds=60)
+        relay.wait_for_log("BrokerFound")
 
     def wait_for_progress(self, left: int) -> None:
         """Wait until fewer than `left` messages are left."""

@@ -74,7 +74,7 @@ class TestKafka(BrokerFaults):
         relay = self.drain("--publish-timeout=2")
         assert "BrokerLost" not in relay.log()
         self.proxy.stall()
-        relay.wait_for_log("BrokerLost", times=2, seconds=60)
+        relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
         self.proxy.resume()

@@ -46,7 +46,7 @@ async def test_a_message_is_a_signed_cloudevent(target: Target) -> None:
     secret = b64decode(SECRET.removeprefix("whsec_"))
     mac = b64encode(hmac.digest(secret, signed, "sha256")).decode()
     assert headers["webhook-signature"] == f"v1,{mac}"
-    assert abs(time.time() - int(headers["webhook-timestamp"])) < 10
+    assert abs(time.time() - int(headers["webhook-timestamp"])) < 300
 
 
 async def test_while_a_secret_is_changed_both_sign(
@@ -136,18 +136,18 @@ async def test_a_pause_that_is_asked_for_is_kept_and_charges_nobody(
     async def script(arrival: Arrival) -> web.StreamResponse:
         arrived_at.append(time.monotonic())
         if len(arrived_at) == 1:
-            return web.Response(status=status, headers={"Retry-After": "1"})
+            return web.Response(status=status, headers={"Retry-After": "3"})
         return web.Response(status=204)
 
     target.script = script
     async with HttpPublisher.from_url(target.url()) as publisher:
-        with pytest.raises(BrokerUnavailableError, match="pause of 1 s"):
+        with pytest.raises(BrokerUnavailableError, match="pause of 3 s"):
             await publisher.publish([ONE])
         with pytest.raises(BrokerUnavailableError, match="are left"):
             await publisher.publish([ONE])
         assert len(arrived_at) == 1
         assert await until_answered(publisher, ONE) == [Acked()]
-    assert arrived_at[1] - arrived_at[0] >= 0.99
+    assert arrived_at[1] - arrived_at[0] >= 2.99
 
 
 @pytest.mark.parametrize("is_date", [False, True])
@@ -200,7 +200,7 @@ async def test_a_slow_answer_is_waited_for(target: Target) -> None:
         return web.Response(status=204)
 
     target.script = script
-    assert await publish(target, ONE, options="timeout=5") == [Acked()]
+    assert await publish(target, ONE, options="timeout=60") == [Acked()]
 
 
 async def test_the_status_counts_and_an_endless_answer_is_not_read(
@@ -210,7 +210,7 @@ async def test_the_status_counts_and_an_endless_answer_is_not_read(
         return web.Response(status=200, body=b"x" * 50_000_000)
 
     target.script = endless
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await publish(target, *numbered(2)) == [Acked()] * 2
 
 

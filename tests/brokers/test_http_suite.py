@@ -33,7 +33,7 @@ class TestHttpPublisher(PublisherSuite):
         def enough() -> bool:
             return len({m.id for m in self.target.messages(topic)}) >= count
 
-        await asyncio.to_thread(wait_for, f"{count} in {topic}", enough, seconds=10)
+        await asyncio.to_thread(wait_for, f"{count} in {topic}", enough)
         return self.target.messages(topic)
 
     @override

@@ -51,7 +51,7 @@ async def test_replicas_handle_each_message_once_and_keys_in_order(
             relay_running(database_url, KafkaPublisher.from_url(shared_kafka.url)),
             running(replica()),
             running(replica()),
-            asyncio.timeout(40),
+            asyncio.timeout(90),
         ):
             await all_handled.wait()
 

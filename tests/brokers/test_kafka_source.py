@@ -21,7 +21,7 @@ from tests.fixtures.kafka import client_config
 
 SOON = timedelta(milliseconds=50)
 # The mock lets who joins wait that long after somebody left.
-SESSION = "session.timeout.ms=500&heartbeat.interval.ms=100"
+SESSION = "session.timeout.ms=3000&heartbeat.interval.ms=100"
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def receive(
     source: KafkaSource, count: int, *, limit: int = 100
 ) -> list[Delivery]:
     received: list[Delivery] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(received) < count:
             received += await source.receive(limit=limit)
     return received
@@ -69,7 +69,7 @@ def payloads(deliveries: list[Delivery]) -> list[int]:
 def committed(kafka: KafkaCluster, topic: str, partition: int = 0) -> int:
     consumer = Consumer(client_config(kafka.url) | {"group.id": topic})
     try:
-        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=10)
+        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=60)
     finally:
         consumer.close()
     return int(found.offset)
@@ -143,7 +143,7 @@ async def test_strangers_come_with_what_is_wrong(
     producer.produce(topic, None, b"\xff")
     producer.produce(topic, b"1", headers=[("ce_id", b"\xff")])
     producer.produce(topic, b"2", headers=[("ce_type", b"x"), ("ce_id", b"7")])
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     async with source(shared_kafka, topic) as consumer:
         deliveries = await receive(consumer, 3)
     problems = [delivery.problem or "" for delivery in deliveries]
@@ -186,7 +186,7 @@ async def test_a_rebalance_waits_for_what_is_in_work(
             await publish(shared_kafka, *more)
             theirs = await joining
             ours: list[Delivery] = []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not set(range(40, 80)) <= set(payloads(ours + theirs)):
                     ours += await one.receive(limit=100)
                     theirs += await other.receive(limit=100)
@@ -211,7 +211,7 @@ async def test_who_holds_on_too_long_loses_it_and_its_acks_move_nothing(
             # Of three replicas the partition may stay where it is, until that leaves.
             await slow.__aexit__()
             again: list[Delivery] = []
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(again) < 3:
                     again += await one.receive(limit=10)
                     again += await other.receive(limit=10)

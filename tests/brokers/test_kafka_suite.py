@@ -95,12 +95,12 @@ class TestKafkaSource(SourceSuite):
         for message in put:
             topic, key, value, headers = record_of(message)
             self.producer.produce(topic, value, key, headers=list(headers.items()))
-        assert self.producer.flush(10) == 0
+        assert self.producer.flush(60) == 0
 
     @override
     async def put_stranger(self, topic: str, payload: bytes) -> None:
         self.producer.produce(topic, payload)
-        assert self.producer.flush(10) == 0
+        assert self.producer.flush(60) == 0
 
     @override
     def stop_broker(self) -> None:

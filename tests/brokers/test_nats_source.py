@@ -40,7 +40,7 @@ async def publish(url: str, *messages: Message) -> None:
 
 async def receive(consumer: NatsSource, count: int) -> list[Delivery]:
     received: list[Delivery] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(received) < count:
             received += await consumer.receive(limit=100)
     return received
@@ -107,7 +107,7 @@ async def test_after_a_crash_later_messages_do_not_overtake_what_comes_again(
             consumer="billing",
             topics=[topic],
             poll_interval=SOON,
-            ack_wait=timedelta(seconds=1),
+            ack_wait=timedelta(seconds=3),
         )
 
     async with mortal():
@@ -148,7 +148,7 @@ async def test_one_message_at_a_time_is_in_order_with_replicas(
                     seen.append(int(delivery.message.payload))
                     await delivery.ack()
 
-        async with asyncio.timeout(30), asyncio.TaskGroup() as replicas:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as replicas:
             replicas.create_task(work(one))
             replicas.create_task(work(other))
     assert seen == list(range(20))
@@ -164,7 +164,7 @@ async def test_a_durable_that_was_deleted_is_made_again(
         ]
         await ask(shared_nats.url, f"CONSUMER.DELETE.{nats_topics}.{name}")
         await publish(shared_nats.url, Message(topic, b"1"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     if deliveries := await consumer.receive(limit=1):

@@ -39,13 +39,13 @@ def run(installed: Path, directory: Path, *command: str) -> str:
         },
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=570,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_sample_passes_both_suites_with_pytest_and_no_plug_in(
     installed: Path, tmp_path: Path
 ) -> None:
