@@ -60,7 +60,7 @@ BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
         IF EXISTS (SELECT FROM outbox.partitions(parent)) THEN
-            -- A dump of pg_partman 4 restored beside 5: create_parent() would say "would overlap partition".
+            -- create_parent() would say "would overlap partition".
             INSERT INTO {partman}.part_config (parent_table, control, partition_type, partition_interval, premake, template_table, datetime_string)
             SELECT parent, p.control, CASE WHEN v_major >= 5 THEN 'range' ELSE 'native' END, p.span::text, p.premake, p.template,
                    CASE WHEN max(x.partition::text) ~ '_p\d{4}_\d\d_\d\d' THEN 'YYYY_MM_DD' ELSE 'YYYYMMDD' END
@@ -109,6 +109,10 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT count(*) INTO v_before FROM outbox.partitions(parent);
+    -- A dump of pg_partman 4 restored beside 5 loses what it knew.
+    IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
+        PERFORM outbox.adopt_table(parent);
+    END IF;
     UPDATE {partman}.part_config c SET premake = p.premake WHERE c.parent_table = parent AND c.premake <> p.premake;
     PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
     -- Trust the catalog, not the call: 5.0 makes nothing for an empty table, 5.5 turns errors
