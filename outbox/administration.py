@@ -14,13 +14,20 @@ AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
 
 # Connection lost, access refused, no such database, too many clients, shut down.
 _AWAY: Final = ("08", "28", "3D", "53", "57P")
+_RIGHTS: Final = (
+    "connect as a member of pillarbox_monitor to look, of pillarbox_maintainer for "
+    "upkeep, of pillarbox_owner to change policy"
+)
 
 
 @contextmanager
 def administration(
-    url: str, *, application_name: str
+    url: str, *, application_name: str, rights: str = _RIGHTS
 ) -> Iterator[AdministrationConnection]:
     """Give a connection in autocommit mode, for one command.
+
+    Args:
+        rights: what to do about a right that is missing.
 
     Raises:
         DatabaseUnavailableError: the database can't be reached, or was lost.
@@ -37,19 +44,16 @@ def administration(
                 f"can't reach the database {without_password(url)}: {error}"
             ) from error
         raise UpkeepError(
-            f"{error.diag.message_primary or error}; {_remedy(error)}"
+            f"{error.diag.message_primary or error}; {_remedy(error, rights)}"
         ) from error
 
 
-def _remedy(error: psycopg.Error) -> str:
+def _remedy(error: psycopg.Error, rights: str) -> str:
     if error.diag.message_hint:
         return error.diag.message_hint
     match error:
         case psycopg.errors.InsufficientPrivilege():
-            return (
-                "connect as a member of pillarbox_monitor to look, of "
-                "pillarbox_maintainer for upkeep, of pillarbox_owner to change policy"
-            )
+            return rights
         case (
             psycopg.errors.UndefinedTable()
             | psycopg.errors.UndefinedFunction()

@@ -18,6 +18,7 @@ class Lock(IntEnum):
     INBOX_DOORBELL = 101
     MEMBER = 102
     MIGRATION = 103
+    DEAD_LETTERS = 104
 
 
 def consumer_class(consumer: str) -> int:

@@ -83,7 +83,7 @@ async def claim_batch(
             lane.found_empty()
     board.served(reached)
     if config.codec is not None:
-        rows = [_decoded(row, config.codec) for row in rows]
+        rows = [decode_row(row, config.codec) for row in rows]
     return Batch(lanes, rows)
 
 
@@ -202,7 +202,8 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
     return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
 
 
-def _decoded(row: Claimed, codec: PayloadCodec) -> Claimed:
+def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
+    """Decode the payload of a row, if it is encoded."""
     if row.message is None or not is_encoded(row.message):
         return row
     try:

@@ -1,9 +1,13 @@
 """`relay`: publish what committed."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from functools import partial
+from typing import cast
 
+from outbox.beside import Beside
 from outbox.command import (
     BROKER_VARIABLE,
     DATABASE_VARIABLE,
@@ -13,11 +17,19 @@ from outbox.command import (
     url_of,
 )
 from outbox.command import main as run_command
+from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
+from outbox.dead_letters.commands import Side
+from outbox.dead_letters.commands import add_to as add_dead_letters
+from outbox.dead_letters.options import add_schedule, schedule_of
 from outbox.entry_points import implementation
+from outbox.events import Event
 from outbox.observers.logging import LogEvents
-from outbox.payload_codec import load_codec
+from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.retry import RetryPolicy
+from relay.blocked import add_to as add_blocked
 from relay.config import RelayConfig
+from relay.dead_letters import publishing_retrier
+from relay.publisher import Publisher
 from relay.relay import Relay
 
 
@@ -26,17 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command("relay", __doc__)
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(subcommands.add_parser("run", help="publish until SIGTERM, then drain"))
+    add_dead_letters(
+        subcommands,
+        Side(
+            schema="outbox",
+            add_retry=_add_retry,
+            open_retrier=_open_retrier,
+            take_turn=_take_turn,
+        ),
+    )
+    add_blocked(subcommands)
     return run_command(parser, lambda arguments: arguments.run(arguments), argv)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     default = RelayConfig()
     add_database(parser)
-    parser.add_argument(
-        "--broker",
-        metavar="URL",
-        help=f"where to publish to, e.g. redis://host (default: ${BROKER_VARIABLE})",
-    )
+    _add_broker(parser)
     parser.add_argument(
         "--batch-size",
         type=int,
@@ -73,16 +91,31 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="of one message, before it is a dead letter (default: %(default)s)",
     )
     parser.add_argument(
-        "--codec",
-        metavar="MODULE:NAME",
-        help="decode what was added with this codec before it is published",
-    )
-    parser.add_argument(
         "--strict-order",
         action="store_true",
         help="publish one message of a key at a time",
     )
+    add_schedule(parser)
     parser.set_defaults(run=_run)
+
+
+def _add_broker(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--broker",
+        metavar="URL",
+        help=f"where to publish to, e.g. redis://host (default: ${BROKER_VARIABLE})",
+    )
+    parser.add_argument(
+        "--codec",
+        metavar="MODULE:NAME",
+        help="decode what was added with this codec before it is published",
+    )
+
+
+def _add_retry(parser: argparse.ArgumentParser) -> None:
+    add_database(parser)
+    _add_broker(parser)
+    add_schedule(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -97,15 +130,53 @@ def _run(arguments: argparse.Namespace) -> int:
         drain=timedelta(seconds=arguments.drain),
         strict_order=arguments.strict_order,
         retry=RetryPolicy(max_attempts=arguments.max_attempts),
-        codec=load_codec(arguments.codec) if arguments.codec else None,
+        codec=_codec(arguments),
     )
-    publisher = implementation("relay.publishers", broker).from_url(broker)
-    return run_until_stopped(
-        Relay(
-            database,
-            publisher,
-            config,
-            observers=[LogEvents()],
-            name=broker.partition(":")[0],
-        )
+    relay = Relay(
+        database,
+        _make_publisher(broker),
+        config,
+        observers=[LogEvents()],
+        name=broker.partition(":")[0],
     )
+    schedule = schedule_of(arguments)
+    sides = [] if schedule is None else [_scheduler(arguments, schedule).run]
+    return run_until_stopped(Beside(relay, sides))
+
+
+def _codec(arguments: argparse.Namespace) -> PayloadCodec | None:
+    return load_codec(arguments.codec) if arguments.codec else None
+
+
+def _make_publisher(broker: str) -> Publisher:
+    found = implementation("relay.publishers", broker)
+    return cast("Publisher", found.from_url(broker))
+
+
+def _open_retrier(
+    arguments: argparse.Namespace, notify: Callable[[Event], None] = lambda _: None
+) -> AbstractAsyncContextManager[Retrier]:
+    broker = url_of(arguments.broker, "broker", BROKER_VARIABLE)
+    return publishing_retrier(
+        url_of(arguments.database, "database", DATABASE_VARIABLE),
+        # A publisher of its own: the relay's may just have a message of the same key.
+        partial(_make_publisher, broker),
+        config=RelayConfig(codec=_codec(arguments)),
+        schedule=schedule_of(arguments),
+        notify=notify,
+    )
+
+
+def _scheduler(arguments: argparse.Namespace, schedule: RetrySchedule) -> Scheduler:
+    return Scheduler(
+        partial(_open_retrier, arguments, LogEvents()),
+        schedule,
+        schema="outbox",
+        origin=None,
+        notify=LogEvents(),
+    )
+
+
+async def _take_turn(arguments: argparse.Namespace) -> Tally | None:
+    schedule = schedule_of(arguments) or RetrySchedule()
+    return await _scheduler(arguments, schedule).take_turn()

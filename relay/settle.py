@@ -101,7 +101,7 @@ async def schedule_retry(
         {
             "ids": [row.id for row, _, _ in nacked],
             "delays": [delay for _, _, delay in nacked],
-            "reasons": [_storable(reason) for _, reason, _ in nacked],
+            "reasons": [storable(reason) for _, reason, _ in nacked],
             "attempts": [row.attempts for row, _, _ in nacked],
             **_bounds([row for row, _, _ in nacked]),
         },
@@ -116,7 +116,7 @@ async def move_to_dead_letters(
         load("relay", "move_to_dead_letters"),
         {
             "ids": [row.id for row, _ in nacked],
-            "reasons": [_storable(reason) for _, reason in nacked],
+            "reasons": [storable(reason) for _, reason in nacked],
             "attempts": [row.attempts + 1 for row, _ in nacked],
             "origin": origin,
             **_bounds([row for row, _ in nacked]),
@@ -130,5 +130,6 @@ def _bounds(rows: Sequence[Claimed]) -> dict[str, object]:
     return {"first": min(moments), "last": max(moments)}
 
 
-def _storable(reason: str) -> str:
+def storable(reason: str) -> str:
+    """Make a reason what PostgreSQL can store as text."""
     return reason.replace("\0", "␀").encode(errors="replace").decode()

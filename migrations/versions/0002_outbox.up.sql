@@ -88,7 +88,7 @@ CREATE TABLE outbox.dead_letter (
 
 COMMENT ON TABLE outbox.dead_letter IS 'messages that were given up, with the reason; PENDING until someone decides';
 COMMENT ON COLUMN outbox.dead_letter.origin IS 'who gave it up: publisher:<scheme> or consumer:<name>';
-COMMENT ON COLUMN outbox.dead_letter.retry_count IS 'retries since it was given up, as attempts are those before';
+COMMENT ON COLUMN outbox.dead_letter.retry_count IS 'retries that failed, as attempts are those before it was given up';
 COMMENT ON COLUMN outbox.dead_letter.retry_after IS 'not retried by the schedule before; null: only by hand';
 
 CREATE INDEX dead_letter_status_idx ON outbox.dead_letter (status, created_at);

@@ -1,0 +1,29 @@
+"""Dead letters of both sides: one table shape, one piece of code.
+
+`letter` is what is kept of a message that was given up, `criteria` says which ones are
+meant, `desk` lists, shows and discards them. `retry` tries some again by a `Retrier`,
+of which the relay has one that publishes and the inbox one that handles; `schedule`
+does so by the clock, in one replica at a time. `commands` is how people reach it.
+"""
+
+from outbox.dead_letters.criteria import Criteria
+from outbox.dead_letters.letter import Letter, Status, Summary
+from outbox.dead_letters.retry import Candidate, Outcome, Retrier, Tally
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from outbox.dead_letters.statement import Schema, Statement, statement
+
+__all__ = [
+    "Candidate",
+    "Criteria",
+    "Letter",
+    "Outcome",
+    "Retrier",
+    "RetrySchedule",
+    "Scheduler",
+    "Schema",
+    "Statement",
+    "Status",
+    "Summary",
+    "Tally",
+    "statement",
+]

@@ -1,0 +1,133 @@
+"""Retry by the clock, in one replica at a time.
+
+Every replica wakes at the same moments, whole multiples of the interval since 1970,
+and tries the same advisory lock. Who gets it retries what is due, and keeps the lock
+for a while longer, so that a replica whose clock is late finds it taken. Should two
+get a turn in spite of that, each dead letter is still locked by one of them only.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from outbox.dead_letters.events import RetryRunBroken, RetryRunEnded, RetryRunLeft
+from outbox.dead_letters.retry import Retrier, Tally, find_due, retry_all
+from outbox.dead_letters.statement import Schema
+from outbox.errors import ConfigError
+from outbox.events import Event
+from outbox.retry import RetryPolicy
+
+_MAX_HOLD: Final = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySchedule:
+    """When dead letters are retried by themselves.
+
+    Attributes:
+        interval: from one turn to the next.
+        batch: retries in one turn.
+        max_retries: of one dead letter; after them only by hand.
+        first_delay: the shortest wait after a retry that failed.
+        max_delay: the longest; a little less than `interval`, or that turn is missed.
+    """
+
+    interval: timedelta = timedelta(hours=6)
+    batch: int = 50
+    max_retries: int = 240
+    first_delay: timedelta = timedelta(minutes=10)
+    max_delay: timedelta | None = None
+    _policy: RetryPolicy = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        if self.interval <= timedelta(0):
+            raise ConfigError(f"interval={self.interval}: must be above 0")
+        for name in ("batch", "max_retries"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        longest = self.max_delay or self.interval * 0.9
+        policy = RetryPolicy(
+            max_attempts=self.max_retries,
+            first_delay=min(self.first_delay, longest),
+            max_delay=longest,
+        )
+        object.__setattr__(self, "_policy", policy)
+
+    def delay(self, retry_count: int) -> timedelta | None:
+        """Choose the wait after so many failed retries; None: no more by itself."""
+        if self._policy.spent(retry_count):
+            return None
+        return self._policy.delay(retry_count)
+
+
+class Scheduler:
+    """Runs a schedule. For one event loop.
+
+    Args:
+        open_retrier: opens what retries, anew for each turn.
+        origin: whose dead letters; None for all of the schema.
+    """
+
+    def __init__(
+        self,
+        open_retrier: Callable[[], AbstractAsyncContextManager[Retrier]],
+        schedule: RetrySchedule,
+        *,
+        schema: Schema,
+        origin: str | None,
+        notify: Callable[[Event], None],
+    ) -> None:
+        self._open = open_retrier
+        self._schedule = schedule
+        self._schema = schema
+        self._origin = origin
+        self._notify = notify
+
+    async def run(self) -> None:
+        """Take part in every turn, until cancelled. No failure ends it."""
+        interval = self._schedule.interval.total_seconds()
+        hold = min(_MAX_HOLD.total_seconds(), interval / 10)
+        turn = time.time() // interval
+        while True:
+            turn = max(turn + 1, time.time() // interval)
+            await asyncio.sleep(max(0.0, turn * interval - time.time()))
+            try:
+                await self.take_turn(hold=hold)
+            except Exception as error:  # noqa: BLE001 (the next turn may go well)
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self._notify(RetryRunBroken(schema=self._schema, reason=reason))
+
+    async def take_turn(self, *, hold: float = 0.0) -> Tally | None:
+        """Retry what is due; give None if another replica is just doing so.
+
+        Raises:
+            BrokerUnavailableError, DatabaseUnavailableError: it is away.
+        """
+        async with self._open() as retrier, retrier.alone() as alone:
+            if not alone:
+                self._notify(RetryRunLeft(schema=self._schema))
+                return None
+            started = time.monotonic()
+            candidates = await find_due(
+                retrier,
+                origin=self._origin,
+                max_retries=self._schedule.max_retries,
+                max_rows=self._schedule.batch,
+            )
+            tally = await retry_all(retrier, candidates)
+            self._notify(
+                RetryRunEnded(
+                    schema=self._schema,
+                    succeeded=tally.succeeded,
+                    failed=tally.failed,
+                    skipped=tally.skipped,
+                    seconds=time.monotonic() - started,
+                )
+            )
+            await asyncio.sleep(hold)
+            return tally

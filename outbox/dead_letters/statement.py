@@ -1,0 +1,28 @@
+"""The statements about dead letters, for the schema of either side."""
+
+from enum import StrEnum
+from typing import Literal, LiteralString, TypeAlias
+
+from outbox.statement import load
+
+Schema: TypeAlias = Literal["outbox", "inbox"]
+
+
+class Statement(StrEnum):
+    """The files in `outbox/sql` that name no schema."""
+
+    LIST = "list_dead_letters"
+    FIND = "find_dead_letters"
+    FIND_DUE = "find_due_dead_letters"
+    READ = "read_dead_letter"
+    LOCK = "lock_dead_letter"
+    MARK_SUCCEEDED = "mark_succeeded"
+    MARK_PENDING = "mark_pending"
+    MARK_DISCARDED = "mark_discarded"
+    MEASURE = "measure_dead_letters"
+    TRY_LOCK = "try_lock"
+
+
+def statement(schema: Schema, name: Statement) -> LiteralString:
+    """Give a statement for one schema."""
+    return load("outbox", name).replace("{schema}", schema)

@@ -1,0 +1,21 @@
+-- Does:  List dead letters, the newest first, without what the monitor may not read.
+-- Takes: newer_than, older_than, status, topic, topic_prefix, key, tenant, origin, message_id, error (null: any), max_rows (null: all)
+-- Gives: the columns of outbox.dead_letters.letter.Summary
+-- Index: dead_letter_status_idx, or dead_letter_topic_idx where a topic is given
+SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
+       topic, key, tenant, attempts, error_reason, discard_reason, discarded_by
+  FROM {schema}.dead_letter
+ WHERE created_at >= coalesce(now() - CAST(%(newer_than)s AS interval), '-infinity')
+   AND created_at <= coalesce(now() - CAST(%(older_than)s AS interval), 'infinity')
+   AND (CAST(%(status)s AS text) IS NULL OR status = CAST(%(status)s AS text))
+   AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
+   AND (CAST(%(topic_prefix)s AS text) IS NULL
+        OR starts_with(topic, CAST(%(topic_prefix)s AS text)))
+   AND (CAST(%(key)s AS text) IS NULL OR key = CAST(%(key)s AS text))
+   AND (CAST(%(tenant)s AS text) IS NULL OR tenant = CAST(%(tenant)s AS text))
+   AND (CAST(%(origin)s AS text) IS NULL OR origin = CAST(%(origin)s AS text))
+   AND (CAST(%(message_id)s AS text) IS NULL OR message_id = CAST(%(message_id)s AS text))
+   AND (CAST(%(error)s AS text) IS NULL
+        OR position(lower(CAST(%(error)s AS text)) IN lower(error_reason)) > 0)
+ ORDER BY created_at DESC
+ LIMIT CAST(%(max_rows)s AS bigint)

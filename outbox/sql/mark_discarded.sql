@@ -1,0 +1,13 @@
+-- Does:  Write down that nobody will retry a dead letter, why, and who decided it.
+-- Takes: id, created_at, reason
+-- Gives: message_id, origin, if it was still PENDING
+-- Index: dead_letter_pkey, in one partition
+UPDATE {schema}.dead_letter
+   SET status = 'DISCARDED',
+       discard_reason = CAST(%(reason)s AS text),
+       discarded_by = session_user,
+       updated_at = now()
+ WHERE id = CAST(%(id)s AS uuid)
+   AND created_at = CAST(%(created_at)s AS timestamptz)
+   AND status = 'PENDING'
+RETURNING message_id, origin

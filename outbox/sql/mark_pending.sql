@@ -1,0 +1,15 @@
+-- Does:  Write down that a dead letter is still PENDING after a retry, why, and until when.
+-- Takes: id, created_at, retry_count (as read), charge (1: it failed, 0: it asked for time), reason, stacktrace, delay (null: only by hand)
+-- Gives: id, unless somebody else retried or settled it in the meantime
+-- Index: dead_letter_pkey, in one partition
+UPDATE {schema}.dead_letter
+   SET retry_count = retry_count + CAST(%(charge)s AS integer),
+       retry_after = clock_timestamp() + CAST(%(delay)s AS interval),
+       error_reason = CAST(%(reason)s AS text),
+       error_stacktrace = CAST(%(stacktrace)s AS text),
+       updated_at = now()
+ WHERE id = CAST(%(id)s AS uuid)
+   AND created_at = CAST(%(created_at)s AS timestamptz)
+   AND status = 'PENDING'
+   AND retry_count = CAST(%(retry_count)s AS integer)
+RETURNING id

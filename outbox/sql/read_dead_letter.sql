@@ -1,0 +1,9 @@
+-- Does:  Read one dead letter with everything that was kept.
+-- Takes: id
+-- Gives: the columns of outbox.dead_letters.letter.Letter
+-- Index: dead_letter_pkey, in each partition
+SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
+       topic, key, tenant, attempts, error_reason, discard_reason, discarded_by,
+       schema_version, content_type, headers, payload, error_stacktrace
+  FROM {schema}.dead_letter
+ WHERE id = CAST(%(id)s AS uuid)

@@ -1,0 +1,13 @@
+-- Does:  List the keys that wait behind a nacked message, with that message, the longest waiting first.
+-- Takes: max_rows
+-- Gives: the fields of relay.blocked.BlockedKey
+-- Index: message_blocked_idx
+SELECT key, lane, id, topic, attempts, created_at, available_at, last_error
+  FROM outbox.message
+ WHERE key IS NOT NULL
+   AND attempts > 0
+   AND available_at IS NOT NULL
+   AND published_at IS NULL
+   AND dead_lettered_at IS NULL
+ ORDER BY created_at
+ LIMIT %(max_rows)s

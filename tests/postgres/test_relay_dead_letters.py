@@ -1,0 +1,247 @@
+"""The outbox's dead letters are published once more, each by one retry at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox import Message
+from outbox.database import conninfo
+from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
+from outbox.dead_letters.events import (
+    DeadLetterFailed,
+    DeadLetterSucceeded,
+    RetryRunBroken,
+    RetryRunEnded,
+    RetryRunLeft,
+)
+from outbox.dead_letters.retry import Outcome, Tally, find, retry_all
+from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.testing.events import RecordedEvents
+from relay.dead_letters import PublishingRetrier, publishing_retrier
+from relay.publisher import Acked, Confirmation, Nacked
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute
+
+PENDING = Criteria()
+
+
+class Bench:
+    """A publisher that is scripted, and retriers that publish by it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.publisher = ScriptedPublisher()
+        self.events = RecordedEvents()
+
+    @asynccontextmanager
+    async def retrier(
+        self, schedule: RetrySchedule | None = None
+    ) -> AsyncIterator[PublishingRetrier]:
+        async with publishing_retrier(
+            self.url,
+            lambda: self.publisher,
+            schedule=schedule,
+            notify=self.events,
+        ) as opened:
+            yield opened
+
+    async def retry_all(self, schedule: RetrySchedule | None = None) -> Tally:
+        async with self.retrier(schedule) as retrier:
+            return await retry_all(retrier, await find(retrier, PENDING))
+
+    def scheduler(self, **changes: object) -> Scheduler:
+        return Scheduler(
+            self.retrier,
+            RetrySchedule(**changes),  # type: ignore[arg-type]
+            schema="outbox",
+            origin=None,
+            notify=self.events,
+        )
+
+
+@pytest.fixture
+def bench(database_url: str) -> Bench:
+    return Bench(database_url)
+
+
+async def test_an_acked_retry_succeeds_with_the_message_as_it_was(bench: Bench) -> None:
+    message = Message(
+        "orders",
+        {"order": 1},
+        key="k",
+        tenant="acme",
+        headers={"traceparent": "00-1"},
+        schema_version=3,
+    )
+    give_up(bench.url, message)
+
+    assert await bench.retry_all() == Tally(succeeded=1)
+
+    assert bench.publisher.acked == [message]
+    assert states(bench.url) == [("SUCCEEDED", 0, "refused")]
+    (event,) = bench.events.of(DeadLetterSucceeded)
+    assert event.message_id == str(message.id)
+
+
+async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
+    bench: Bench,
+) -> None:
+    give_up(bench.url, Message("orders", b""), stacktrace="an old one")
+    bench.publisher.script = lambda message: Nacked("still\0not", permanent=True)
+
+    assert await bench.retry_all() == Tally(failed=1)
+
+    assert states(bench.url) == [("PENDING", 1, "still␀not")]
+    assert execute(
+        bench.url,
+        "SELECT retry_after > now() + interval '1 minute', error_stacktrace"
+        " FROM outbox.dead_letter",
+    ) == [(True, None)]
+    (event,) = bench.events.of(DeadLetterFailed)
+    assert event.retry_count == 1
+
+
+async def test_after_the_last_retry_only_a_person_tries_again(bench: Bench) -> None:
+    give_up(bench.url, Message("orders", b""))
+    bench.publisher.script = lambda message: Nacked("no")
+
+    await bench.retry_all(RetrySchedule(max_retries=1))
+
+    query = "SELECT status, retry_after FROM outbox.dead_letter"
+    assert execute(bench.url, query) == [("PENDING", None)]
+    assert await bench.scheduler().take_turn() == Tally()
+    bench.publisher.script = lambda message: Acked()
+    assert await bench.retry_all() == Tally(succeeded=1)
+
+
+async def test_a_broker_that_is_away_costs_nothing(bench: Bench) -> None:
+    give_up(bench.url, *[Message("orders", b"") for _ in range(3)])
+    bench.publisher.away = "gone fishing"
+
+    with pytest.raises(BrokerUnavailableError, match="gone fishing"):
+        await bench.retry_all()
+
+    bench.publisher.away = None
+    calls: list[Message] = []
+
+    def away_from_the_second_on(message: Message) -> Confirmation:
+        calls.append(message)
+        if len(calls) > 1:
+            raise BrokerUnavailableError("gone again")
+        return Acked()
+
+    bench.publisher.script = away_from_the_second_on
+    with pytest.raises(BrokerUnavailableError, match="gone again"):
+        await bench.retry_all()
+    assert [state[:2] for state in sorted(states(bench.url))] == [
+        ("PENDING", 0),
+        ("PENDING", 0),
+        ("SUCCEEDED", 0),
+    ]
+
+
+async def test_what_never_was_a_message_is_not_published_and_says_so(
+    bench: Bench,
+) -> None:
+    give_up(bench.url, Message("orders", b""), message_id="stripe-17")
+    give_up(bench.url, Message("orders", b""), headers="[]")
+    give_up(bench.url, Message("orders", b""), topic="")
+
+    assert await bench.retry_all() == Tally(failed=3)
+
+    reasons = [reason for _, _, reason in states(bench.url)]
+    assert [reason.split(":")[0] for reason in sorted(reasons)] == [
+        "message headers []",
+        "message id 'stripe-17'",
+        "message topic ''",
+    ]
+    assert bench.publisher.calls == []
+
+
+async def test_a_dead_letter_at_work_is_skipped_by_others(bench: Bench) -> None:
+    give_up(bench.url, Message("orders", b""))
+    bench.publisher.open.clear()
+    async with bench.retrier() as one, bench.retrier() as other:
+        (candidate,) = await find(one, PENDING)
+        first = asyncio.create_task(one.retry(candidate))
+        await bench.publisher.until(lambda: bool(bench.publisher.calls))
+        assert await other.retry(candidate) is Outcome.SKIPPED
+        bench.publisher.open.set()
+        assert await first is Outcome.SUCCEEDED
+        assert await other.retry(candidate) is Outcome.SKIPPED
+    assert len(bench.publisher.acked) == 1
+
+
+async def test_a_retry_that_is_cut_off_leaves_the_dead_letter_as_it_was(
+    bench: Bench,
+) -> None:
+    give_up(bench.url, Message("orders", b""))
+    bench.publisher.open.clear()
+    retrying = asyncio.create_task(bench.retry_all())
+    await bench.publisher.until(lambda: bool(bench.publisher.calls))
+    execute(
+        bench.url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name LIKE '%dead letters'"
+        " AND datname = current_database()",
+    )
+    bench.publisher.open.set()
+    with pytest.raises(DatabaseUnavailableError):
+        await retrying
+    assert states(bench.url) == [("PENDING", 0, "refused")]
+
+
+async def test_a_turn_takes_what_is_due_and_no_more_than_its_batch(
+    bench: Bench,
+) -> None:
+    give_up(bench.url, *[Message("orders", b"") for _ in range(7)])
+    give_up(bench.url, Message("later", b""))
+    execute(
+        bench.url,
+        "UPDATE outbox.dead_letter SET retry_after = now() + interval '1 hour'"
+        " WHERE topic = 'later'",
+    )
+    scheduler = bench.scheduler(batch=5)
+
+    assert await scheduler.take_turn() == Tally(succeeded=5)
+    assert await scheduler.take_turn() == Tally(succeeded=2)
+    assert await scheduler.take_turn() == Tally()
+
+
+async def test_a_turn_belongs_to_one_replica(bench: Bench) -> None:
+    give_up(bench.url, Message("orders", b""))
+    async with bench.retrier() as retrier, retrier.alone() as alone:
+        assert alone
+        assert await bench.scheduler().take_turn() is None
+    assert bench.events.of(RetryRunLeft)
+    assert await bench.scheduler().take_turn() == Tally(succeeded=1)
+
+
+async def test_the_schedule_goes_on_after_a_turn_that_broke(bench: Bench) -> None:
+    give_up(bench.url, Message("orders", b""))
+    bench.publisher.away = "gone fishing"
+    scheduler = bench.scheduler(interval=timedelta(milliseconds=200))
+    running = asyncio.create_task(scheduler.run())
+    await bench.events.wait_for(RetryRunBroken, timeout=60)
+    bench.publisher.away = None
+    await bench.events.wait_for(DeadLetterSucceeded, timeout=60)
+    await bench.events.wait_for(RetryRunEnded, timeout=60)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert states(bench.url) == [("SUCCEEDED", 0, "refused")]
+
+
+async def test_a_lock_held_by_a_person_is_no_obstacle_to_the_rest(bench: Bench) -> None:
+    held, _ = give_up(bench.url, Message("held", b""), Message("free", b""))
+    with psycopg.connect(conninfo(bench.url)) as person:
+        person.execute(
+            "SELECT FROM outbox.dead_letter WHERE id = %s FOR UPDATE", (held,)
+        )
+        assert await bench.retry_all() == Tally(succeeded=1, skipped=1)
+    assert await bench.retry_all() == Tally(succeeded=1)

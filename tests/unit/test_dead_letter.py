@@ -1,0 +1,112 @@
+"""A dead letter gives its message back, and shows its payload as what it is."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from outbox import Message
+from outbox.dead_letters import Criteria, Letter, RetrySchedule, Status
+from outbox.errors import ConfigError, InvalidMessageError
+
+
+def letter(message: Message, **changes: Any) -> Letter:
+    now = datetime.now(UTC)
+    values: dict[str, Any] = {
+        "id": uuid4(),
+        "created_at": now,
+        "updated_at": now,
+        "status": Status.PENDING,
+        "retry_count": 0,
+        "retry_after": None,
+        "origin": "publisher:redis",
+        "message_id": str(message.id),
+        "topic": message.topic,
+        "key": message.key,
+        "tenant": message.tenant,
+        "attempts": 3,
+        "error_reason": "no",
+        "discard_reason": None,
+        "discarded_by": None,
+        "schema_version": message.schema_version,
+        "content_type": message.content_type,
+        "headers": dict(message.headers),
+        "payload": message.payload,
+        "error_stacktrace": None,
+    }
+    return Letter(**{**values, **changes})
+
+
+def test_the_message_comes_back_as_it_was() -> None:
+    message = Message("t", {"a": 1}, key="k", headers={"h": "v"}, schema_version=2)
+    assert letter(message).message() == message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"message_id": "sha256:12"},
+        {"message_id": str(uuid4())},
+        {"headers": ["no", "object"]},
+        {"headers": {"n": 1}},
+        {"topic": ""},
+        {"content_type": ""},
+    ],
+    ids=str,
+)
+def test_what_never_was_a_message_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessageError, match="discard this one"):
+        letter(Message("t", b""), **changes).message()
+
+
+@pytest.mark.parametrize(
+    ("content_type", "payload", "shown"),
+    [
+        ("application/json", b'{"a": 1}', {"payload_json": {"a": 1}}),
+        (
+            "Application/Cloudevents+JSON; charset=utf-8",
+            b"null",
+            {"payload_json": None},
+        ),
+        ("application/json", b"{", {"payload_base64": "ew=="}),
+        ("text/plain", b"1", {"payload_base64": "MQ=="}),
+    ],
+)
+def test_a_payload_is_shown_as_json_if_it_is(
+    content_type: str, payload: bytes, shown: dict[str, Any]
+) -> None:
+    values = letter(Message("t", payload, content_type=content_type)).as_json()
+    found = {name: v for name, v in values.items() if name.startswith("payload")}
+    assert found == shown
+
+
+def test_a_topic_with_a_star_means_all_that_begin_so() -> None:
+    exact = Criteria(topic="orders.placed").parameters()
+    many = Criteria(topic="orders.*").parameters()
+    assert (exact["topic"], exact["topic_prefix"]) == ("orders.placed", None)
+    assert (many["topic"], many["topic_prefix"]) == (None, "orders.")
+
+
+def test_a_failed_retry_waits_less_than_the_interval_until_the_last() -> None:
+    schedule = RetrySchedule()
+    for count in (1, 2, 100, 239):
+        delay = schedule.delay(count)
+        assert delay is not None
+        assert timedelta(minutes=10) <= delay < schedule.interval
+    assert schedule.delay(240) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"interval": timedelta(0)}, "interval=0:00:00: must be above 0"),
+        ({"batch": 0}, "batch=0: must be at least 1"),
+        ({"max_retries": 0}, "max_retries=0: must be at least 1"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        RetrySchedule(**changes)

@@ -1,0 +1,43 @@
+"""Durations and rates, as people write them."""
+
+from datetime import timedelta
+
+import pytest
+
+from outbox.duration import read_duration, read_rate, write_duration
+from outbox.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("6h", 21600), ("7d", 604800), ("2w", 1209600)],
+)
+def test_a_duration_has_a_unit(text: str, seconds: int) -> None:
+    assert read_duration("--age", text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "6", "h", "-1h", "1y", "1h30m", "9999999h"])
+def test_what_is_no_duration_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--age .*write 90s, 15m"):
+        read_duration("--age", text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (86400 * 3, "3d")],
+)
+def test_a_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> None:
+    assert write_duration(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "per_second"), [("10/s", 10), ("10", 10), ("90/m", 1.5), ("1800/h", 0.5)]
+)
+def test_a_rate_is_a_number_by_time(text: str, per_second: float) -> None:
+    assert read_rate("--rate", text) == per_second
+
+
+@pytest.mark.parametrize("text", ["", "0/s", "-1/s", "fast", "10/d"])
+def test_what_is_no_rate_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--rate .*write 10/s"):
+        read_rate("--rate", text)
