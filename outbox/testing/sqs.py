@@ -22,22 +22,26 @@ __all__ = ["SqsServer", "sqs_server"]
 # Mends what stands in the way of tests. Its threads share queues without locks: each
 # request has to run in one piece. It asks the time for each message in a queue, by a
 # clock that takes microseconds. While a poll waits for a group of a FIFO queue, it
-# spins. And a group stays held for messages whose time is over, until the last one.
+# spins. And of a group whose time is over it can give out a part, or the last first.
 PROGRAM = """
 import sys, time
 sys.setswitchinterval(5)
 from moto.server import main
 from moto.sqs import models
+
+def messages(queue):
+    visible = [m for m in queue._messages if m.visible and not m.delayed]
+    queue.pending_messages.difference_update(visible)
+    if not queue.fifo_queue:
+        return visible
+    held = {m.group_id for m in queue.pending_messages}
+    return [m for m in visible if m.group_id not in held]
+
 models.unix_time = time.time
 models.unix_time_millis = lambda: time.time() * 1000
 models.Queue.wait_for_messages = lambda self, timeout: time.sleep(0.01)
-models.Queue.pending_message_groups = property(
-    lambda self: {
-        message.group_id
-        for message in self.pending_messages
-        if message.group_id is not None and not message.visible
-    }
-)
+models.Queue.messages = property(messages)
+models.Queue.pending_message_groups = property(lambda self: set())
 main(sys.argv[1:])
 """
 
