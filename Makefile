@@ -32,13 +32,16 @@ endif
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker
 endif
+ifneq ($(filter matrix,$(MAKECMDGOALS)),)
+needs += debootstrap
+endif
 
 ifneq ($(DATABASE_URL),)
 export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fault bench images containers check format lock setup clean packages
+.PHONY: help demo test fault bench images containers matrix check format lock setup clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +67,9 @@ images: packages ## Build the images of docker/, without a registry if need be
 
 containers: packages $(READY) ## Build the images and test what runs in containers
 	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers $(ARGS)'
+
+matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as root
+	@docker/matrix $(ARGS)
 
 check: packages $(READY) ## Check format, lint, types, imports and packaging
 	$(BIN)/ruff format --check .

@@ -29,21 +29,22 @@ CONFIGURED = (
 
 
 @pytest.fixture
-def four(server: PostgresServer) -> str:
-    """A version of pg_partman 4 that this server can upgrade to 5."""
-    versions = execute(
+def versions(server: PostgresServer) -> tuple[str, str]:
+    """A version of pg_partman 4, and one of 5 that this server can upgrade it to."""
+    found = execute(
         server.url,
-        "SELECT source FROM pg_extension_update_paths('pg_partman')"
+        "SELECT source, target FROM pg_extension_update_paths('pg_partman')"
         " JOIN pg_available_extension_versions v"
         "   ON v.name = 'pg_partman' AND v.version = source"
-        " JOIN pg_available_extensions e"
-        "   ON e.name = v.name AND e.default_version = target"
+        " JOIN pg_available_extensions e ON e.name = v.name"
         " WHERE path IS NOT NULL AND source LIKE '4.7.%' AND target LIKE '5.%'"
-        " ORDER BY source LIMIT 1",
+        " ORDER BY target = default_version DESC,"
+        "   string_to_array(target, '.')::int[] DESC, source LIMIT 1",
     )
-    if not versions:
+    if not found:
         pytest.skip("the server has not the files of pg_partman 4 and 5: make matrix")
-    return str(versions[0][0])
+    old, new = found[0]
+    return str(old), str(new)
 
 
 class Writers:
@@ -86,9 +87,12 @@ class Writers:
 
 @pytest.mark.timeout(180)
 def test_writers_go_on_and_migrate_gives_back_what_the_upgrade_took(
-    four: str, empty_database_url: str, capsys: pytest.CaptureFixture[str]
+    versions: tuple[str, str],
+    empty_database_url: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = empty_database_url
+    four, five = versions
     execute(url, "CREATE SCHEMA partman")
     execute(url, f"CREATE EXTENSION pg_partman SCHEMA partman VERSION '{four}'")
     migrate(url, with_cron=False)
@@ -100,7 +104,7 @@ def test_writers_go_on_and_migrate_gives_back_what_the_upgrade_took(
 
     with writers.at_work(4):
         writers.go_on()
-        execute(url, "ALTER EXTENSION pg_partman UPDATE")
+        execute(url, f"ALTER EXTENSION pg_partman UPDATE TO '{five}'")
         writers.go_on()
         assert main(["doctor", "--database", url]) == 3
         assert "may not use pg_partman" in capsys.readouterr().out
