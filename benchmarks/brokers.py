@@ -98,7 +98,7 @@ BROKERS: Mapping[str, Broker] = {
     "rabbitmq": Broker(label="RabbitMQ, quorum queue", server=rabbitmq),
     "kafka": Broker(label="Kafka, mock cluster", server=kafka),
     "sqs": Broker(
-        label="SQS, moto's server", server=sqs, messages=10_000, few_messages=3_000
+        label="SQS, moto's server", server=sqs, messages=3_000, few_messages=2_000
     ),
     "http": Broker(label="HTTP", server=http, messages=30_000, few_messages=10_000),
 }
