@@ -5,9 +5,8 @@ from typing import Any, Final
 
 from sqlalchemy import bindparam, insert
 
-from inbox.handle import one_line
 from inbox.schema import dead_letter_table
-from outbox.errors import hide_values
+from outbox.errors import hide_values, one_line
 from outbox.message import Message
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024

@@ -66,9 +66,13 @@ def shorten(value: object, limit: int = 60) -> str:
 
 def one_line(error: BaseException) -> str:
     """Say an error in one line: its kind and its message, without values of rows."""
+    return f"{type(error).__name__}: {message_of(error)}".strip()
+
+
+def message_of(error: BaseException) -> str:
+    """Give an error's message in one line, without values of rows."""
     hide_values(error)
-    text = _ROW.sub("", f"{type(error).__name__}: {error}")
-    return " ".join(text.split())
+    return " ".join(_ROW.sub("", str(error)).split())
 
 
 def hide_values(error: BaseException | None) -> None:

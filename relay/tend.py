@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from outbox.database import Connection, Link
-from outbox.errors import DatabaseUnavailableError
+from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
 from outbox.statement import load
 from relay.config import RelayConfig
@@ -34,7 +34,7 @@ async def tend_lanes(
                 await _ready_all_due(connection, board, config.batch_size)
             except (psycopg.Error, DatabaseUnavailableError) as error:
                 await link.close()
-                notify(DatabaseLost(reason=str(error), seconds=interval))
+                notify(DatabaseLost(reason=message_of(error), seconds=interval))
             await asyncio.sleep(interval)
     finally:
         await link.close()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import psycopg
 
 from outbox.database import Link
-from outbox.errors import DatabaseUnavailableError
+from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
 from relay.breaker import Breaker
 from relay.claim import Batch, claim_batch
@@ -184,6 +184,6 @@ class Worker:
             )
 
     async def _pause(self, error: Exception, seconds: float) -> None:
-        self._notify(DatabaseLost(reason=str(error), seconds=seconds))
+        self._notify(DatabaseLost(reason=message_of(error), seconds=seconds))
         await self._link.close()
         await asyncio.sleep(seconds)

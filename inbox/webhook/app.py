@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from inbox.dead_letter import INSERT_DEAD_LETTER, dead_letter_values
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handle import Handling, Sessions, connection_broke, handling, one_line
+from inbox.handle import Handling, Sessions, connection_broke, handling
 from inbox.receipt import check_text
 from inbox.routes import Handler, Routes
 from inbox.webhook.events import WebhookFailed, WebhookRefused
@@ -32,6 +32,7 @@ from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     InvalidMessageError,
+    one_line,
     shorten,
 )
 from outbox.events import Observer, Observers
@@ -103,8 +104,8 @@ def webhook_app(
     )
 
 
-def _routes(handlers: Handlers, chosen: Handling) -> Routes:
-    routes = Routes()
+def _routes(handlers: Handlers, chosen: Handling) -> Routes[Handler]:
+    routes: Routes[Handler] = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
         chosen.check(handler)
@@ -119,7 +120,7 @@ class WebhookApp:
 
     def __init__(
         self,
-        routes: Routes,
+        routes: Routes[Handler],
         handling: Handling,
         verifier: Verifier,
         *,

@@ -16,6 +16,7 @@ from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
     DatabaseUnavailableError,
+    message_of,
     shorten,
 )
 from outbox.lane import bucket_of
@@ -83,7 +84,7 @@ class PostgresPublisher:
         except psycopg.errors.InsufficientPrivilege as error:
             await self._link.close()
             raise ConfigError(
-                f"broker {self._name}: {_one_line(error)}; grant the role "
+                f"broker {self._name}: {message_of(error)}; grant the role "
                 "pillarbox_relay to its user"
             ) from None
         self._entered = True
@@ -116,11 +117,13 @@ class PostgresPublisher:
                 # One value that can't be stored must not be charged to the others.
                 return [(await self.publish([message]))[0] for message in batch]
             return [
-                Nacked(f"PostgreSQL refused it: {_one_line(error)}", permanent=True)
+                Nacked(f"PostgreSQL refused it: {message_of(error)}", permanent=True)
             ]
         except psycopg.ProgrammingError as error:
             # A table or a right that is gone hits every message.
-            raise BrokerUnavailableError(f"{self._name}: {_one_line(error)}") from error
+            raise BrokerUnavailableError(
+                f"{self._name}: {message_of(error)}"
+            ) from error
         return [self._confirmation(message, unsubscribed) for message in batch]
 
     def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
@@ -140,20 +143,20 @@ class PostgresPublisher:
                 )
                 return {topic for (topic,) in await cursor.fetchall()}
             except DatabaseUnavailableError as error:
-                raise BrokerUnavailableError(str(error)) from error
+                raise BrokerUnavailableError(message_of(error)) from error
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 raise BrokerUnavailableError(
-                    f"the connection to {self._name} broke: {_one_line(error)}"
+                    f"the connection to {self._name} broke: {message_of(error)}"
                 ) from error
             except psycopg.InternalError as error:
                 # Such as a standby, which may not write.
                 raise BrokerUnavailableError(
-                    f"{self._name}: {_one_line(error)}"
+                    f"{self._name}: {message_of(error)}"
                 ) from error
             except psycopg.errors.CheckViolation as error:
                 # Of today's partition; the values themselves hold every CHECK.
                 raise BrokerUnavailableError(
-                    f"{self._name}: {_one_line(error)}; run outbox maintain for it"
+                    f"{self._name}: {message_of(error)}; run outbox maintain for it"
                 ) from error
 
 
@@ -169,7 +172,3 @@ def _arrays(batch: Sequence[Message]) -> dict[str, list[Any]]:
         "headers": [_encode(dict(m.headers)) if m.headers else "{}" for m in batch],
         "payloads": [m.payload for m in batch],
     }
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

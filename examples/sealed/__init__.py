@@ -1,0 +1,1 @@
+"""A codec that encrypts payloads; needs `pip install cryptography`."""

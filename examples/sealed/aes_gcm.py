@@ -1,0 +1,58 @@
+"""Payloads encrypted by AES-GCM, each tied to the id of its message.
+
+    codec = AesGcm.from_environment()
+
+    outbox.add(session, message, codec=codec)                      # application
+    Consumer(source, sessions, name="billing", codec=codec)        # consumer
+    relay run --codec app:codec                                    # or the relay
+
+PILLARBOX_KEYS holds the keys, newest first, in the form `id:base64,id:base64`. A new
+key goes to whoever decodes first, and to the application last; an old one may go when
+no message of it is left in tables, broker or dead letters.
+"""
+
+import base64
+import os
+from collections.abc import Mapping
+from typing import Self
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from outbox import Message
+from outbox.errors import ConfigError
+
+_NONCE = 12
+
+
+class AesGcm:
+    """The codec: encodes with the first key, decodes with any."""
+
+    name = "aes-gcm"
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        if not keys:
+            raise ConfigError("keys={}: give at least one, {'2026-11': 32 bytes}")
+        for key_id, key in keys.items():
+            if len(key) not in {16, 24, 32}:
+                raise ConfigError(
+                    f"key {key_id!r}: has {len(key)} bytes; make one of 32 by"
+                    " AESGCM.generate_key(256)"
+                )
+        self._current = next(iter(keys))
+        self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
+
+    @classmethod
+    def from_environment(cls, variable: str = "PILLARBOX_KEYS") -> Self:
+        pairs = [pair.partition(":") for pair in os.environ[variable].split(",")]
+        return cls({key_id: base64.b64decode(key) for key_id, _, key in pairs})
+
+    def encode(self, message: Message) -> tuple[str, bytes]:
+        nonce = os.urandom(_NONCE)
+        cipher = self._ciphers[self._current]
+        # Tied to its id, the payload of one message can't be put into another.
+        sealed = cipher.encrypt(nonce, message.payload, message.id.bytes)
+        return self._current, nonce + sealed
+
+    def decode(self, message: Message, key_id: str) -> bytes:
+        nonce, sealed = message.payload[:_NONCE], message.payload[_NONCE:]
+        return self._ciphers[key_id].decrypt(nonce, sealed, message.id.bytes)

@@ -1,0 +1,221 @@
+"""Encrypted from `add` to the relay or the handler; a lost key stops nothing."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+import outbox
+from examples.sealed.aes_gcm import AesGcm
+from inbox import Consumer, idempotent
+from inbox.errors import DeadLetter
+from inbox.events import MessageDeadLettered, MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Limits, Message
+from outbox.database import sqlalchemy_url
+from outbox.errors import InvalidMessageError
+from outbox.payload_codec import CODEC_HEADER, encoded
+from outbox.registry import SchemaRegistry
+from relay.events import BatchSettled
+from relay.events import MessageDeadLettered as RelayDeadLettered
+from tests.fixtures.consumers import async_sessions_of, sessions_of
+from tests.fixtures.consumers import running as consuming
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, running
+
+SECRET = b"the patient's name"
+KEYS = {"new": AESGCM.generate_key(256)}
+codec = AesGcm(KEYS)
+forgetful = AesGcm({"newer": AESGCM.generate_key(256)})
+STORED = "SELECT topic, payload, content_type, headers FROM outbox.message ORDER BY seq"
+
+
+def message(topic: str = "patients", **fields: Any) -> Message:
+    return Message(topic, SECRET, content_type="text/plain", key="k", **fields)
+
+
+def add(url: str, *messages: Message, with_codec: AesGcm = codec) -> None:
+    engine = create_engine(sqlalchemy_url(url))
+    with Session(engine) as session, session.begin():
+        outbox.add(session, *messages, codec=with_codec)
+    engine.dispose()
+
+
+def test_the_table_holds_what_only_the_key_reads(database_url: str) -> None:
+    add(database_url, message(), message(headers={"traceparent": "00"}))
+
+    rows = execute(database_url, STORED)
+    assert [content_type for _, _, content_type, _ in rows] == [
+        "application/octet-stream"
+    ] * 2
+    assert {headers[CODEC_HEADER] for *_, headers in rows} == {"aes-gcm:new"}
+    assert not any(SECRET in payload for _, payload, _, _ in rows)
+
+
+def test_core_users_encode_in_their_statement(database_url: str) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    with engine.begin() as connection:
+        connection.execute(outbox.insert_statement(message(), codec=codec))
+    engine.dispose()
+
+    ((_, payload, _, _),) = execute(database_url, STORED)
+    assert SECRET not in payload
+
+
+def test_schemas_and_limits_hold_before_the_codec_and_limits_after(
+    database_url: str,
+) -> None:
+    registry = SchemaRegistry()
+    registry.register("patients", {"type": "object", "required": ["name"]})
+    engine = create_engine(sqlalchemy_url(database_url))
+    with Session(engine) as session:
+        wrong = Message("patients", {"nam": 1})
+        with pytest.raises(InvalidMessageError, match="required"):
+            outbox.add(session, wrong, codec=codec, registry=registry)
+        limits = Limits(max_payload_bytes=len(SECRET))
+        with pytest.raises(InvalidMessageError, match="over the limit"):
+            outbox.add(session, message(), codec=codec, limits=limits)
+        assert not session.new
+    engine.dispose()
+
+
+async def test_the_relay_decodes_before_it_publishes(database_url: str) -> None:
+    plain = message(headers={"traceparent": "00"})
+    add(database_url, plain)
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, codec=codec) as relay:
+        await relay.events.wait_for(BatchSettled)
+
+    assert [(m.payload, m.content_type, m.headers) for m in publisher.acked] == [
+        (plain.payload, plain.content_type, plain.headers)
+    ]
+
+
+async def test_a_relay_without_codec_publishes_what_is_stored(
+    database_url: str,
+) -> None:
+    add(database_url, message())
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(BatchSettled)
+
+    ((_, payload, _, headers),) = execute(database_url, STORED)
+    (published,) = publisher.acked
+    assert (published.payload, published.headers) == (payload, headers)
+
+
+async def test_a_message_whose_key_the_relay_has_not_is_a_dead_letter_as_it_was(
+    database_url: str,
+) -> None:
+    add(database_url, message("lost"), with_codec=forgetful)
+    add(database_url, message("kept"))
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, codec=codec) as relay:
+        await relay.events.wait_for(BatchSettled)
+        await relay.events.wait_for(RelayDeadLettered)
+
+    assert [m.topic for m in publisher.acked] == ["kept"]
+    ((topic, payload, reason),) = execute(
+        database_url, "SELECT topic, payload, error_reason FROM outbox.dead_letter"
+    )
+    assert (topic, payload) == ("lost", execute(database_url, STORED)[0][1])
+    assert "names a key that codec 'aes-gcm' doesn't have; give it" in reason
+
+
+@dataclass
+class Clinic:
+    """A handler that keeps what it read."""
+
+    read: list[tuple[bytes, str]]
+
+    def __call__(self, _: Session, message: Message) -> None:
+        self.read.append((message.payload, message.content_type))
+
+
+async def test_a_consumer_decodes_for_its_handler_and_keeps_what_it_can_t(
+    database_url: str,
+) -> None:
+    lost, kept = encoded(message(), forgetful), encoded(message(), codec)
+    source = MemorySource(lost, kept, message())
+    clinic = Clinic([])
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="clinic", codec=codec)
+        consumer.handles("patients")(clinic)
+        async with consuming(consumer) as events:
+            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(MessageDeadLettered)
+
+    assert clinic.read == [(SECRET, "text/plain")] * 2
+    ((payload, headers, reason),) = execute(
+        database_url, "SELECT payload, headers, error_reason FROM inbox.dead_letter"
+    )
+    assert (payload, headers) == (lost.payload, lost.headers)
+    assert "give it the key 'newer', then retry the dead letter" in reason
+
+
+async def test_a_consumer_checks_schemas_and_lifts_versions_after_the_codec(
+    database_url: str,
+) -> None:
+    registry = SchemaRegistry()
+    registry.register("patients", {"type": "object", "required": ["name"]}, version=2)
+    source = MemorySource(encoded(Message("patients", {"nam": "x"}), codec))
+    read = []
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            source, sessions, name="clinic", codec=codec, registry=registry
+        )
+
+        @consumer.upcasts("patients", to=2)
+        def rename(message: Message) -> dict[str, str]:
+            return {"name": message.json()["nam"]}
+
+        @consumer.handles("patients", version=2)
+        def handle(_: Session, message: Message) -> None:
+            read.append(message.json())
+
+        async with consuming(consumer) as events:
+            await events.wait_for(MessageHandled)
+
+    assert read == [{"name": "x"}]
+
+
+def test_the_guard_decodes_in_any_consumer(database_url: str) -> None:
+    clinic = Clinic([])
+    guarded = idempotent(consumer="clinic", codec=codec)(clinic)
+    stored, lost = encoded(message(), codec), encoded(message(), forgetful)
+
+    with sessions_of(database_url) as sessions:
+        for _ in range(2):
+            with sessions.begin() as session:
+                guarded(session, stored)
+        with (
+            pytest.raises(DeadLetter, match="names a key"),
+            sessions.begin() as session,
+        ):
+            guarded(session, lost)
+
+    assert clinic.read == [(SECRET, "text/plain")]
+    receipts = execute(database_url, "SELECT message_id FROM inbox.receipt")
+    assert receipts == [(stored.id,)]
+
+
+async def test_the_guard_decodes_for_async_handlers(database_url: str) -> None:
+    read = []
+
+    @idempotent(consumer="clinic", codec=codec)
+    async def handle(_: Any, message: Message) -> None:
+        read.append(message.payload)
+
+    async with (
+        async_sessions_of(database_url) as sessions,
+        sessions.begin() as session,
+    ):
+        await handle(session, encoded(message(), codec))
+
+    assert read == [SECRET]

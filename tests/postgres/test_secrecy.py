@@ -1,0 +1,166 @@
+"""Payloads reach no log, no event and no error text, whatever goes wrong."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import psycopg
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import inbox.events
+import inbox.webhook.events
+import outbox
+import relay.events
+from examples.sealed.aes_gcm import AesGcm
+from inbox import Consumer
+from inbox.errors import RetryLater
+from inbox.events import MessageDeadLettered, MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.errors import one_line
+from outbox.events import Event
+from outbox.observers.logging import LogEvents
+from outbox.payload_codec import encoded
+from relay.events import BatchSettled
+from relay.publisher import Acked, Confirmation, Nacked
+from tests.fixtures.consumers import QUICK, sessions_of
+from tests.fixtures.consumers import running as consuming
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, insert, running
+
+SECRET = "5ecre7"
+SEEN = (SECRET, SECRET.encode().hex())
+lost = AesGcm({"gone": AESGCM.generate_key(256)})
+codec = AesGcm({"here": AESGCM.generate_key(256)})
+
+
+def events(kind: type[Event] = Event) -> Iterator[type[Event]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from events(each)
+
+
+KINDS = [e for e in events() if e.__module__.partition(".")[0] in {"relay", "inbox"}]
+
+
+def leaks(said: str) -> list[str]:
+    return [form for form in SEEN if form in said]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__qualname__)
+def test_no_event_has_a_place_for_a_payload(kind: type[Event]) -> None:
+    hints = get_type_hints(kind)
+
+    for field in fields(kind):
+        assert "payload" not in field.name
+        assert "headers" not in field.name
+        assert "bytes" not in str(hints[field.name])
+        assert "Message" not in str(hints[field.name])
+        assert hints[field.name] not in {object, Any}
+
+
+def test_events_of_all_modules_are_known_here() -> None:
+    for module in (relay.events, inbox.events, inbox.webhook.events):
+        assert {k.__name__ for k in KINDS if k.__module__ == module.__name__}
+
+
+def test_a_message_shows_no_payload() -> None:
+    assert not leaks(f"{Message('t', {'of': SECRET})!r}")
+
+
+def refuse(message: Message) -> Confirmation:
+    return Acked() if message.topic == "good" else Nacked("refused", message.key == "p")
+
+
+async def test_a_relay_tells_no_payload(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    messages = [Message(topic, SECRET, key=topic[:1]) for topic in ("good", "bad", "p")]
+    insert(database_url, *messages, encoded(Message("lost", SECRET), lost))
+    # A row that PostgreSQL refuses, with its values in the error's detail.
+    execute(
+        database_url,
+        "ALTER TABLE outbox.dead_letter ADD CONSTRAINT fussy"
+        " CHECK (topic <> 'bad' OR retry_count > 0)",
+    )
+
+    async with running(database_url, ScriptedPublisher(refuse), codec=codec) as it:
+        await it.events.wait_for(relay.events.DatabaseLost)
+        execute(database_url, "ALTER TABLE outbox.dead_letter DROP CONSTRAINT fussy")
+        await it.events.wait_for(BatchSettled)
+    for event in it.events.events:
+        LogEvents()(event)
+
+    assert "DatabaseLost" in caplog.text
+    assert not leaks(caplog.text)
+    assert not leaks(repr(it.events.events))
+
+
+async def test_a_consumer_tells_no_payload(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    execute(database_url, "CREATE TABLE person (name text CHECK (name = 'nobody'))")
+    asked = []
+
+    def handle(session: Session, message: Message) -> None:
+        match message.topic:
+            case "later" if not asked:
+                asked.append(message.id)
+                raise RetryLater(timedelta(0))
+            case "database":
+                name = message.json()
+                session.execute(
+                    text("INSERT INTO person VALUES (:name)"), {"name": name}
+                )
+            case "adds":
+                outbox.add(session, Message("t", message.payload), Message("t", b""))
+                session.connection().execute(text("SET TRANSACTION READ ONLY"))
+                session.flush()
+
+    topics = ["good", "later", "database", "adds", "unhandled"]
+    source = MemorySource(
+        *(Message(topic, SECRET) for topic in topics),
+        encoded(Message("good", SECRET), lost),
+    )
+    # The dead letters can't be written at first: that error has all the values.
+    execute(
+        database_url,
+        "ALTER TABLE inbox.dead_letter ADD CONSTRAINT fussy CHECK (retry_count > 0)",
+    )
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="c", codec=codec, retry=QUICK)
+        consumer.observe(LogEvents())
+        for topic in topics[:-1]:
+            consumer.handles(topic)(handle)
+        async with consuming(consumer) as recorded:
+            await recorded.wait_for(inbox.events.DatabaseLost)
+            execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT fussy")
+            await recorded.wait_for(MessageDeadLettered, 4)
+            await recorded.wait_for(MessageHandled, 2)
+
+    assert "DatabaseLost" in caplog.text
+    assert not leaks(caplog.text)
+    assert not leaks(repr(recorded.events))
+    traces = execute(
+        database_url, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    )
+    assert len(traces) == 4
+    assert not leaks("".join(reason for reason, _ in traces))
+
+
+def test_an_error_in_one_line_keeps_its_cause_and_drops_the_row(
+    database_url: str,
+) -> None:
+    execute(database_url, "CREATE TABLE person (name text CHECK (name = 'nobody'))")
+    with psycopg.connect(database_url) as connection, pytest.raises(Exception) as it:
+        connection.execute("INSERT INTO person VALUES (%s)", (SECRET,))
+
+    assert "violates check constraint" in one_line(it.value)
+    assert not leaks(one_line(it.value))
