@@ -26,12 +26,13 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.flight import Flight
-from inbox.handle import Handling, connection_broke, one_line
+from inbox.handle import Handling, connection_broke
 from inbox.routes import Handler, Routes
 from inbox.source import Delivery
 from outbox.errors import (
     BrokerUnavailableError,
     DatabaseUnavailableError,
+    one_line,
     shorten,
 )
 from outbox.events import Observers
