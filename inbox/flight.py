@@ -8,7 +8,7 @@ lines is bounded too.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -51,11 +51,12 @@ class Flight:
         self._queue = queue
         self._max_lines = max_lines
         self._max_held = max_lines + max_waiting
+        self._max_of_tenant = max_lines + max_waiting // 2
         self._in_order = in_order
         self._lines: dict[object, deque[Delivery]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_wait: set[asyncio.Task[None]] = set()
-        self._held = 0
+        self._held: Counter[str | None] = Counter()
         self._parked = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -64,7 +65,16 @@ class Flight:
     def room(self) -> int:
         """How many more deliveries may be accepted now."""
         lines = len(self._lines) - self._parked - self._turns.capped(self._queue)
-        return max(0, min(self._max_lines - lines, self._max_held - self._held))
+        return max(0, min(self._max_lines - lines, self._max_held - self._held.total()))
+
+    @property
+    def crowding(self) -> set[str]:
+        """The tenants of which enough is held: more would take the room of others."""
+        crowding = self._turns.crowding(self._queue)
+        for tenant, held in self._held.items():
+            if tenant is not None and held >= self._max_of_tenant:
+                crowding.add(tenant)
+        return crowding
 
     @property
     def is_idle(self) -> bool:
@@ -109,7 +119,7 @@ class Flight:
     def accept(self, deliveries: Iterable[Delivery]) -> None:
         """Put deliveries into their lines, in this order."""
         for delivery in deliveries:
-            self._held += 1
+            self._held[delivery.message.tenant] += 1
             key = delivery.message.key if self._in_order else None
             name: object = delivery if key is None else key
             if name in self._lines:
@@ -159,13 +169,18 @@ class Flight:
             raise self._failure
         return left
 
+    def _let_go(self, delivery: Delivery) -> None:
+        tenant = delivery.message.tenant
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+
     async def _work_off(self, name: object, line: deque[Delivery]) -> None:
         try:
             while line and not self.stopping.is_set():
                 if not await self._work(line[0]):
                     break
-                line.popleft()
-                self._held -= 1
+                self._let_go(line.popleft())
                 self._changed.set()
         except Exception as error:  # noqa: BLE001 (raised again by wait_for_room)
             self._failure = error

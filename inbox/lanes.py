@@ -14,12 +14,13 @@ claim, which began after all transactions of that time had ended, and so found 1
 A key is *blocked* while a delivery of it waits to be tried again.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
+from inbox.ready import Ready
 from outbox.message import Message
 
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -94,7 +95,7 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
         self._held: dict[int, int] = {}
         self._count: Counter[int] = Counter()
-        self._ready: deque[Claimed] = deque()
+        self._ready: Ready[Claimed] = Ready()
         self._first = 0
 
     @property
@@ -106,6 +107,16 @@ class Lanes:
     def blocked(self) -> list[str]:
         """The keys of which nothing may be claimed."""
         return [key for lane in self._lanes.values() for key in lane.waiting]
+
+    @property
+    def ready(self) -> int:
+        """How many deliveries were claimed and not handed out yet."""
+        return len(self._ready)
+
+    @property
+    def ready_tenants(self) -> list[str]:
+        """The tenants of those."""
+        return self._ready.tenants
 
     def take(self, lanes: Collection[int]) -> None:
         """Begin with lanes that were just leased."""
@@ -123,13 +134,18 @@ class Lanes:
 
         Call `claimed` with what that claim gives.
         """
+        floors = self.current_floors(leased)
+        for number in floors:
+            self._lanes[number].rewound = False
+        return floors
+
+    def current_floors(self, leased: Collection[int]) -> dict[int, int]:
+        """Give the same floors, for a look that raises none."""
         ours = sorted(
             number
             for number in leased
             if number in self._lanes and not self._lanes[number].strange
         )
-        for number in ours:
-            self._lanes[number].rewound = False
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
         turn = ours[start:] + ours[:start]
         return {number: self._lanes[number].floor for number in turn}
@@ -163,15 +179,25 @@ class Lanes:
             seen = seen or number in last
         if rows:
             self._first = rows[-1].lane + 1
+        self.claimed_aside(rows)
+
+    def claimed_aside(self, rows: Iterable[Claimed]) -> None:
+        """Hold what was claimed out of the lanes' order; their floors stay."""
         for row in rows:
             if row.lane in self._lanes and row.seq not in self._held:
                 self._hold(row)
-                self._ready.append(row)
+                self._ready.add(row)
 
-    def hand_out(self, limit: int, leased: Collection[int]) -> list[Claimed]:
-        """Give at most `limit` of what was claimed from lanes that are still leased."""
+    def hand_out(
+        self, limit: int, leased: Collection[int], without: Collection[str] = ()
+    ) -> list[Claimed]:
+        """Give at most `limit` of what was claimed from lanes that are still leased.
+
+        Tenants take turns; those of `without` get none. So the order of a key holds
+        only if all its messages are of one tenant.
+        """
         self._drop(lambda row: row.lane not in leased or self._is_blocked(row))
-        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        return self._ready.take(limit, without)
 
     def block(self, row: Claimed) -> None:
         """Let the rest of the key wait for a delivery that is given back."""
@@ -236,13 +262,6 @@ class Lanes:
         return lane is not None and row.message.key in lane.waiting
 
     def _drop(self, unwanted: Callable[[Claimed], bool]) -> None:
-        if not any(map(unwanted, self._ready)):
-            return
-        kept: deque[Claimed] = deque()
-        for row in self._ready:
-            if unwanted(row):
-                self.let_go(row)
-                self.rewind(row.lane, row.seq, row.created_at)
-            else:
-                kept.append(row)
-        self._ready = kept
+        for row in self._ready.remove(unwanted):
+            self.let_go(row)
+            self.rewind(row.lane, row.seq, row.created_at)

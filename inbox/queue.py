@@ -12,6 +12,7 @@ import psycopg
 from inbox.claim import read_delivery
 from inbox.lanes import SKEW, Claimed, Lanes, Snapshot
 from inbox.subscribe import subscribe
+from inbox.tenants import Tenants
 from outbox.database import Link
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.statement import load
@@ -52,6 +53,7 @@ class Queue:
         self._lanes = lanes
         self._consumer = consumer
         self._prefetch = prefetch
+        self._tenants = Tenants(prefetch)
         self._sweep_interval = sweep_interval.total_seconds()
         self._turn = asyncio.Lock()
         self._clock_offset = timedelta(0)
@@ -70,24 +72,52 @@ class Queue:
         floors = self._lanes.floors(leased)
         if not floors:
             return
-        rows = await self._execute(
-            "claim_deliveries",
-            lanes=list(floors),
-            floors=list(floors.values()),
-            held=self._lanes.held_above(floors),
-            blocked=self._lanes.blocked,
-            oldest=self._lanes.oldest,
-            newest=datetime.now(UTC) + self._clock_offset + SKEW,
-            max_rows=self._prefetch,
-            max_bytes=_MAX_BYTES,
-        )
+        rows = await self._execute("claim_deliveries", **self._bounds(floors))
         claimed = [read_delivery(row) for row in rows]
-        full = (
-            len(claimed) >= self._prefetch
-            or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
-        )
+        full = self._is_full(claimed)
         snapshot = _read_snapshot(rows[0][-1]) if rows else None
         self._lanes.claimed(claimed, list(floors), snapshot, full=full)
+        self._tenants.claimed([row.message.tenant for row in claimed], full=full)
+
+    async def claim_tenants(
+        self, leased: Collection[int], without: Collection[str], *, stuck: bool
+    ) -> None:
+        """Read the first of tenants that wait behind others' floods, if it is time.
+
+        Args:
+            without: tenants to leave out.
+            stuck: nothing that is in memory may be handed out.
+        """
+        ready = self._lanes.ready_tenants
+        if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
+            return
+        floors = self._lanes.current_floors(leased)
+        if not floors:
+            return
+        rows = await self._execute(
+            "claim_tenants",
+            **self._bounds(floors),
+            known=list({*ready, *without}),
+            after=self._tenants.after,
+            max_steps=self._tenants.max_steps,
+            max_rows_each=self._tenants.rows_each,
+        )
+        claimed = [read_delivery(row[1:]) for row in rows if row[1] is not None]
+        self._lanes.claimed_aside(claimed)
+        self._tenants.looked(
+            [row[0] for row in rows],
+            [row[8] for row in rows if row[1] is not None],
+            ready=ready,
+            cut=len(rows) >= self._prefetch or self._is_full(claimed),
+        )
+
+    def hand_out(
+        self, limit: int, leased: Collection[int], without: Collection[str]
+    ) -> list[Claimed]:
+        """Give at most `limit` of what was read, its tenants in turn."""
+        rows = self._lanes.hand_out(limit, leased, without)
+        self._tenants.handed_out(len(rows))
+        return rows
 
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes down, after which their deliveries are held no longer.
@@ -116,6 +146,24 @@ class Queue:
     async def close(self) -> None:
         """Disconnect; the next call connects again."""
         await self._link.close()
+
+    def _bounds(self, floors: dict[int, int]) -> dict[str, Any]:
+        return {
+            "lanes": list(floors),
+            "floors": list(floors.values()),
+            "held": self._lanes.held_above(floors),
+            "blocked": self._lanes.blocked,
+            "oldest": self._lanes.oldest,
+            "newest": datetime.now(UTC) + self._clock_offset + SKEW,
+            "max_rows": self._prefetch,
+            "max_bytes": _MAX_BYTES,
+        }
+
+    def _is_full(self, claimed: Sequence[Claimed]) -> bool:
+        return (
+            len(claimed) >= self._prefetch
+            or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
+        )
 
     async def _sweep(self, leased: Collection[int]) -> None:
         """Look everywhere: for what is due, for late commits, into new lanes."""

@@ -17,7 +17,7 @@ from inbox.events import (
     SourceLost,
 )
 from inbox.flight import Flight
-from inbox.source import Delivery, Source
+from inbox.source import Delivery, SelectiveSource, Source
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.retry import RetryPolicy
@@ -46,6 +46,7 @@ class Reception:
     ) -> None:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
+        self._selective = source if isinstance(source, SelectiveSource) else None
         self._flight = flight
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
@@ -60,6 +61,8 @@ class Reception:
         last = time.monotonic()
         while True:
             room = await self._flight.wait_for_room()
+            if self._selective is not None:
+                self._selective.leave_out(self._flight.crowding)
             try:
                 deliveries = await self._source.receive(limit=room)
             except BrokerUnavailableError as error:

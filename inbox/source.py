@@ -1,8 +1,8 @@
 """The contract between a consumer and a broker."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from outbox.message import Message
 
@@ -65,3 +65,15 @@ class Source(Protocol):
         Raises:
             BrokerUnavailableError: the broker is away; the next call reconnects.
         """
+
+
+@runtime_checkable
+class SelectiveSource(Protocol):
+    """What a source may offer besides: to pass over tenants in its backlog.
+
+    With any other, a tenant whose messages fill the room of a queue holds up those of
+    others behind them.
+    """
+
+    def leave_out(self, tenants: Collection[str]) -> None:
+        """Receive nothing of these tenants until another call says otherwise."""

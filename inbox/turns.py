@@ -57,6 +57,12 @@ class Turns:
         """Count those who wait for another turn of their tenant to end."""
         return sum(map(len, self._queues[queue].capped.values()))
 
+    def crowding(self, queue: str) -> set[str]:
+        """Give the tenants of which more wait so than may be at work at once."""
+        least = self._max_per_tenant or 0
+        capped = self._queues[queue].capped
+        return {t for t, line in capped.items() if t is not None and len(line) > least}
+
     @asynccontextmanager
     async def turn(self, queue: str, tenant: Tenant) -> AsyncIterator[None]:
         """Wait for a turn, and have it for the length of the block."""

@@ -6,7 +6,7 @@ a time. Claiming writes nothing; see `inbox.lanes` for what is known in the proc
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Final, Self
 
@@ -115,6 +115,7 @@ class PostgresSource:
         )
         self._outcomes: Outcomes[Outcome] = Outcomes(self._queue.write)
         self._tasks: list[asyncio.Task[None]] = []
+        self._left_out: frozenset[str] = frozenset()
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -169,6 +170,10 @@ class PostgresSource:
         await self._bell.close()
         await self._queue.close()
 
+    def leave_out(self, tenants: Collection[str]) -> None:
+        """Receive nothing of these tenants until another call says otherwise."""
+        self._left_out = frozenset(tenants)
+
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Give what is ready in our lanes; sleep on the doorbell when nothing is."""
         for task in self._tasks:
@@ -194,7 +199,9 @@ class PostgresSource:
             self._queue.sweep_at = min(self._queue.sweep_at, due)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
-        deadline = time.monotonic() + self._poll
+        # Who is left out may be let in again any moment: then our caller says so.
+        poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
+        deadline = time.monotonic() + poll
         look = _FIRST_LOOK
         given = await self._look(limit)
         if given:
@@ -213,8 +220,10 @@ class PostgresSource:
         return given
 
     async def _look(self, limit: int) -> Sequence[Delivery]:
-        rows = self._lanes.hand_out(limit, self._lease.lanes)
-        if not rows:
+        without = self._left_out
+        if not self._lanes.ready:
             await self._queue.claim(self._lease.lanes)
-            rows = self._lanes.hand_out(limit, self._lease.lanes)
+        stuck = bool(without) and without.issuperset(self._lanes.ready_tenants)
+        await self._queue.claim_tenants(self._lease.lanes, without, stuck=stuck)
+        rows = self._queue.hand_out(limit, self._lease.lanes, without)
         return [PostgresDelivery(self, row) for row in rows]

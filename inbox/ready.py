@@ -1,0 +1,67 @@
+"""What was claimed and not handed out yet: tenants take turns, each in its order."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from typing import Generic, Protocol, TypeVar
+
+from outbox.message import Message
+
+
+class Item(Protocol):
+    """What carries a message."""
+
+    @property
+    def message(self) -> Message: ...  # noqa: D102
+
+
+T = TypeVar("T", bound=Item)
+
+
+class Ready(Generic[T]):
+    """Items by tenant; what has none shares one place in the round."""
+
+    def __init__(self) -> None:
+        # The tenant that was served last is at the end.
+        self._lines: OrderedDict[str | None, deque[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count what is here."""
+        return sum(map(len, self._lines.values()))
+
+    @property
+    def tenants(self) -> list[str]:
+        """The tenants of which something is here."""
+        return [tenant for tenant in self._lines if tenant is not None]
+
+    def add(self, item: T) -> None:
+        """Add an item behind those of its tenant."""
+        self._lines.setdefault(item.message.tenant, deque()).append(item)
+
+    def take(self, limit: int, without: Collection[str]) -> list[T]:
+        """Take out at most `limit`, one of each tenant after the other."""
+        given: list[T] = []
+        round_ = [tenant for tenant in self._lines if tenant not in without]
+        while round_ and len(given) < limit:
+            for tenant in round_[: limit - len(given)]:
+                line = self._lines[tenant]
+                given.append(line.popleft())
+                self._lines.move_to_end(tenant)
+                if not line:
+                    del self._lines[tenant]
+            round_ = [tenant for tenant in round_ if tenant in self._lines]
+        return given
+
+    def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
+        """Take out what is unwanted."""
+        removed: list[T] = []
+        for tenant, line in list(self._lines.items()):
+            found = [item for item in line if unwanted(item)]
+            if not found:
+                continue
+            removed += found
+            kept = deque(item for item in line if not unwanted(item))
+            if kept:
+                self._lines[tenant] = kept
+            else:
+                del self._lines[tenant]
+        return removed
