@@ -8,6 +8,7 @@ whatever was not reported.
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -200,6 +201,12 @@ class Producer:
     def _run(self, client: confluent_kafka.Producer) -> None:
         with suppress(KafkaException):  # a fatal error
             while not self._stop.is_set():
+                client.poll(_POLL)
+        # The reports of what was refused come after the error; purged before that,
+        # it could not be told from its neighbours.
+        until = time.monotonic() + _PATIENCE
+        while len(client) and not self._stop.is_set() and time.monotonic() < until:
+            with suppress(KafkaException):
                 client.poll(_POLL)
         client.purge()
         for _ in range(_LAST_POLLS):
