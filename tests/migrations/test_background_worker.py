@@ -12,7 +12,7 @@ from tests.fixtures.waiting import wait_for
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_upkeep import add_old, old_partition
 
-# For a role without these, the days begin at the server's midnight and are the role's.
+# Without these the days are the role's, and a time zone can shift or skip one.
 LEND_THE_DETACHER = """
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET role = 'pillarbox_owner';
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET timezone = 'UTC';
@@ -74,4 +74,4 @@ def test_days_that_it_makes_as_somebody_else_are_found_by_the_doctor(
     wait_for("days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12, seconds=90)
 
     assert main(["doctor", "--database", url]) == 3
-    assert "pillarbox_detacher" in capsys.readouterr().out
+    assert "belongs to pillarbox_detacher" in capsys.readouterr().out
