@@ -104,8 +104,8 @@ def webhook_app(
     )
 
 
-def _routes(handlers: Handlers, chosen: Handling) -> Routes[Handler]:
-    routes: Routes[Handler] = Routes()
+def _routes(handlers: Handlers, chosen: Handling) -> Routes:
+    routes = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
         chosen.check(handler)
@@ -120,7 +120,7 @@ class WebhookApp:
 
     def __init__(
         self,
-        routes: Routes[Handler],
+        routes: Routes,
         handling: Handling,
         verifier: Verifier,
         *,
