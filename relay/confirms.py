@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
@@ -12,9 +13,25 @@ from outbox.amqp import Channel, Link
 from outbox.errors import shorten
 from outbox.message import Message
 from outbox.rabbitmq_message import to_properties
-from relay.publisher import Acked, Confirmation, Nacked
+from relay.publisher import Acked, Nacked
 
 _ACKED = Acked()
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A queue takes nothing of the topic now; the message is not to blame."""
+
+    topic: str
+
+    @property
+    def reason(self) -> str:
+        """Say so. RabbitMQ doesn't tell which of the two it is, nor which queue."""
+        return f"a queue for topic {shorten(self.topic)} is full or not available"
+
+
+Answer: TypeAlias = Acked | Nacked | Full | None
+"""None: RabbitMQ closed the channel without one."""
 
 
 class BlockedError(AMQPError):
@@ -69,10 +86,8 @@ class Confirms:
         reason = self._channel.closed.done() and self._channel.closed.result()
         return reason if isinstance(reason, ChannelClosedByBroker) else None
 
-    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation | None]:
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Answer]:
         """Publish a batch and wait for its confirms.
-
-        None stands for what had none when RabbitMQ closed the channel.
 
         Raises:
             BlockedError: the server takes nothing now; it may take this later.
@@ -150,13 +165,7 @@ class Confirms:
         unroutable = id in self._unroutable
         self._unroutable.discard(id)
         if nacked:
-            batch.settle(
-                i,
-                Nacked(
-                    f"RabbitMQ nacked it: a queue for topic {shorten(message.topic)} "
-                    "is full or not available"
-                ),
-            )
+            batch.settle(i, Full(message.topic))
         elif unroutable:
             batch.settle(
                 i,
@@ -175,11 +184,11 @@ class _Batch:
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
         self.tags: dict[int, int] = {}
-        self.answers: list[Confirmation | None] = [None] * len(messages)
+        self.answers: list[Answer] = [None] * len(messages)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = len(messages)
 
-    def settle(self, i: int, answer: Confirmation) -> None:
+    def settle(self, i: int, answer: Answer) -> None:
         self.answers[i] = answer
         self._left -= 1
         if not self._left and not self.done.done():

@@ -22,8 +22,8 @@ __all__ = ["RabbitMQServer", "rabbitmq_server"]
 # Where Debian has the programs, outside of PATH; those on PATH want another user.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
 _START = 90
-# The Raft library under quorum queues keeps which log a queue has in a table that it
-# writes half a second late, up to RabbitMQ 3.13.3.
+# Which log a quorum queue has stands in a table that is written when it hasn't been
+# used for half a second; from RabbitMQ 3.13.4 on, at once.
 _WRITE_NAMES = (
     "#{names := #{directory_rev := Names}} = ra_system:fetch(quorum_queues),"
     " ok = dets:sync(Names)."

@@ -6,7 +6,8 @@ and what a queue with `reject-publish` has no room for.
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final, Self
 
@@ -24,8 +25,9 @@ from outbox.rabbitmq import (
 )
 from outbox.rabbitmq_message import why_impossible
 from outbox.url import take_options, whole_number
-from relay.confirms import BlockedError, Confirms
-from relay.publisher import Confirmation, Nacked
+from relay.confirms import Answer, BlockedError, Confirms, Full
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.taken import Taken
 
 _NUMBERS: Final = ("max_payload_bytes", "timeout")
 # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
@@ -34,6 +36,9 @@ _TIMEOUT: Final = 20
 # A channel that finds a quorum queue without a leader, as after a restart, may never
 # be confirmed anything: then the next channel is.
 _FIRST_PATIENCE: Final = 3.0
+_RECENTLY: Final = 30.0
+# So many tell whether there is another one.
+_TOPICS: Final = 2
 
 
 class RabbitMQPublisher:
@@ -75,6 +80,9 @@ class RabbitMQPublisher:
         self._link: Link | None = None
         self._confirms: Confirms | None = None
         self._turn = asyncio.Lock()
+        self._taken = Taken()
+        # By topic, of the last ones of which something was acked on this connection.
+        self._acked_at: dict[str, float] = {}
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -126,34 +134,47 @@ class RabbitMQPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, RabbitMQ blocks it for want
-                of memory or disk, or doesn't confirm in time; the next call connects
-                again.
+                of memory or disk, or doesn't confirm in time; or a queue takes nothing,
+                and no other topic got through lately. The next call connects again;
+                what was acked until then isn't published again by this publisher.
         """
-        answers: list[Confirmation | None] = [self._check(m) for m in batch]
-        sent = [i for i, answer in enumerate(answers) if answer is None]
-        if sent:
-            try:
-                confirms = await self._connected()
-                given = await self._publish([batch[i] for i in sent], confirms)
-                for i, answer in zip(sent, given, strict=True):
-                    answers[i] = answer
-                left = [i for i in sent if answers[i] is None]
-                if left:
-                    # One of them made RabbitMQ close the channel: which?
-                    await self._publish_singly(batch, left, answers)
-            except ConfigError as error:
-                raise BrokerUnavailableError(str(error)) from error
-            except BlockedError as error:
-                raise BrokerUnavailableError(
-                    f"broker {without_password(self._url)} takes nothing now: {error}"
-                ) from error
-            except BROKEN as error:
-                raise rabbitmq_away(self._url, error) from error
-        return [answer for answer in answers if answer is not None]
+        answers: list[Answer] = [self._check(m) for m in batch]
+        try:
+            sent = [i for i, answer in enumerate(answers) if answer is None]
+            if sent:
+                await self._publish_all(batch, sent, answers)
+                self._remember(batch[i] for i in sent if isinstance(answers[i], Acked))
+            return [self._judge(answer) for answer in answers]
+        except BaseException:
+            self._taken.add(
+                message.id
+                for message, answer in zip(batch, answers, strict=True)
+                if isinstance(answer, Acked)
+            )
+            raise
+
+    async def _publish_all(
+        self, batch: Sequence[Message], sent: Sequence[int], answers: list[Answer]
+    ) -> None:
+        try:
+            confirms = await self._connected()
+            given = await self._publish([batch[i] for i in sent], confirms)
+            for i, answer in zip(sent, given, strict=True):
+                answers[i] = answer
+            left = [i for i in sent if answers[i] is None]
+            if left:
+                # One of them made RabbitMQ close the channel: which?
+                await self._publish_singly(batch, left, answers)
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
+        except BlockedError as error:
+            raise self._takes_nothing(error) from error
+        except BROKEN as error:
+            raise rabbitmq_away(self._url, error) from error
 
     async def _publish(
         self, messages: Sequence[Message], confirms: Confirms
-    ) -> Sequence[Confirmation | None]:
+    ) -> Sequence[Answer]:
         link = confirms.link
         if link.blocked.done():
             raise BlockedError(link.blocked.result())
@@ -174,10 +195,7 @@ class RabbitMQPublisher:
         return answers
 
     async def _publish_singly(
-        self,
-        batch: Sequence[Message],
-        left: Sequence[int],
-        answers: list[Confirmation | None],
+        self, batch: Sequence[Message], left: Sequence[int], answers: list[Answer]
     ) -> None:
         alone: Confirms | None = None
         for i in left:
@@ -195,6 +213,32 @@ class RabbitMQPublisher:
         if alone is not None and not alone.closed:
             await alone.close()
 
+    def _remember(self, acked: Iterable[Message]) -> None:
+        for topic in dict.fromkeys(message.topic for message in acked):
+            self._acked_at.pop(topic, None)
+            self._acked_at[topic] = time.monotonic()
+        while len(self._acked_at) > _TOPICS:
+            del self._acked_at[next(iter(self._acked_at))]
+
+    def _judge(self, answer: Answer) -> Confirmation:
+        """Tell whether a queue is to blame for what wasn't taken, or RabbitMQ."""
+        match answer:
+            case Full(topic):
+                recently = time.monotonic() - _RECENTLY
+                acked_at = self._acked_at.items()
+                if not any(t != topic and at > recently for t, at in acked_at):
+                    raise self._takes_nothing(answer.reason)
+                return Nacked(f"RabbitMQ nacked it: {answer.reason}")
+            case None:
+                raise AssertionError("a message without an answer")
+            case _:
+                return answer
+
+    def _takes_nothing(self, reason: object) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"broker {without_password(self._url)} takes nothing now: {reason}"
+        )
+
     async def _connected(self) -> Confirms:
         async with self._turn:
             confirms = self._confirms
@@ -210,11 +254,14 @@ class RabbitMQPublisher:
             )
         if self._link is None or not self._link.is_open:
             self._link = await Link.open(self._parameters)
+            self._acked_at.clear()
         return await Confirms.open(
             self._link, self._exchange, mandatory=self._mandatory
         )
 
-    def _check(self, message: Message) -> Nacked | None:
+    def _check(self, message: Message) -> Acked | Nacked | None:
+        if self._taken.pop(message.id):
+            return Acked()
         size = len(message.payload)
         problem = (
             why_impossible(message)
