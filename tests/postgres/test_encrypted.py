@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import outbox
@@ -209,7 +210,7 @@ async def test_the_guard_decodes_for_async_handlers(database_url: str) -> None:
     read = []
 
     @idempotent(consumer="clinic", codec=codec)
-    async def handle(_: Any, message: Message) -> None:
+    async def handle(_: AsyncSession, message: Message) -> None:
         read.append(message.payload)
 
     async with (

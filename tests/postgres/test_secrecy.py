@@ -107,7 +107,7 @@ async def test_a_consumer_tells_no_payload(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     execute(database_url, "CREATE TABLE person (name text CHECK (name = 'nobody'))")
-    asked = []
+    asked: list[Any] = []
 
     def handle(session: Session, message: Message) -> None:
         match message.topic:
