@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
+from inbox.commands import jobs
 from inbox.consumer import Consumer
 from inbox.handle import one_line
 from inbox.receipt import check_text
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             help="a topic, or a beginning: 'orders.*'",
         )
         topics.set_defaults(run=partial(_change_topics, change))
+    jobs.add_to(subcommands)
     return run_command(parser, lambda arguments: arguments.run(arguments), argv)
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
 from inbox.handle import Sessions, check_database, handling
+from inbox.leased import AnyHandler, LongHandler
 from inbox.prepare import Permanent, Terms, prepare
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
@@ -106,7 +107,7 @@ class Consumer:
         self._retry = retry or RetryPolicy()
         self._drain = drain
         self._observers = list(observers)
-        self._routes = Routes()
+        self._routes: Routes[AnyHandler] = Routes()
         self._versions = Versions(registry, codec)
         self._serving = Serving(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
@@ -126,6 +127,7 @@ class Consumer:
         version: int | None = None,
         time_limit: timedelta | None = None,
         permanent: Permanent = (),
+        lease: timedelta | None = None,
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic, or of `orders.*`.
 
@@ -139,6 +141,8 @@ class Consumer:
             time_limit: after which its work is rolled back and counts as failed.
             permanent: which exceptions no retry would mend: classes, or a function
                 that tells. They make a dead letter at once.
+            lease: for handlers `(job, message)` that take longer than a transaction
+                should; how long a process that hangs keeps the job. See `inbox.job`.
 
         Raises:
             ConfigError: the topic has a handler already or can't be used, the queue
@@ -151,7 +155,10 @@ class Consumer:
 
         def register(handler: H) -> H:
             self._handling.check(handler)
-            self._routes.add(topic, prepare(handler, terms), queue)
+            if lease is None:
+                self._routes.add(topic, prepare(handler, terms), queue)
+            else:
+                self._routes.add(topic, LongHandler(handler, terms, lease), queue)
             return handler
 
         return register

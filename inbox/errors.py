@@ -9,6 +9,7 @@ __all__ = [
     "DeadLetter",
     "HandlerTimeoutError",
     "InvalidReceiptError",
+    "JobLostError",
     "MessageTooNewError",
     "MessageTooOldError",
     "RetryLater",
@@ -54,6 +55,17 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
         super().__init__(
             f"handler {handler}: took longer than its time limit of {limit}; raise "
             "time_limit, or do less in one message"
+        )
+
+
+class JobLostError(OutboxError):
+    """A long handler's lease is over, and its transaction was rolled back."""
+
+    def __init__(self, message_id: UUID) -> None:
+        self.message_id = message_id
+        super().__init__(
+            f"job {message_id}: its lease is lost, and another process may have it; "
+            "if this happens without a frozen process, use a longer lease"
         )
 
 

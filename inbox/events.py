@@ -64,6 +64,11 @@ class DuplicateSkipped(DeliveryEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCancelled(DeliveryEvent):
+    """Somebody cancelled the message's job; what it did before stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(DeliveryEvent):
     """The handler raised; nothing of it is left, and it is called again."""
 

@@ -6,8 +6,9 @@ loop with an `AsyncSession`, sync ones in a thread with a `Session`.
 
 import asyncio
 import contextvars
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Executable, text
 from sqlalchemy.exc import DBAPIError
@@ -16,11 +17,14 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import InvalidReceiptError
 from inbox.idempotent import is_async, is_idempotent, record_receipt_async
+from inbox.job import AnyJob, AsyncJob, Job
+from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipt
 from inbox.routes import AsyncHandler, Handler, SyncHandler, name_of
 from outbox.errors import ConfigError, DatabaseUnavailableError, shorten
 from outbox.message import Message
 
+T = TypeVar("T")
 Sessions: TypeAlias = async_sessionmaker[AsyncSession] | sessionmaker[Session]
 
 _TABLES = text(
@@ -44,6 +48,18 @@ class Handling(Protocol):
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
         """Execute one statement and commit."""
+
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run a function of a session in a transaction of its own."""
+
+    def job(self, key: JobKey, leased: Leased, message: Message) -> AnyJob:
+        """Make what a long handler is called with."""
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a handler, without session or transaction."""
+
+    def interrupt(self, call: asyncio.Future[Any]) -> None:
+        """End a call, if a call of this colour can be ended."""
 
     async def probe(self) -> None:
         """Raise whatever there is to raise if the inbox's tables can't be read."""
@@ -132,6 +148,23 @@ class AsyncHandling:
         async with self._sessions() as session, session.begin():
             await session.execute(statement, values)
 
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run in the running task."""
+        async with self._sessions() as session, session.begin():
+            return await session.run_sync(function)
+
+    def job(self, key: JobKey, leased: Leased, message: Message) -> AsyncJob:
+        """Make a job for a coroutine function."""
+        return AsyncJob(self._sessions, key, leased, message)
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in the running task."""
+        return await handler(*arguments)
+
+    def interrupt(self, call: asyncio.Future[Any]) -> None:
+        """Cancel its task."""
+        call.cancel()
+
     async def probe(self) -> None:
         """Read no row."""
         async with self._sessions() as session:
@@ -168,6 +201,21 @@ class SyncHandling:
         """Execute in a thread."""
         await self._in_thread(self._execute, statement, values)
 
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run in a thread."""
+        return cast("T", await self._in_thread(self._transact, function))
+
+    def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
+        """Make a job for a plain function."""
+        return Job(self._sessions, key, leased, message)
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in a thread."""
+        return await self._in_thread(handler, *arguments)
+
+    def interrupt(self, call: asyncio.Future[Any]) -> None:
+        """Leave it: it sees that its job is cancelled."""
+
     async def probe(self) -> None:
         """Read no row."""
         await self._in_thread(self._execute, _TABLES, {})
@@ -202,6 +250,10 @@ class SyncHandling:
             if is_new:
                 handler(session, message)
         return is_new
+
+    def _transact(self, function: Callable[[Session], T]) -> T:
+        with self._sessions() as session, session.begin():
+            return function(session)
 
     def _execute(self, statement: Executable, values: dict[str, Any]) -> None:
         with self._sessions() as session, session.begin():

@@ -99,33 +99,50 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
             "consumer": consumer,
         }
         return _is_new(session, _INSERT_FOREIGN, values)
-    if not _is_uuid7(message_id):
+    check_id(message_id)
+    values = {
+        "message_id": message_id,
+        "message_at": moment_of(message_id),
+        "consumer": consumer,
+    }
+    try:
+        return _is_new(session, _INSERT, values)
+    except DBAPIError as error:
+        refused = refusal(error, message_id)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def check_id(message_id: object) -> None:
+    """Refuse ids that tell no day.
+
+    Raises:
+        InvalidReceiptError: it is no UUIDv7.
+    """
+    if not isinstance(message_id, UUID) or not is_uuid7(message_id):
         raise InvalidReceiptError(
             f"message id {shorten(message_id)}: isn't a UUIDv7, from which the day of "
             "its receipt is read; pass ForeignId(source, id) for other ids"
         )
+
+
+def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
+    """Tell what it means for a message that its row was refused; None if nothing."""
+    if _sqlstate(error) != _CHECK_VIOLATION:
+        return None
+    # The same SQLSTATE says "no partition of relation", then without a name.
+    constraint = _constraint(error)
+    if constraint is not None:
+        return InvalidReceiptError(
+            f"message id {message_id}: the inbox refused it by its constraint "
+            f"{constraint!r}; check that the library and the migrations are of "
+            "one version (outbox migrate)"
+        )
     message_at = moment_of(message_id)
-    values = {"message_id": message_id, "message_at": message_at, "consumer": consumer}
-    try:
-        return _is_new(session, _INSERT, values)
-    except DBAPIError as error:
-        if _sqlstate(error) != _CHECK_VIOLATION:
-            raise
-        # The same SQLSTATE says "no partition of relation", then without a name.
-        constraint = _constraint(error)
-        if constraint is not None:
-            raise InvalidReceiptError(
-                f"message id {message_id}: inbox.receipt refused it by its constraint "
-                f"{constraint!r}; check that the library and the migrations are of "
-                "one version (outbox migrate)"
-            ) from error
-        if message_at > datetime.now(UTC):
-            raise MessageTooNewError(message_id, message_at) from error
-        raise MessageTooOldError(message_id, message_at) from error
-
-
-def _is_uuid7(value: object) -> bool:
-    return isinstance(value, UUID) and is_uuid7(value)
+    if message_at > datetime.now(UTC):
+        return MessageTooNewError(message_id, message_at)
+    return MessageTooOldError(message_id, message_at)
 
 
 def check_text(field: str, value: object) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -13,17 +13,18 @@ from outbox.message import Message
 SyncHandler: TypeAlias = Callable[[Session, Message], object]
 AsyncHandler: TypeAlias = Callable[[AsyncSession, Message], Awaitable[object]]
 Handler: TypeAlias = SyncHandler | AsyncHandler
+H = TypeVar("H")
 
 DEFAULT_QUEUE: Final = "default"
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 
 
-class Routes:
+class Routes(Generic[H]):
     """One handler for each topic or beginning of topics (`orders.*`)."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, Handler] = {}
-        self._prefixes: dict[str, Handler] = {}
+        self._exact: dict[str, H] = {}
+        self._prefixes: dict[str, H] = {}
         self._queues: dict[str, str] = {}
 
     @property
@@ -39,7 +40,7 @@ class Routes:
             queues.setdefault(self._queues[topic], []).append(topic)
         return queues
 
-    def add(self, topic: str, handler: Handler, queue: str = DEFAULT_QUEUE) -> None:
+    def add(self, topic: str, handler: H, queue: str = DEFAULT_QUEUE) -> None:
         """Register a handler.
 
         Raises:
@@ -65,7 +66,7 @@ class Routes:
         kind[name] = handler
         self._queues[topic] = queue
 
-    def find(self, topic: str) -> Handler | None:
+    def find(self, topic: str) -> H | None:
         """Give the handler of exactly this topic, or of its longest beginning."""
         if topic in self._exact:
             return self._exact[topic]
@@ -105,6 +106,6 @@ def _overlap(topic: str, other: str) -> bool:
     )
 
 
-def name_of(handler: Handler) -> str:
+def name_of(handler: object) -> str:
     """Name a handler for an error message."""
     return getattr(handler, "__qualname__", None) or repr(handler)

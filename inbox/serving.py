@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
+from inbox.leased import AnyHandler
 from inbox.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
 from outbox.entry_points import implementation
@@ -26,7 +27,7 @@ class Serving:
     def __init__(
         self,
         consumer: str,
-        routes: Routes,
+        routes: Routes[AnyHandler],
         source: Source | str | Mapping[str, Source],
         order: Order | Mapping[str, Order],
     ) -> None:

@@ -21,13 +21,21 @@ from inbox.events import (
     DatabaseLost,
     DuplicateSkipped,
     HandlerFailed,
+    MessageCancelled,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
 from inbox.flight import Flight
 from inbox.handle import Handling, connection_broke
-from inbox.routes import Handler, Routes
+from inbox.leased import (
+    AnyHandler,
+    JobCancelled,
+    JobReturned,
+    LongHandler,
+    LongHandling,
+)
+from inbox.routes import Routes
 from inbox.source import Delivery
 from outbox.errors import (
     BrokerUnavailableError,
@@ -52,7 +60,7 @@ class Settlement:
     def __init__(
         self,
         consumer: str,
-        routes: Routes,
+        routes: Routes[AnyHandler],
         handling: Handling,
         retry: RetryPolicy,
         observers: Observers,
@@ -60,6 +68,7 @@ class Settlement:
         self._consumer = consumer
         self._routes = routes
         self._handling = handling
+        self._long = LongHandling(handling, consumer, retry)
         self._retry = retry
         self._notify = observers.notify
         self._database_lost = False
@@ -83,7 +92,7 @@ class Settlement:
         return await self._give_up(delivery, flight, failure, delivery.attempts)
 
     async def _handle(
-        self, handler: Handler, delivery: Delivery, flight: Flight
+        self, handler: AnyHandler, delivery: Delivery, flight: Flight
     ) -> bool | tuple[str | BaseException, int]:
         message = delivery.message
         attempts = delivery.attempts
@@ -93,7 +102,12 @@ class Settlement:
             try:
                 async with flight.turn(message):
                     started = time.monotonic()
-                    is_new = await self._handling.handle(handler, message)
+                    is_new = await self._call(handler, message, flight)
+            except JobReturned:
+                return False
+            except JobCancelled:
+                await self._cancelled(delivery)
+                return True
             except RetryLater as decision:
                 self._notify(
                     RetryRequested(
@@ -133,6 +147,18 @@ class Settlement:
                 return failure, attempts
             if not await self._back_off(delivery, attempts, failure, flight):
                 return True
+
+    async def _call(
+        self, handler: AnyHandler, message: Message, flight: Flight
+    ) -> bool:
+        if isinstance(handler, LongHandler):
+            return await self._long.run(handler, message, flight.stopping)
+        return await self._handling.handle(handler, message)
+
+    async def _cancelled(self, delivery: Delivery) -> None:
+        self._found_database()
+        self._notify(MessageCancelled(**self._about(delivery.message)))
+        await _ack(delivery)
 
     async def _handled(self, delivery: Delivery, is_new: bool, seconds: float) -> None:
         self._found_database()

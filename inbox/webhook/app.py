@@ -104,8 +104,8 @@ def webhook_app(
     )
 
 
-def _routes(handlers: Handlers, chosen: Handling) -> Routes:
-    routes = Routes()
+def _routes(handlers: Handlers, chosen: Handling) -> Routes[Handler]:
+    routes: Routes[Handler] = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
         chosen.check(handler)
@@ -120,7 +120,7 @@ class WebhookApp:
 
     def __init__(
         self,
-        routes: Routes,
+        routes: Routes[Handler],
         handling: Handling,
         verifier: Verifier,
         *,

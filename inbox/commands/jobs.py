@@ -1,0 +1,152 @@
+"""`inbox jobs` and `inbox cancel`: what long handlers have to do, or need not."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from inbox.jobs import OPEN, JobState
+from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.database import conninfo, without_password
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
+from outbox.identifier import is_uuid7, moment_of
+from outbox.statement import load
+
+_COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
+
+
+def add_to(subcommands: Subcommands) -> None:
+    """Add the commands to the parser."""
+    jobs = subcommands.add_parser("jobs", help="list the jobs of long handlers")
+    add_database(jobs)
+    jobs.add_argument("--consumer", metavar="NAME", help="of this consumer only")
+    jobs.add_argument(
+        "--state",
+        action="append",
+        choices=[state.value for state in JobState],
+        help="in this state; may be repeated (by default those that are open)",
+    )
+    jobs.add_argument("--all", action="store_true", help="in any state")
+    jobs.add_argument("--limit", type=int, default=100, metavar="N")
+    jobs.add_argument("--json", action="store_true", help="print JSON")
+    jobs.set_defaults(run=_list)
+    cancel = subcommands.add_parser(
+        "cancel", help="cancel a message's job, running anywhere or still queued"
+    )
+    add_database(cancel)
+    cancel.add_argument("consumer", metavar="CONSUMER")
+    cancel.add_argument("id", metavar="ID", help="the message's id")
+    cancel.add_argument("--reason", metavar="TEXT", help="kept in the job")
+    cancel.set_defaults(run=_cancel)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.limit < 1:
+        raise ConfigError(f"limit={arguments.limit}: must be at least 1")
+    states = arguments.state or [state.value for state in OPEN]
+    found = _query(
+        arguments,
+        "list_jobs",
+        consumer=arguments.consumer,
+        states=None if arguments.all else states,
+        max_rows=arguments.limit,
+    )
+    if arguments.json:
+        sys.stdout.write(f"{json.dumps(found, indent=2, default=str)}\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in _table(found)))
+    return 0
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    try:
+        id = UUID(arguments.id)
+    except ValueError:
+        id = UUID(int=0)
+    if not is_uuid7(id):
+        raise ConfigError(
+            f"id {shorten(arguments.id)}: isn't a UUIDv7; inbox jobs lists the ids"
+        )
+    ((state,),) = [
+        row.values()
+        for row in _query(
+            arguments,
+            "cancel_job",
+            id=id,
+            at=moment_of(id),
+            consumer=arguments.consumer,
+            reason=arguments.reason,
+        )
+    ]
+    if state == JobState.WAITING:
+        sys.stdout.write(
+            f"{id} is to be cancelled: a running handler learns it with its next "
+            "heartbeat, one that was not begun never begins\n"
+        )
+        return 0
+    sys.stdout.write(f"{id} has ended already: {state}\n")
+    return 1
+
+
+def _query(
+    arguments: argparse.Namespace, name: str, **parameters: Any
+) -> list[dict[str, Any]]:
+    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
+    try:
+        with psycopg.connect(
+            conninfo(url), application_name="inbox jobs", row_factory=dict_row
+        ) as connection:
+            return connection.execute(load("inbox", name), parameters).fetchall()
+    except psycopg.errors.CheckViolation as error:
+        raise ConfigError(
+            f"id {parameters['id']}: inbox.job has no partition for its day: it is too "
+            "old, or of a clock that is ahead"
+        ) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        raise ConfigError(
+            f"database {without_password(url)} has no table inbox.job: run outbox "
+            "migrate --database URL for it"
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigError(
+            f"database {without_password(url)}: {one_line(error)}; grant the role "
+            "pillarbox_consumer to its user"
+        ) from error
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailableError(one_line(error)) from error
+
+
+def _table(found: Sequence[dict[str, Any]]) -> list[str]:
+    now = datetime.now(UTC)
+    rows = [_COLUMNS, *(_row(job, now) for job in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    return [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _row(job: dict[str, Any], now: datetime) -> tuple[str, ...]:
+    since = {
+        JobState.QUEUED: job["queued_at"],
+        JobState.IN_PROGRESS: job["started_at"],
+        JobState.WAITING: job["cancel_requested_at"],
+    }.get(JobState(job["state"]), job["finished_at"])
+    passed = str(now - since).partition(".")[0]
+    return (
+        job["state"],
+        passed,
+        str(job["attempts"]),
+        job["consumer"],
+        job["topic"] or "",
+        str(job["message_id"]),
+        job["worker"] or "",
+    )

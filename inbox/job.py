@@ -1,0 +1,164 @@
+"""What a long handler gets instead of a session: its job.
+
+A transaction open for hours would hold back vacuum, and a deploy would undo it. So
+the handler works in transactions of its own, as many as it likes. Each ends with a
+look at the lease: what was frozen and overtaken can't commit.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.errors import JobLostError
+from inbox.jobs import (
+    JobKey,
+    JobState,
+    Leased,
+    finish_job,
+    hold_job,
+    save_checkpoint,
+)
+from inbox.receipt import record_receipt
+from outbox.message import Message
+
+
+class AnyJob:
+    """What both colours have. Attributes are for any thread.
+
+    Attributes:
+        message: what is to be handled.
+        attempts: how often it was started, this time included.
+        checkpoint: what was last saved; None at first.
+    """
+
+    def __init__(self, key: JobKey, leased: Leased, message: Message) -> None:
+        self.message = message
+        self.attempts = leased.attempts
+        self.checkpoint: Any = leased.checkpoint
+        self.is_finished = False
+        self._key = key
+        self._lease = leased.number
+        self._ending = threading.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        """Stop now: somebody asked for it, the time is over, or the process ends.
+
+        A plain function has to look at this from time to time, save a checkpoint if
+        it has one, and return or raise. A coroutine is cancelled besides.
+        """
+        return self._ending.is_set()
+
+    def end(self) -> None:
+        """Ask the handler to stop."""
+        self._ending.set()
+
+    def _hold(self, session: Session) -> None:
+        if not hold_job(session, self._key, self._lease):
+            raise JobLostError(self._key.id)
+
+    def _finish(self, session: Session) -> None:
+        record_receipt(session, self._key.id, self._key.consumer)
+        if not finish_job(session, self._key, self._lease, JobState.SUCCESS, None):
+            raise JobLostError(self._key.id)
+
+    def _save(self, session: Session, checkpoint: object) -> None:
+        if not save_checkpoint(session, self._key, self._lease, checkpoint):
+            raise JobLostError(self._key.id)
+
+
+class Job(AnyJob):
+    """The job of a plain function."""
+
+    def __init__(
+        self,
+        sessions: sessionmaker[Session],
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+    ) -> None:
+        super().__init__(key, leased, message)
+        self._sessions = sessions
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Give a session whose transaction commits only while the job is ours.
+
+        Raises:
+            JobLostError: another process has the job; nothing was committed.
+        """
+        with self._sessions() as session, session.begin():
+            yield session
+            session.flush()
+            self._hold(session)
+
+    @contextmanager
+    def finish(self) -> Iterator[Session]:
+        """Give the last transaction: its effects and the job's success are one.
+
+        Return after it. A handler that returns without is finished right afterwards.
+
+        Raises:
+            JobLostError: as `transaction`.
+        """
+        with self._sessions() as session, session.begin():
+            yield session
+            session.flush()
+            self._finish(session)
+        self.is_finished = True
+
+    def save(self, checkpoint: object) -> None:
+        """Save, as JSON, what is needed to go on elsewhere.
+
+        Raises:
+            JobLostError: as `transaction`.
+        """
+        with self._sessions() as session, session.begin():
+            self._save(session, checkpoint)
+        self.checkpoint = checkpoint
+
+
+class AsyncJob(AnyJob):
+    """The job of a coroutine function."""
+
+    def __init__(
+        self,
+        sessions: async_sessionmaker[AsyncSession],
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+    ) -> None:
+        super().__init__(key, leased, message)
+        self._sessions = sessions
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSession]:
+        """Do as `Job.transaction`."""
+        async with self._sessions() as session, session.begin():
+            yield session
+            await session.flush()
+            await session.run_sync(self._hold)
+
+    @asynccontextmanager
+    async def finish(self) -> AsyncIterator[AsyncSession]:
+        """Do as `Job.finish`."""
+        async with self._sessions() as session, session.begin():
+            yield session
+            await session.flush()
+            await session.run_sync(self._finish)
+        self.is_finished = True
+
+    async def save(self, checkpoint: object) -> None:
+        """Do as `Job.save`; a cancellation waits until it is done."""
+        await asyncio.shield(asyncio.create_task(self._save_now(checkpoint)))
+
+    async def _save_now(self, checkpoint: object) -> None:
+        async with self._sessions() as session, session.begin():
+            await session.run_sync(partial(self._save, checkpoint=checkpoint))
+        self.checkpoint = checkpoint

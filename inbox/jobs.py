@@ -1,0 +1,165 @@
+"""Jobs: the leased receipts of long handlers, as they lie in the database.
+
+queued ──take──▶ in_progress ──▶ success | failure | timed_out
+▲   │                 │
+│   │                 ├─ cancel requested ──▶ waiting ──▶ cancelled
+└───┼── given back ◀──┘
+    └─ a receipt is there ──▶ skipped
+
+A lease has a number. Whoever takes a job counts it up, so that one that was frozen for
+longer than its lease finds another number and can't commit. Every function works in
+the transaction of the session that it is given.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from json import dumps, loads
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause, select, text
+from sqlalchemy.orm import Session
+
+from inbox.schema import receipt_table
+from outbox.identifier import moment_of
+from outbox.message import Message
+from outbox.statement import load
+
+
+class JobState(StrEnum):
+    """What has become of a job."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    WAITING = "waiting"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    SKIPPED = "skipped"
+
+
+OPEN: Final = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.WAITING)
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """Which job: a message, for a consumer."""
+
+    id: UUID
+    consumer: str
+
+    @property
+    def at(self) -> datetime:
+        """The moment inside the id, by which the table is partitioned."""
+        return moment_of(self.id)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values by which a statement finds the job."""
+        return {"id": self.id, "at": self.at, "consumer": self.consumer}
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The job is ours."""
+
+    number: int
+    attempts: int
+    checkpoint: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another process has the job, for so many seconds unless it renews."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """There is nothing left to do."""
+
+    state: JobState
+
+
+Taking: TypeAlias = Leased | Busy | Finished
+
+
+def queue_job(session: Session, key: JobKey, message: Message) -> None:
+    """Note that a message waits, or that it was handled before."""
+    receipt = select(receipt_table.c.message_id).filter_by(
+        message_id=key.id, message_at=key.at, consumer=key.consumer
+    )
+    session.execute(
+        _statement("queue_job"),
+        {
+            **key.values,
+            "topic": message.topic,
+            "key": message.key,
+            "tenant": message.tenant,
+            "is_known": session.execute(receipt).first() is not None,
+        },
+    )
+
+
+def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
+    """Lease a job for so many seconds, or tell why not."""
+    values = {**key.values, "worker": worker, "seconds": seconds}
+    taken = session.execute(_statement("take_job"), values).first()
+    if taken is not None:
+        checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
+        return Leased(taken.lease, taken.attempts, checkpoint)
+    session.execute(_statement("end_cancelled_job"), key.values)
+    found = session.execute(_statement("look_at_job"), key.values).one()
+    state = JobState(found.state)
+    return Busy(max(found.seconds or 0.0, 0.0)) if state in OPEN else Finished(state)
+
+
+def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
+    """Renew a lease; tell whether the job is to be cancelled, None if it is lost."""
+    renewed = _run(session, "renew_job", key, lease, seconds=seconds)
+    return None if renewed is None else bool(renewed.is_cancelled)
+
+
+def hold_job(session: Session, key: JobKey, lease: int) -> bool:
+    """Keep the lease until the transaction ends; False if it is lost."""
+    return _run(session, "hold_job", key, lease) is not None
+
+
+def finish_job(
+    session: Session, key: JobKey, lease: int, state: JobState, reason: str | None
+) -> bool:
+    """End a job for good; False if the lease is lost."""
+    values = {"state": state.value, "reason": reason}
+    return _run(session, "finish_job", key, lease, **values) is not None
+
+
+def return_job(
+    session: Session, key: JobKey, lease: int, reason: str | None, *, is_failed: bool
+) -> None:
+    """Give a job back. Only a failure counts as an attempt."""
+    values = {**key.values, "lease": lease, "reason": reason, "is_failed": is_failed}
+    session.execute(_statement("return_job"), values)
+
+
+def save_checkpoint(
+    session: Session, key: JobKey, lease: int, checkpoint: object
+) -> bool:
+    """Save what a job needs to go on elsewhere, as JSON; False if the lease is lost."""
+    values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
+    return _run(session, "save_checkpoint", key, lease, **values) is not None
+
+
+def _run(
+    session: Session, name: str, key: JobKey, lease: int, **values: object
+) -> Row[Any] | None:
+    found = session.execute(_statement(name), {**key.values, "lease": lease, **values})
+    return found.first()
+
+
+@cache
+def _statement(name: str) -> TextClause:
+    return text(load("inbox", name))

@@ -1,0 +1,15 @@
+-- Does:  End a job for good.
+-- Takes: id, at, consumer, lease, state, reason
+-- Gives: one row; none if the lease is lost
+-- Index: job_pkey of one partition
+UPDATE inbox.job
+   SET state = CAST(:state AS text),
+       reason = CAST(:reason AS text),
+       finished_at = clock_timestamp(),
+       lease_until = NULL
+ WHERE message_id = CAST(:id AS uuid)
+   AND message_at = CAST(:at AS timestamptz)
+   AND consumer = CAST(:consumer AS text)
+   AND lease = CAST(:lease AS integer)
+   AND finished_at IS NULL
+RETURNING 1

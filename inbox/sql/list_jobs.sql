@@ -1,0 +1,11 @@
+-- Does:  List jobs, those that are open first, then the newest.
+-- Takes: consumer (null: all), states (null: all), max_rows
+-- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
+-- Index: job_open_idx when only open states are asked for
+SELECT message_id, consumer, state, attempts, topic, key, tenant, worker, reason,
+       queued_at, started_at, cancel_requested_at, finished_at, lease_until
+  FROM inbox.job
+ WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
+   AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s))
+ ORDER BY finished_at DESC NULLS FIRST, queued_at
+ LIMIT %(max_rows)s

@@ -1,0 +1,15 @@
+-- Does:  Give a job back, to be started again here or elsewhere.
+-- Takes: id, at, consumer, lease, reason, is_failed (the attempt counts)
+-- Gives: nothing
+-- Index: job_pkey of one partition
+UPDATE inbox.job
+   SET state = CASE WHEN cancel_requested_at IS NULL THEN 'queued' ELSE 'waiting' END,
+       reason = CAST(:reason AS text),
+       attempts = attempts - CASE WHEN CAST(:is_failed AS boolean) THEN 0 ELSE 1 END,
+       queued_at = clock_timestamp(),
+       lease_until = NULL
+ WHERE message_id = CAST(:id AS uuid)
+   AND message_at = CAST(:at AS timestamptz)
+   AND consumer = CAST(:consumer AS text)
+   AND lease = CAST(:lease AS integer)
+   AND finished_at IS NULL

@@ -1,0 +1,18 @@
+"""Jobs: the leased receipts of long handlers."""
+
+from outbox.migrations.script import run
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0005_jobs.up.sql")
+
+
+def downgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0005_jobs.down.sql")

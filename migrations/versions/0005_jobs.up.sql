@@ -1,0 +1,52 @@
+-- Owner part: the leased receipts of handlers that run for too long to hold a transaction.
+
+SET LOCAL ROLE {owner};
+
+CREATE TABLE inbox.job (
+    message_id          uuid        NOT NULL,
+    message_at          timestamptz NOT NULL,
+    consumer            text        NOT NULL,
+    state               text        NOT NULL DEFAULT 'queued',
+    lease               integer     NOT NULL DEFAULT 0,
+    attempts            integer     NOT NULL DEFAULT 0,
+    lease_until         timestamptz,
+    queued_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at          timestamptz,
+    cancel_requested_at timestamptz,
+    finished_at         timestamptz,
+    topic               text,
+    key                 text,
+    tenant              text,
+    worker              text,
+    reason              text,
+    checkpoint          jsonb,
+    CONSTRAINT job_pkey PRIMARY KEY (message_id, consumer, message_at),
+    CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
+    CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
+    CONSTRAINT state_known CHECK (state IN ('queued', 'in_progress', 'waiting', 'success', 'failure', 'cancelled', 'timed_out', 'skipped')),
+    CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('queued', 'in_progress', 'waiting')))
+) PARTITION BY RANGE (message_at);
+COMMENT ON TABLE inbox.job IS 'leased receipts: one row for each message that a long handler has, or had, to do';
+COMMENT ON COLUMN inbox.job.state IS 'queued, in_progress, waiting (to be cancelled); then success, failure, cancelled, timed_out or skipped';
+COMMENT ON COLUMN inbox.job.lease IS 'counts the leases: who has another number has lost it';
+COMMENT ON COLUMN inbox.job.attempts IS 'how often it was started, less what was given back';
+COMMENT ON COLUMN inbox.job.lease_until IS 'by the server''s clock; null: nobody has it';
+COMMENT ON COLUMN inbox.job.worker IS 'host and process that has it, or had it last';
+COMMENT ON COLUMN inbox.job.checkpoint IS 'what the handler saved, for whoever goes on with it';
+
+-- What is open is few; heartbeats change no indexed column.
+CREATE INDEX job_open_idx ON inbox.job (consumer, queued_at) WHERE finished_at IS NULL;
+CREATE TABLE inbox.job_template (LIKE inbox.job);
+ALTER TABLE inbox.job_template SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+
+INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
+    ('inbox.job', 'message_at', 'inbox.job_template', '14 days', 'state IN (''queued'', ''in_progress'')');
+SELECT outbox.adopt_table('inbox.job');
+SELECT outbox.make_partitions('inbox.job');
+
+GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
+GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until, queued_at, started_at,
+              cancel_requested_at, finished_at, topic, key, tenant, worker, reason)
+    ON inbox.job TO {monitor};
+
+RESET ROLE;
