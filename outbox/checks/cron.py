@@ -21,7 +21,9 @@ SELECT count(*) FROM pg_stat_activity
  WHERE backend_type = 'pg_cron launcher' OR application_name = 'pg_cron scheduler'
 """
 _MAY_ACT: Final = """
-SELECT bool_and(pg_has_role(current_user, rolname, 'MEMBER'))
+SELECT bool_and(pg_has_role(current_user, rolname, CASE
+           WHEN current_setting('server_version_num')::int >= 160000
+           THEN 'SET' ELSE 'MEMBER' END))
   FROM pg_roles WHERE rolname = %s
 """
 _JOB: Final = """

@@ -1,8 +1,10 @@
--- Does:  Find the tables' owner, if this role is a member of it and may detach partitions.
+-- Does:  Find the tables' owner, if this role may become it, and so detach partitions.
 -- Takes: nothing
 -- Gives: the owner's name, or no row
 -- Index: none
 SELECT pg_catalog.pg_get_userbyid(c.relowner)
   FROM pg_catalog.pg_class c
  WHERE c.oid = 'outbox.message'::regclass
-   AND pg_catalog.pg_has_role(current_user, c.relowner, 'MEMBER')
+   AND pg_catalog.pg_has_role(current_user, c.relowner, CASE
+           WHEN pg_catalog.current_setting('server_version_num')::int >= 160000
+           THEN 'SET' ELSE 'MEMBER' END)

@@ -9,6 +9,8 @@ from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import is_empty, snapshot
+from tests.migrations.retiring import EXPIRED
+from tests.migrations.test_upkeep import old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -53,3 +55,23 @@ def test_an_administrator_of_roles_migrates_maintains_and_removes(
     assert is_empty(found)
     roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'theirs%'"
     assert execute(empty_database_url, roles) == []
+
+
+def test_a_member_that_may_not_become_the_owner_drops_instead_of_detaching(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((version,),) = execute(database_url, "SHOW server_version_num")
+    if int(version) < 160000:
+        pytest.skip("every member may become the owner before PostgreSQL 16")
+    execute(database_url, "CREATE ROLE scheduler LOGIN IN ROLE pillarbox_maintainer")
+    try:
+        execute(database_url, "GRANT pillarbox_owner TO scheduler WITH SET FALSE")
+        old_partition(database_url)
+        theirs = database_url.replace("postgres@", "scheduler@")
+
+        assert main(["maintain", "--database", theirs]) == 0
+
+        assert execute(database_url, EXPIRED) == []
+        assert "detached" not in capsys.readouterr().out
+    finally:
+        execute(database_url, "DROP ROLE scheduler")
