@@ -7,11 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from outbox.errors import ConfigError, OutboxError
+from outbox.health import Health
 from outbox.pulse import Pulse
+from outbox.watchdog import Watchdog
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
@@ -48,6 +51,24 @@ def add_database(parser: argparse.ArgumentParser) -> None:
         "--database",
         metavar="URL",
         help=f"postgresql://user@host:port/name (default: ${DATABASE_VARIABLE})",
+    )
+
+
+def add_watching(parser: argparse.ArgumentParser) -> None:
+    """Add the options for who watches a process."""
+    parser.add_argument(
+        "--health-port",
+        type=int,
+        metavar="PORT",
+        help="answer GET /live and /ready there (default: nowhere)",
+    )
+    parser.add_argument(
+        "--watchdog",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="exit with status 70 when the event loop has been stuck for so long; "
+        "0: never (default: %(default)g)",
     )
 
 
@@ -100,17 +121,31 @@ def main(
         return 128 + signal.SIGINT
 
 
-def run_until_stopped(process: Stoppable) -> int:
-    """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once."""
+def run_until_stopped(
+    process: Stoppable, options: argparse.Namespace, health: Health
+) -> int:
+    """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
+
+    Args:
+        options: those of `add_watching`.
+        health: an observer of the process.
+    """
+    watchdog = Watchdog(options.watchdog) if options.watchdog else None
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
-        async with Pulse.from_environment().beating():
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(Pulse.from_environment().beating())
+            if watchdog is not None:
+                await stack.enter_async_context(watchdog.watching())
+            if options.health_port is not None:
+                await stack.enter_async_context(health.served(options.health_port))
             await process.run()
 
     def stop(number: int) -> None:
+        health.stopping()
         process.stop()
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)

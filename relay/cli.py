@@ -12,6 +12,7 @@ from outbox.command import (
     BROKER_VARIABLE,
     DATABASE_VARIABLE,
     add_database,
+    add_watching,
     command,
     run_until_stopped,
     url_of,
@@ -23,12 +24,20 @@ from outbox.dead_letters.commands import add_to as add_dead_letters
 from outbox.dead_letters.options import add_schedule, schedule_of
 from outbox.entry_points import implementation
 from outbox.events import Event
+from outbox.health import Health
 from outbox.observers.logging import LogEvents
 from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.retry import RetryPolicy
 from relay.blocked import add_to as add_blocked
 from relay.config import RelayConfig
 from relay.dead_letters import publishing_retrier
+from relay.events import (
+    BrokerFound,
+    BrokerLost,
+    DatabaseFound,
+    DatabaseLost,
+    RelayStarted,
+)
 from relay.publisher import Publisher
 from relay.relay import Relay
 
@@ -55,6 +64,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     default = RelayConfig()
     add_database(parser)
     _add_broker(parser)
+    add_watching(parser)
     parser.add_argument(
         "--batch-size",
         type=int,
@@ -132,16 +142,19 @@ def _run(arguments: argparse.Namespace) -> int:
         retry=RetryPolicy(max_attempts=arguments.max_attempts),
         codec=_codec(arguments),
     )
+    health = Health(
+        RelayStarted, {BrokerLost: BrokerFound, DatabaseLost: DatabaseFound}
+    )
     relay = Relay(
         database,
         _make_publisher(broker),
         config,
-        observers=[LogEvents()],
+        observers=[LogEvents(), health],
         name=broker.partition(":")[0],
     )
     schedule = schedule_of(arguments)
     sides = [] if schedule is None else [_scheduler(arguments, schedule).run]
-    return run_until_stopped(Beside(relay, sides))
+    return run_until_stopped(Beside(relay, sides), arguments, health)
 
 
 def _codec(arguments: argparse.Namespace) -> PayloadCodec | None:

@@ -116,3 +116,8 @@ class DatabaseLost(Event):
     level = logging.WARNING
     reason: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseFound(Event):
+    """A connection that broke is replaced."""

@@ -12,7 +12,7 @@ from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
 from outbox.statement import load
 from relay.config import RelayConfig
-from relay.events import DatabaseLost
+from relay.events import DatabaseFound, DatabaseLost
 from relay.lanes import Lanes
 
 
@@ -22,6 +22,7 @@ async def tend_lanes(
     """Make due messages ready and order sweeps, until cancelled."""
     interval = config.poll_interval.total_seconds()
     next_sweep = 0.0
+    lost = False
     try:
         while True:
             try:
@@ -32,8 +33,12 @@ async def tend_lanes(
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
                 await _ready_all_due(connection, board, config.batch_size)
+                if lost:
+                    lost = False
+                    notify(DatabaseFound())
             except (psycopg.Error, DatabaseUnavailableError) as error:
                 await link.close()
+                lost = True
                 notify(DatabaseLost(reason=message_of(error), seconds=interval))
             await asyncio.sleep(interval)
     finally:

@@ -16,6 +16,7 @@ from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
     BatchSettled,
+    DatabaseFound,
     DatabaseLost,
     KeyBlocked,
     MessageDeadLettered,
@@ -118,6 +119,7 @@ class Worker:
             await self._pause(error, self._claim_pause)
             self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
             return None
+        self._found_after(self._claim_pause)
         self._claim_pause = _FIRST_PAUSE
         if batch.rows:
             self._notify(
@@ -165,6 +167,7 @@ class Worker:
                 pause = min(pause * 2, _LAST_PAUSE)
             else:
                 break
+        self._found_after(pause)
         self._notify(
             BatchSettled(
                 published=len(settlement.published),
@@ -187,3 +190,7 @@ class Worker:
         self._notify(DatabaseLost(reason=message_of(error), seconds=seconds))
         await self._link.close()
         await asyncio.sleep(seconds)
+
+    def _found_after(self, pause: float) -> None:
+        if pause > _FIRST_PAUSE:
+            self._notify(DatabaseFound())
