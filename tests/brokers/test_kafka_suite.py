@@ -68,6 +68,7 @@ class TestKafkaPublisher(PublisherSuite):
 
 class TestKafkaSource(SourceSuite):
     capabilities = SourceCapabilities(acks_each=False, counts_attempts=False)
+    hold = 2.0  # after somebody left, the mock lets who comes wait for as long
 
     @pytest.fixture(autouse=True)
     def broker(self, private_kafka: KafkaCluster, proxy: MakeProxy) -> Iterator[None]:
