@@ -12,6 +12,7 @@ def upgrade() -> None:
     """Run the SQL files."""
     run("grants.sql")
     run("versions/0004_partitions.up.sql")
+    run("versions/0004_intervals.up.sql")
     run("versions/0004_retention.up.sql")
     run("versions/0004_upkeep.up.sql")
 

@@ -12,11 +12,13 @@ CREATE TABLE outbox.partition_policy (
     unsettled    text,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
-    CONSTRAINT premake_at_least_three CHECK (premake >= 3)
+    CONSTRAINT premake_at_least_three CHECK (premake >= 3),
+    CONSTRAINT premake_at_least_a_day CHECK (premake * span >= interval '1 day'),
+    CONSTRAINT span_hourly_daily_or_weekly CHECK (span IN (interval '1 hour', interval '1 day', interval '7 days'))
 );
 COMMENT ON TABLE outbox.partition_policy IS 'how long rows stay and how many partitions lie ahead; edit it, the next upkeep obeys';
 COMMENT ON COLUMN outbox.partition_policy.control IS 'the column that the table is partitioned by';
-COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of one partition';
+COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of the partitions to come; change it by outbox.set_interval';
 COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all of it is older than this';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'partitions to keep ahead of now';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS 'SQL condition: a partition with such a row is never dropped';
@@ -46,6 +48,12 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.partitions IS 'the partitions of a table, with their bounds, oldest first';
 
+CREATE FUNCTION outbox.begin_of(span interval, moment timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
+COMMENT ON FUNCTION outbox.begin_of IS 'when the hour, day or week of a moment begins, in UTC';
+
 -- Runs once for each table: give it to pg_partman, or register what a dump brought along.
 CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
 LANGUAGE plpgsql
@@ -63,8 +71,7 @@ BEGIN
             -- create_parent() would say "would overlap partition".
             INSERT INTO {partman}.part_config (parent_table, control, partition_type, partition_interval, premake, template_table, datetime_string)
             SELECT parent, p.control, CASE WHEN v_major >= 5 THEN 'range' ELSE 'native' END, p.span::text, p.premake, p.template,
-                   CASE WHEN max(x.partition::text) ~ '_p\d{4}_\d\d_\d\d' THEN 'YYYY_MM_DD' ELSE 'YYYYMMDD' END
-              FROM outbox.partitions(parent) x;
+                   outbox.name_format(parent, p.span);
         ELSIF v_major >= 5 THEN
             -- create_parent() exists in every version, its successor create_partition() only since 5.4.
             EXECUTE 'SELECT {partman}.create_parent(p_parent_table := $1, p_control := $2, p_interval := $3, p_type := ''range'','
@@ -114,15 +121,13 @@ BEGIN
         PERFORM outbox.adopt_table(parent);
     END IF;
     UPDATE {partman}.part_config c SET premake = p.premake WHERE c.parent_table = parent AND c.premake <> p.premake;
-    PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
-    -- Trust the catalog, not the call: 5.0 makes nothing for an empty table, 5.5 turns errors
-    -- into warnings, and no version fills a gap.
-    SELECT array_agg(d ORDER BY d) INTO v_missing
-      FROM generate_series(date_trunc('day', now()), date_trunc('day', now()) + p.premake * p.span, p.span) AS d
-     WHERE NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d + p.span AND x.ends_at > d);
+    -- Trust the catalog, not run_maintenance(): 5.0 makes nothing for an empty table, 5.5 turns
+    -- errors into warnings, and no version fills a gap or expects another width before the next.
+    SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     IF v_missing IS NOT NULL THEN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
     END IF;
+    PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
     SELECT count(*) INTO v_ahead FROM outbox.partitions(parent) WHERE starts_at > now();
     IF v_ahead < p.premake THEN
         RAISE EXCEPTION 'upkeep of % left % partitions ahead, the policy wants %', parent, v_ahead, p.premake
@@ -182,9 +187,6 @@ SELECT p.parent_table,
   ) x ON true
  GROUP BY p.parent_table, p.retention, p.premake;
 COMMENT ON VIEW outbox.partition_health IS 'what to alarm on: has_today false, few ahead, gaps, defaults, overdue, owners > 1';
-
-SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
-SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
 REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.trim_foreign_receipts() FROM PUBLIC;

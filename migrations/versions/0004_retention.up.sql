@@ -61,9 +61,7 @@ BEGIN
         parent_table := p.parent_table;
         step := 'make'; partition := NULL; unsettled := NULL;
         FOR starts_at, ends_at IN
-            SELECT d, d + p.span
-              FROM generate_series(date_trunc('day', now()), date_trunc('day', now()) + p.premake * p.span, p.span) AS d
-             WHERE NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.starts_at < d + p.span AND x.ends_at > d)
+            SELECT m.starts_at, m.ends_at FROM outbox.missing_partitions(p.parent_table) m
         LOOP
             reason := format('no partition takes these rows; the policy wants %s ahead', p.premake);
             statement := format('SELECT outbox.make_partitions(%L)', p.parent_table);

@@ -1,0 +1,91 @@
+-- Owner part: partitions of an hour, a day or a week, and the change from one to another. Their
+-- bounds nest in UTC (weeks begin on Mondays), so that the old and the new width meet without a gap.
+
+SET LOCAL ROLE {owner};
+
+-- As partman.part_config wants to name them. Whatever the width, the name of one reads by the format
+-- of another as the moment in which its day begins: pg_partman 4 orders partitions by that.
+CREATE FUNCTION outbox.name_format(parent text, span interval) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT CASE WHEN bool_or(x.partition::text ~ '_p\d{4}_\d\d_\d\d')
+                THEN CASE WHEN span < interval '1 day' THEN 'YYYY_MM_DD_HH24MI' ELSE 'YYYY_MM_DD' END
+                ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END
+      FROM outbox.partitions(parent) x;
+END;
+COMMENT ON FUNCTION outbox.name_format IS 'how pg_partman names partitions of this width beside those that exist';
+
+CREATE FUNCTION outbox.missing_partitions(parent text)
+RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+BEGIN ATOMIC
+    SELECT d, d + p.span
+      FROM outbox.partition_policy p
+     CROSS JOIN LATERAL (
+           -- After a change of width the present one may be wider than those ahead.
+           SELECT greatest(outbox.begin_of(p.span, now()), max(x.ends_at) - p.span)
+             FROM outbox.partitions(parent) x WHERE x.starts_at <= now() AND x.ends_at > now()
+           ) AS present (starts_at)
+     CROSS JOIN LATERAL generate_series(present.starts_at, present.starts_at + p.premake * p.span, p.span) AS d
+     WHERE p.parent_table = parent
+       AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d + p.span AND x.ends_at > d)
+     ORDER BY d;
+END;
+COMMENT ON FUNCTION outbox.missing_partitions IS 'what the policy wants from now on and no partition covers';
+
+CREATE FUNCTION outbox.set_interval(parent text, span interval) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '2s'
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+    v_from timestamptz;
+    v_missing timestamptz[];
+    v_partition regclass;
+    v_has_rows boolean;
+BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent FOR UPDATE;
+    IF p.span = set_interval.span THEN
+        RETURN;
+    END IF;
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent::regclass);
+    -- The first of the new width that lies wholly ahead of now, and of the present partition.
+    SELECT greatest(outbox.begin_of(set_interval.span, now()) + set_interval.span, max(x.ends_at)) INTO v_from
+      FROM outbox.partitions(parent) x WHERE x.starts_at <= now() AND x.ends_at > now();
+    SELECT array_agg(d ORDER BY d) INTO v_missing
+      FROM generate_series(outbox.begin_of(p.span, now()), v_from - interval '1 microsecond', p.span) AS d
+     WHERE NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d + p.span AND x.ends_at > d);
+    IF v_missing IS NOT NULL THEN
+        PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
+    END IF;
+    FOR v_partition IN SELECT x.partition FROM outbox.partitions(parent) x WHERE x.starts_at >= v_from LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s)', v_partition) INTO v_has_rows;
+        IF v_has_rows THEN
+            RAISE EXCEPTION 'partition % lies ahead and has rows: the new width can''t begin at %', v_partition, v_from
+                USING HINT = format('see SELECT * FROM %s, whose clock is ahead; try again when it is past', v_partition);
+        END IF;
+        EXECUTE format('DROP TABLE %s', v_partition);
+    END LOOP;
+    UPDATE outbox.partition_policy q SET span = set_interval.span WHERE q.parent_table = parent;
+    UPDATE {partman}.part_config c
+       SET partition_interval = set_interval.span::text, datetime_string = outbox.name_format(parent, set_interval.span)
+     WHERE c.parent_table = parent;
+    PERFORM outbox.make_partitions(parent);
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RAISE EXCEPTION 'the width of the partitions of % can''t be changed now: a transaction is open on it', parent
+        USING HINT = 'try again; outbox doctor names transactions that stay open';
+END
+$body$;
+COMMENT ON FUNCTION outbox.set_interval IS
+    'change the width of the partitions to come: empty ones ahead are replaced, the rest stay and go with their retention';
+
+SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
+SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
+
+REVOKE ALL ON FUNCTION outbox.set_interval(text, interval) FROM PUBLIC;
+RESET ROLE;
