@@ -16,6 +16,7 @@ Connection = psycopg.Connection[Any]
 TABLES = [
     "inbox.dead_letter",
     "inbox.delivery",
+    "inbox.job",
     "inbox.receipt",
     "outbox.dead_letter",
     "outbox.message",
