@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from nats.aio.msg import Msg
@@ -19,6 +19,8 @@ _STREAM: Final = b'{"stream":"'
 _SERVER_ERROR: Final = 500
 _ACCOUNT_FULL: Final = 10002
 _LIMIT_REACHED: Final = 10077
+_ALL_MESSAGES: Final = "maximum messages exceeded"
+_BYTES: Final = "maximum bytes"
 _TOO_LARGE: Final = 10054
 _OTHER_STREAM: Final = 10060
 
@@ -28,12 +30,15 @@ class Full:
     """The stream takes nothing like it now; the message is not to blame.
 
     Attributes:
-        entirely: it takes nothing at all, however small.
+        entirely: it takes nothing at all, whatever it is.
+        size: of the payload, if something smaller could pass.
     """
 
     stream: str
     reason: str
     entirely: bool = True
+    size: int | None = None
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,6 @@ class Flight:
 
     def __init__(self, batch: Sequence[Message]) -> None:
         self.batch = batch
-        self.started = time.monotonic()
         self.answers: list[Answer | None] = [None] * len(batch)
         self.left = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,5 +108,13 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
         ), ""
     if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
         reason = f"stream {stream!r} takes nothing now: {said}"
-        return Full(stream, reason, entirely=number != _LIMIT_REACHED), stream
+        if number != _LIMIT_REACHED or _ALL_MESSAGES in str(said):
+            return Full(stream, reason), stream
+        size = len(message.payload) if _BYTES in str(said) else None
+        return Full(stream, reason, entirely=False, size=size), stream
     return Nacked(f"stream {stream!r} refused it: {said}"), stream
+
+
+def is_duplicate(reply: Msg) -> bool:
+    """Tell whether a stream acked what it had already, which takes no room."""
+    return b'"duplicate":' in reply.data

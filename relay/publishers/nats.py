@@ -25,7 +25,7 @@ from outbox.nats_message import (
 )
 from outbox.nats_url import NatsSettings
 from outbox.url import whole_number
-from relay.puback import Flight, Full, Unheard, read_answer
+from relay.puback import Flight, Full, Unheard, is_duplicate, read_answer
 from relay.publisher import Acked, Confirmation, Nacked
 
 _OPTIONS: Final = ("max_payload_bytes",)
@@ -56,7 +56,7 @@ class NatsPublisher:
         self._inbox = ""
         self._tickets = count()
         self._flights: dict[str, tuple[Flight, int]] = {}
-        self._acked_at: dict[str, float] = {}
+        self._acked: dict[str, tuple[float, int]] = {}
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -177,8 +177,9 @@ class NatsPublisher:
             return
         flight, index = waiting
         answer, stream = read_answer(reply, flight.batch[index])
-        if isinstance(answer, Acked):
-            self._acked_at[stream] = time.monotonic()
+        if isinstance(answer, Acked) and not is_duplicate(reply):
+            size = len(flight.batch[index].payload)
+            self._acked[stream] = time.monotonic(), size
         flight.answer(index, answer)
 
     def _forbidden(self, text: str) -> None:
@@ -208,7 +209,7 @@ class NatsPublisher:
                 case _:
                     verdict = answer
             if isinstance(verdict, Full):
-                if not self._goes_on(verdict, flight):
+                if not self._goes_on(verdict):
                     raise self._settings.away(verdict.reason)
                 verdict = Nacked(verdict.reason)
             judged.append(verdict)
@@ -227,13 +228,20 @@ class NatsPublisher:
             permanent=True,
         )
 
-    def _goes_on(self, full: Full, flight: Flight) -> bool:
-        """Tell whether the broker takes other things, and so isn't away."""
-        if not full.entirely and self._acked_at.get(full.stream, 0.0) >= flight.started:
-            return True
+    def _goes_on(self, full: Full) -> bool:
+        """Tell whether the broker takes other things, and so isn't away.
+
+        What the same stream took since counts only if it was smaller, where size is
+        the limit: otherwise there was room again.
+        """
+        if not full.entirely:
+            at, size = self._acked.get(full.stream, (0.0, 0))
+            if at > full.at and (full.size is None or size < full.size):
+                return True
         recently = time.monotonic() - _RECENTLY
         return any(
-            name != full.stream and at > recently for name, at in self._acked_at.items()
+            name != full.stream and at > recently
+            for name, (at, _) in self._acked.items()
         )
 
     async def _connected(self) -> NatsConnection:

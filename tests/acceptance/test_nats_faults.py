@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from outbox.testing.nats import nats_server
 from tests.acceptance.broker_faults import Arrival, BrokerFaults
-from tests.fixtures.nats import stored
+from tests.fixtures.nats import ask, stored
 
 pytestmark = pytest.mark.fault
 
@@ -35,6 +36,21 @@ class TestNats(BrokerFaults):
     @override
     def start(self) -> None:
         self.server.start()
+
+    @pytest.mark.timeout(300)
+    def test_a_full_stream_is_not_the_messages_fault(self) -> None:
+        stream = {"name": "NUMBERS", "subjects": ["numbers.>"], "discard": "new"}
+        self.ask("STREAM.CREATE", **stream, max_msgs=self.count // 2)
+        relay = self.drain()
+        relay.wait_for_log("BrokerLost", times=3)
+        assert "maximum messages exceeded" in relay.log()
+        assert self.inspection.unsettled()
+        assert self.inspection.charged() == 0
+        self.ask("STREAM.UPDATE", **stream)
+        self.expect_all(relay)
+
+    def ask(self, what: str, **settings: Any) -> None:
+        asyncio.run(ask(self.server.url, f"{what}.NUMBERS", **settings))
 
     @pytest.mark.timeout(300)
     def test_full_storage_is_not_the_messages_fault(self) -> None:

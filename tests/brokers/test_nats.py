@@ -9,7 +9,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.nats import NatsServer, nats_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
-from tests.fixtures.nats import make_stream, put_raw, stored
+from tests.fixtures.nats import ask, make_stream, put_raw, stored
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,37 @@ async def test_a_stream_that_is_full_is_away_unless_other_streams_go_on(
         (refused,) = await publisher.publish([full])
         assert isinstance(refused, Nacked)
         assert not refused.permanent
+
+
+@pytest.mark.parametrize("limit", [{"max_msgs": 3}, {"max_bytes": 1500}])
+async def test_a_stream_that_fills_up_in_mid_batch_charges_nobody(
+    private_nats: NatsServer, limit: dict[str, int]
+) -> None:
+    url, settings = private_nats.url, {"name": "FULL", "subjects": ["full.>"]}
+    await ask(url, "STREAM.CREATE.FULL", **settings, **limit, discard="new")
+    batch = [Message("full.x", bytes(100)) for _ in range(9)]
+    async with NatsPublisher.from_url(url) as publisher:
+        # The second time what is acked was there already.
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailableError, match="'FULL' takes nothing"):
+                await publisher.publish(batch)
+        await ask(url, "STREAM.UPDATE.FULL", **settings, discard="new")
+        assert await publisher.publish(batch) == [Acked()] * 9
+    assert await stored(url, "FULL") == batch
+
+
+async def test_who_is_too_large_for_what_is_left_of_a_stream_is_nacked(
+    private_nats: NatsServer,
+) -> None:
+    url = private_nats.url
+    await make_stream(url, "FULL", "full.>", max_bytes=5000, discard="new")
+    async with NatsPublisher.from_url(url) as publisher:
+        refused, acked = await publisher.publish(
+            [Message("full.x", bytes(5000)), Message("full.x", bytes(100))]
+        )
+    assert isinstance(refused, Nacked)
+    assert not refused.permanent
+    assert acked == Acked()
 
 
 async def test_the_stream_of_the_url_is_made_on_demand_and_held_to(
