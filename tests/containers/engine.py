@@ -1,0 +1,107 @@
+"""The Docker engine under the tests, and projects of docker/compose.yaml in it."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+ROOT = Path(__file__).parent.parent.parent
+DOCKER = ROOT / "docker"
+SECONDS = 300
+
+
+def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and show what it said if it fails."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=SECONDS,
+        cwd=ROOT,
+        # Compose paints its progress otherwise.
+        env={**os.environ, "COMPOSE_ANSI": "never", "NO_COLOR": "1"},
+    )
+    assert not check or done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def docker(*arguments: str) -> str:
+    """Give what docker says."""
+    return run("docker", *arguments).stdout.strip()
+
+
+def inspected(kind: str, name: str) -> dict[str, Any]:
+    """Give what the engine knows of an image or a container."""
+    (found,) = json.loads(docker(kind, "inspect", name))
+    return dict(found)
+
+
+def has_image(name: str) -> bool:
+    """Tell whether an engine answers that has an image."""
+    try:
+        return run("docker", "image", "inspect", name, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def compose_program() -> tuple[str, ...]:
+    """Give compose as a plugin of docker, or the program of its own that it was."""
+    plugin = run("docker", "compose", "version", check=False)
+    return ("docker", "compose") if plugin.returncode == 0 else ("docker-compose",)
+
+
+class Project:
+    """The compose file as a project of its own."""
+
+    def __init__(self, *options: str) -> None:
+        self._name = f"pillarbox-test-{uuid4().hex[:8]}"
+        self._options = ("-p", self._name, "-f", str(DOCKER / "compose.yaml"), *options)
+
+    def compose(
+        self, *arguments: str, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of compose."""
+        return run(*compose_program(), *self._options, *arguments, check=check)
+
+    def outbox(
+        self, *arguments: str, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run outbox in a container, as the administrator."""
+        once = ("run", "--rm", "-T", "--no-deps", "migrations", "outbox")
+        return self.compose(*once, *arguments, check=check)
+
+    def psql(self, query: str) -> str:
+        """Ask the database, as the administrator."""
+        psql = ("psql", "-U", "postgres", "-d", "shop", "-AtX", "-c", query)
+        return self.compose("exec", "-T", "database", *psql).stdout.strip()
+
+    def container(self, service: str) -> str:
+        """Give the id of a service's container, also of one that ended."""
+        return docker(
+            *("ps", "--all", "--quiet", "--filter"),
+            f"label=com.docker.compose.project={self._name}",
+            *("--filter", f"label=com.docker.compose.service={service}"),
+            *("--filter", "label=com.docker.compose.oneoff=False"),
+        )
+
+    def state(self, service: str) -> dict[str, Any]:
+        """Give how a service's container is."""
+        return dict(inspected("container", self.container(service))["State"])
+
+
+@contextmanager
+def running_project(*options: str) -> Iterator[Project]:
+    """Start everything but the shop; remove it with its data afterwards."""
+    run(str(DOCKER / "make-secrets"))
+    project = Project(*options)
+    try:
+        project.compose("up", "-d", "--no-build")
+        yield project
+    finally:
+        project.compose("down", "--volumes", "--timeout", "30", check=False)
