@@ -12,6 +12,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from inbox.dead_letter import DeadLetterWriter, Redact
+from inbox.dead_letters import HandlingRetrier
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
 from inbox.handle import Sessions, check_database, handling
@@ -20,7 +22,7 @@ from inbox.prepare import Permanent, Terms, prepare
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
 from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
-from inbox.serving import Order, Serving
+from inbox.serving import Order, Serving, check_limits
 from inbox.settle import Settlement
 from inbox.source import Delivery, Source
 from inbox.turns import Turns
@@ -41,7 +43,7 @@ class Consumer:
     Each message is handled in a transaction of its own with its receipt: a message
     that was handled before is acked and skipped. Handlers must not commit the session
     that they are given. Messages with one key are handled in the order in which the
-    source hands them over, keys side by side.
+    source hands them over, keys side by side. `retrier` retries its dead letters.
 
     Args:
         source: where the messages come from: a broker's URL, a `Source`, or one for
@@ -63,6 +65,7 @@ class Consumer:
         drain: how long a stop waits for handlers at work.
         codec: decodes payloads that were added with it; what it can't decode is a
             dead letter, as it came.
+        redact: takes out of reasons and stack traces what nobody is to read.
         registry: schemas that payloads have to fit before a handler gets them.
         observers: are told of every event of `inbox.events`.
     """
@@ -82,22 +85,21 @@ class Consumer:
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
         codec: PayloadCodec | None = None,
+        redact: Redact | None = None,
         registry: SchemaRegistry = REGISTRY,
         observers: Iterable[Observer] = (),
     ) -> None:
         check_text("consumer", name)
-        for field, value, least in (
-            ("max_in_flight", max_in_flight, 1),
-            ("max_in_flight_per_tenant", max_in_flight_per_tenant, 1),
-            ("max_prefetched", max_prefetched, 0),
-            ("max_waiting", max_waiting, 0),
-        ):
-            if value is not None and value < least:
-                raise ConfigError(f"{field}={value}: must be at least {least}")
-        if drain < timedelta(0):
-            raise ConfigError(f"drain={drain}: must not be negative")
+        check_limits(
+            drain,
+            max_in_flight=(max_in_flight, 1),
+            max_in_flight_per_tenant=(max_in_flight_per_tenant, 1),
+            max_prefetched=(max_prefetched, 0),
+            max_waiting=(max_waiting, 0),
+        )
         self.name = name
         self._handling = handling(sessions, name, max_in_flight)
+        self._writer = DeadLetterWriter(name, self._handling, redact)
         self._max_in_flight = max_in_flight
         self._max_in_flight_per_tenant = max_in_flight_per_tenant
         self._max_prefetched = (
@@ -108,6 +110,7 @@ class Consumer:
         self._drain = drain
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
+        self.retrier = partial(HandlingRetrier, sessions, self._routes, self._writer)
         self._versions = Versions(registry, codec)
         self._serving = Serving(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
@@ -268,7 +271,7 @@ class Consumer:
         self, weights: Mapping[str, int], observers: Observers
     ) -> dict[str, Flight]:
         settlement = Settlement(
-            self.name, self._routes, self._handling, self._retry, observers
+            self._writer, self._routes, self._handling, self._retry, observers
         )
         flights: dict[str, Flight] = {}
 

@@ -1,19 +1,39 @@
-"""Give a message up: where it goes, and what is kept about the failure."""
+"""Give a message up: where it goes, and what is kept about the failure.
 
+A message is given up once: while it has a dead letter that is PENDING, its consumer
+writes no other. So a consumer that dies before its ack leaves nothing twice.
+"""
+
+import json
 import traceback
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import bindparam, insert
+from sqlalchemy import bindparam, insert, select, text
+from sqlalchemy.orm import Session
 
+from inbox.handle import Handling
 from inbox.schema import dead_letter_table
 from outbox.errors import hide_values, one_line
 from outbox.message import Message
+
+Redact: TypeAlias = Callable[[str], str]
+"""Takes a reason or a stack trace, and gives it without what nobody is to read."""
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
 _MAX_REASON_CHARS: Final = 2 * 1024
 _CUT: Final = "\n…\n"
 
-INSERT_DEAD_LETTER: Final = (
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(:lock)")
+_PENDING: Final = select(dead_letter_table.c.id).where(
+    dead_letter_table.c.status == "PENDING",
+    dead_letter_table.c.message_id == bindparam("message_id"),
+    dead_letter_table.c.origin == bindparam("origin"),
+)
+_INSERT: Final = (
     insert(dead_letter_table)
     .values(
         {
@@ -38,35 +58,112 @@ INSERT_DEAD_LETTER: Final = (
 )
 
 
-def dead_letter_values(
-    message: Message, *, consumer: str, attempts: int, failure: str | BaseException
-) -> dict[str, Any]:
-    """Give the values for `INSERT_DEAD_LETTER`, bounded, as text that can be stored."""
-    if isinstance(failure, BaseException):
-        reason, stacktrace = one_line(failure), _stacktrace(failure)
-    else:
-        reason, stacktrace = failure, None
-    return {
-        "origin": f"consumer:{consumer}",
-        "message_id": str(message.id),
-        "topic": _storable(message.topic),
-        "key": _storable(message.key),
-        "tenant": _storable(message.tenant),
-        "attempts": attempts,
-        "schema_version": message.schema_version,
-        "content_type": _storable(message.content_type),
-        "headers": {
-            _storable(name): _storable(value) for name, value in message.headers.items()
-        },
-        "payload": message.payload,
-        "error_reason": _storable(reason[:_MAX_REASON_CHARS]),
-        "error_stacktrace": stacktrace,
-    }
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What was written down; `is_new` unless the message was given up before."""
+
+    reason: str
+    stacktrace: str | None
+    is_new: bool = True
 
 
-def _stacktrace(error: BaseException) -> str | None:
-    hide_values(error)
-    trace = _storable("".join(traceback.format_exception(error)))
+class DeadLetterWriter:
+    """Writes the dead letters of one consumer.
+
+    Args:
+        redact: applied to whatever is kept of an error. If it raises, nothing is kept
+            but the kind of its own error.
+    """
+
+    def __init__(
+        self, consumer: str, handling: Handling, redact: Redact | None = None
+    ) -> None:
+        self.consumer = consumer
+        self._handling = handling
+        self._redact = redact
+
+    async def write(
+        self,
+        message: Message,
+        *,
+        attempts: int,
+        failure: str | BaseException,
+        readable: bool = True,
+    ) -> Failure:
+        """Write a dead letter, in a transaction of its own.
+
+        Args:
+            readable: with False it never was a message with an id, and is known by
+                all that came: it can be looked at, and not retried.
+        """
+        said = self.describe(failure)
+        values = {
+            "origin": f"consumer:{self.consumer}",
+            "message_id": str(message.id) if readable else _digest(message),
+            "topic": _storable(message.topic),
+            "key": _storable(message.key),
+            "tenant": _storable(message.tenant),
+            "attempts": attempts,
+            "schema_version": message.schema_version,
+            "content_type": _storable(message.content_type),
+            "headers": {
+                _storable(name): _storable(value)
+                for name, value in message.headers.items()
+            },
+            "payload": message.payload,
+            "error_reason": said.reason,
+            "error_stacktrace": said.stacktrace,
+        }
+        is_new = await self._handling.transact(partial(insert_dead_letter, values))
+        return Failure(said.reason, said.stacktrace, is_new)
+
+    def describe(self, failure: str | BaseException) -> Failure:
+        """Say what failed, redacted, bounded, as text that can be stored."""
+        if isinstance(failure, BaseException):
+            # First, for it takes the values out of what both of them quote.
+            hide_values(failure)
+            trace = "".join(traceback.format_exception(failure))
+            reason, stacktrace = one_line(failure), self._redacted(trace)
+        else:
+            reason, stacktrace = failure, None
+        return Failure(
+            _storable(self._redacted(reason)[:_MAX_REASON_CHARS]) or "",
+            _bounded(_storable(stacktrace)),
+        )
+
+    def _redacted(self, said: str) -> str:
+        if self._redact is None:
+            return said
+        try:
+            return str(self._redact(said))
+        except Exception as error:  # noqa: BLE001 (what it was to hide stays hidden)
+            return f"left out: redact raised {type(error).__name__}"
+
+
+def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:
+    """Insert a dead letter, unless one of this message is PENDING; tell which.
+
+    Two that give up one message at the same moment meet at the lock. What the first
+    one committed is seen by the second only if each statement has its own snapshot.
+    """
+    session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+    named = json.dumps([values["origin"], values["message_id"]])
+    lock = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
+    session.execute(_LOCK, {"lock": lock})
+    who = {name: values[name] for name in ("message_id", "origin")}
+    if session.execute(_PENDING, who).first() is not None:
+        return False
+    session.execute(_INSERT, values)
+    return True
+
+
+def _digest(message: Message) -> str:
+    came = json.dumps([message.topic, message.key, sorted(message.headers.items())])
+    digest = sha256(came.encode(errors="surrogatepass") + message.payload)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _bounded(trace: str | None) -> str | None:
     if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
         return trace
     # The end says what was raised, the beginning how it came there.

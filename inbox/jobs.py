@@ -118,6 +118,11 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
     return Busy(max(found.seconds or 0.0, 0.0)) if state in OPEN else Finished(state)
 
 
+def reopen_job(session: Session, key: JobKey) -> None:
+    """Let a job that failed be taken once more, as if it had never been started."""
+    session.execute(_statement("reopen_job"), key.values)
+
+
 def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
     """Renew a lease; tell whether the job is to be cancelled, None if it is lost."""
     renewed = _run(session, "renew_job", key, lease, seconds=seconds)

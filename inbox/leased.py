@@ -131,6 +131,9 @@ class LongHandling:
                 )
             case Finished(JobState.CANCELLED):
                 raise JobCancelled
+            case Finished(JobState.FAILURE | JobState.TIMED_OUT as state):
+                # Whoever ended it may have died before its dead letter was written.
+                raise DeadLetter(f"the job ended before: {state}")
             case Finished():
                 return False
             case Leased() as leased:

@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any, Final
 
-from inbox.dead_letter import INSERT_DEAD_LETTER, dead_letter_values
+from inbox.dead_letter import DeadLetterWriter, Failure
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import (
     DatabaseFound,
@@ -59,16 +59,17 @@ class Settlement:
 
     def __init__(
         self,
-        consumer: str,
+        dead_letters: DeadLetterWriter,
         routes: Routes[AnyHandler],
         handling: Handling,
         retry: RetryPolicy,
         observers: Observers,
     ) -> None:
-        self._consumer = consumer
+        self._dead_letters = dead_letters
+        self._consumer = dead_letters.consumer
         self._routes = routes
         self._handling = handling
-        self._long = LongHandling(handling, consumer, retry)
+        self._long = LongHandling(handling, dead_letters.consumer, retry)
         self._retry = retry
         self._notify = observers.notify
         self._database_lost = False
@@ -177,7 +178,7 @@ class Settlement:
             HandlerFailed(
                 **self._about(delivery.message),
                 attempts=attempts,
-                reason=one_line(failure),
+                reason=self._dead_letters.describe(failure).reason,
                 seconds_until_retry=delay.total_seconds(),
             )
         )
@@ -195,30 +196,30 @@ class Settlement:
         failure: str | BaseException,
         attempts: int,
     ) -> bool:
-        values = dead_letter_values(
-            delivery.message,
-            consumer=self._consumer,
-            attempts=attempts,
-            failure=failure,
-        )
+        written: Failure | None = None
         lost = 0
-        while True:
+        while written is None:
             try:
                 async with flight.turn(delivery.message):
-                    await self._handling.execute(INSERT_DEAD_LETTER, values)
-                break
+                    written = await self._dead_letters.write(
+                        delivery.message,
+                        attempts=attempts,
+                        failure=failure,
+                        readable=delivery.problem is None,
+                    )
             except Exception as error:  # noqa: BLE001 (nothing else can be done with it)
                 lost += 1
                 if not await self._wait_for_database(error, lost, flight):
                     return False
         self._found_database()
-        self._notify(
-            MessageDeadLettered(
-                **self._about(delivery.message),
-                attempts=attempts,
-                reason=values["error_reason"],
+        if written.is_new:
+            self._notify(
+                MessageDeadLettered(
+                    **self._about(delivery.message),
+                    attempts=attempts,
+                    reason=written.reason,
+                )
             )
-        )
         await _ack(delivery)
         return True
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from inbox.dead_letter import INSERT_DEAD_LETTER, dead_letter_values
+from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handle import Handling, Sessions, connection_broke, handling
@@ -232,18 +232,18 @@ class WebhookApp:
         return _Answer(204)
 
     async def _give_up(self, message: Message, decision: DeadLetter) -> _Answer:
-        values = dead_letter_values(
-            message, consumer=self._name, attempts=1, failure=decision
-        )
         try:
-            await self._handling.execute(INSERT_DEAD_LETTER, values)
+            written = await DeadLetterWriter(self._name, self._handling).write(
+                message, attempts=1, failure=decision
+            )
         except Exception as error:  # noqa: BLE001 (it comes again)
             return self._fail(message, 503, one_line(error))
-        self._notify(
-            MessageDeadLettered(
-                **self._about(message), attempts=1, reason=values["error_reason"]
+        if written.is_new:
+            self._notify(
+                MessageDeadLettered(
+                    **self._about(message), attempts=1, reason=written.reason
+                )
             )
-        )
         return _Answer(204)
 
     def _fail(

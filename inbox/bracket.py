@@ -1,0 +1,86 @@
+"""A handler between the lock of a dead letter and its new state, in one transaction."""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from sqlalchemy import LargeBinary, TextClause, text
+from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from inbox.idempotent import is_async
+from inbox.routes import AsyncHandler, Handler, SyncHandler
+from outbox.dead_letters import Candidate, Statement, statement
+from outbox.message import Message
+
+_PARAMETER: Final = re.compile(r"%\((\w+)\)s")
+_TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
+    Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
+    Statement.LIST: {"id": UUID()},
+    Statement.FIND: {"id": UUID()},
+    Statement.FIND_DUE: {"id": UUID()},
+}
+
+
+class TakenError(Exception):
+    """Somebody else has the dead letter, or has settled it."""
+
+
+def bracketed(handler: Handler, candidate: Candidate) -> Handler:
+    """Give a handler of the same colour that locks the dead letter and settles it.
+
+    It raises `TakenError` if there is nothing to lock.
+    """
+
+    def lock(session: Session) -> None:
+        _first(session, Statement.LOCK, candidate)
+
+    def succeed(session: Session) -> None:
+        _first(session, Statement.MARK_SUCCEEDED, candidate)
+
+    if is_async(handler):
+        handle_async = cast("AsyncHandler", handler)
+
+        @functools.wraps(handler)
+        async def handle_async_once(session: AsyncSession, message: Message) -> None:
+            await session.run_sync(lock)
+            await handle_async(session, message)
+            await session.run_sync(succeed)
+
+        return handle_async_once
+    handle_sync = cast("SyncHandler", handler)
+
+    @functools.wraps(handler)
+    def handle_once(session: Session, message: Message) -> None:
+        lock(session)
+        handle_sync(session, message)
+        succeed(session)
+
+    return handle_once
+
+
+def _first(session: Session, name: Statement, candidate: Candidate) -> None:
+    if session.execute(text_of(name), named(candidate)).first() is None:
+        raise TakenError
+
+
+def run_statement(
+    name: Statement, values: Mapping[str, Any], session: Session
+) -> Sequence[Sequence[Any]]:
+    """Run a statement about the inbox's dead letters, and give its rows."""
+    return [tuple(row) for row in session.execute(text_of(name), values)]
+
+
+@functools.cache
+def text_of(name: Statement) -> TextClause:
+    """Give a statement as SQLAlchemy has it, whatever its driver."""
+    clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
+    return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
+
+
+def named(candidate: Candidate) -> dict[str, Any]:
+    """Give the values by which a dead letter is found."""
+    # As text, which every driver takes for a uuid.
+    return {"id": str(candidate.id), "created_at": candidate.created_at}

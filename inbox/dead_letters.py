@@ -1,0 +1,235 @@
+"""Retry the dead letters of a consumer: have its handlers handle them once more.
+
+    lock the dead letter, unless somebody else has it
+    receipt: was it handled meanwhile? ──▶ SUCCEEDED
+    the handler's effects
+    SUCCEEDED
+
+All of it is one transaction, with the same receipt that a redelivery of the message
+would need. So the handler's effects happen once, whoever comes first. A long handler
+has no transaction: its job is opened anew, and its lease keeps others out.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session
+
+from inbox.bracket import TakenError, bracketed, named, run_statement, text_of
+from inbox.dead_letter import DeadLetterWriter
+from inbox.errors import RetryLater
+from inbox.handle import Sessions, handling
+from inbox.jobs import JobKey, reopen_job
+from inbox.leased import AnyHandler, LongHandler, LongHandling
+from inbox.routes import Routes
+from outbox.dead_letters import (
+    Candidate,
+    Letter,
+    Outcome,
+    RetrySchedule,
+    Statement,
+    Status,
+)
+from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    InvalidMessageError,
+    OutboxError,
+    one_line,
+    shorten,
+)
+from outbox.events import Event
+from outbox.lock import Lock, consumer_class
+from outbox.message import Message
+from outbox.retry import RetryPolicy
+
+T = TypeVar("T")
+
+_ONE_ATTEMPT: Final = RetryPolicy(max_attempts=1)
+
+
+class HandlingRetrier:
+    """Retries one by one, each in the transaction of its handler.
+
+    Args:
+        writer: of the consumer; dead letters of others are left alone.
+        schedule: says when to retry again what fails.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        routes: Routes[AnyHandler],
+        writer: DeadLetterWriter,
+        schedule: RetrySchedule | None = None,
+        notify: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        self.origin: Final = f"consumer:{writer.consumer}"
+        self._consumer = writer.consumer
+        self._sessions = sessions
+        self._handling = handling(sessions, writer.consumer, 1)
+        self._routes = routes
+        self._writer = writer
+        self._schedule = schedule or RetrySchedule()
+        self._notify = notify
+
+    async def __aenter__(self) -> Self:
+        """Nothing is opened before it is needed."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of the thread for plain functions."""
+        self._handling.close()
+
+    async def fetch(
+        self, name: Statement, parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[Any]]:
+        """Run a statement in a transaction of its own, and give its rows."""
+        values = dict(parameters)
+        if name in {Statement.FIND, Statement.LIST}:
+            values["origin"] = self.origin
+        return await self._transact(partial(run_statement, name, values))
+
+    async def retry(self, candidate: Candidate) -> Outcome:
+        """Have one dead letter handled, and write down what came of it."""
+        letter = await self._read(candidate)
+        if letter is None:
+            return Outcome.SKIPPED
+        try:
+            message, handler = letter.message(), self._find_handler(letter)
+        except (InvalidMessageError, _NoHandlerError) as error:
+            return await self._fail(letter, str(error))
+        try:
+            is_new = await self._handle(handler, message, candidate)
+        except TakenError:
+            return Outcome.SKIPPED
+        except RetryLater as decision:
+            delay = decision.delay
+            return await self._fail(letter, decision.reason, delay=delay, charge=0)
+        except DatabaseUnavailableError:
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return await self._fail(letter, error)
+        except Exception as error:  # noqa: BLE001 (a handler may raise anything)
+            return await self._fail(letter, error)
+        if not is_new:
+            await self.fetch(Statement.MARK_SUCCEEDED, named(candidate))
+        self._notify(DeadLetterSucceeded(**_about(letter)))
+        return Outcome.SUCCEEDED
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        """Hold the lock of the consumer's schedule, in a session of its own."""
+        lock = {
+            "lock_class": consumer_class(self._consumer),
+            "lock": int(Lock.DEAD_LETTERS),
+        }
+        if isinstance(self._sessions, async_sessionmaker):
+            async with self._sessions() as session, session.begin():
+                yield bool(await session.scalar(text_of(Statement.TRY_LOCK), lock))
+            return
+        # In a thread, for the pool may let it wait.
+        held = self._sessions()
+        try:
+            taken = await asyncio.to_thread(
+                held.scalar, text_of(Statement.TRY_LOCK), lock
+            )
+            yield bool(taken)
+        finally:
+            await asyncio.to_thread(held.close)
+
+    async def _handle(
+        self, handler: AnyHandler, message: Message, candidate: Candidate
+    ) -> bool:
+        if not isinstance(handler, LongHandler):
+            return await self._handling.handle(bracketed(handler, candidate), message)
+        key = JobKey(message.id, self._consumer)
+        await self._transact(lambda session: reopen_job(session, key))
+        long = LongHandling(self._handling, self._consumer, _ONE_ATTEMPT)
+        await long.run(handler, message, asyncio.Event())
+        return False  # the state is left to be written
+
+    async def _read(self, candidate: Candidate) -> Letter | None:
+        rows = await self.fetch(Statement.READ, {"id": str(candidate.id)})
+        letter = Letter.of(rows[0]) if rows else None
+        if letter is None or letter.status is not Status.PENDING:
+            return None
+        if letter.origin != self.origin:
+            raise ConfigError(
+                f"dead letter {letter.id}: was given up by {letter.origin}, and this "
+                f"is {self.origin}; retry it by its own consumer"
+            )
+        return letter
+
+    def _find_handler(self, letter: Letter) -> AnyHandler:
+        handler = self._routes.find(letter.topic)
+        if handler is None:
+            raise _NoHandlerError(
+                f"consumer {self._consumer!r} has no handler for topic "
+                f"{shorten(letter.topic)}: register one, or discard it"
+            )
+        return handler
+
+    async def _fail(
+        self,
+        letter: Letter,
+        failure: str | BaseException,
+        *,
+        delay: timedelta | None = None,
+        charge: int = 1,
+    ) -> Outcome:
+        said = self._writer.describe(failure)
+        count = letter.retry_count + charge
+        await self.fetch(
+            Statement.MARK_PENDING,
+            {
+                **named(Candidate(letter.id, letter.created_at)),
+                "retry_count": letter.retry_count,
+                "charge": charge,
+                "reason": said.reason,
+                "stacktrace": said.stacktrace,
+                "delay": self._schedule.delay(count) if delay is None else delay,
+            },
+        )
+        self._notify(
+            DeadLetterFailed(**_about(letter), retry_count=count, reason=said.reason)
+        )
+        return Outcome.FAILED
+
+    async def _transact(self, function: Callable[[Session], T]) -> T:
+        try:
+            return await self._handling.transact(function)
+        except OutboxError:
+            raise
+        except Exception as error:
+            raise DatabaseUnavailableError(
+                f"the dead letters can't be read or written: {one_line(error)}"
+            ) from error
+
+
+class _NoHandlerError(Exception):
+    """Nobody is there to handle it."""
+
+
+def _about(letter: Letter) -> dict[str, Any]:
+    return {
+        "schema": "inbox",
+        "id": letter.id,
+        "message_id": letter.message_id,
+        "topic": letter.topic,
+    }

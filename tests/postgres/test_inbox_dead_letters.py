@@ -1,0 +1,220 @@
+"""The inbox's dead letters are handled once more, and their effects happen once."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+
+from inbox import Consumer, DeadLetter, RetryLater
+from inbox.dead_letters import HandlingRetrier
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.dead_letters import Candidate, Criteria, RetrySchedule, Scheduler
+from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.errors import ConfigError
+from outbox.testing.events import RecordedEvents
+from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.effects import effects, note, receipts
+from tests.fixtures.relay import execute
+
+PENDING = Criteria()
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def sessions(
+    database_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    async with async_sessions_of(database_url, request.param) as opened:
+        yield opened
+
+
+def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
+    return Consumer(MemorySource(), sessions, name=name)
+
+
+async def retry(retrier: HandlingRetrier) -> Tally:
+    async with retrier:
+        return await retry_all(retrier, await find(retrier, PENDING))
+
+
+async def test_success_commits_effects_receipt_and_state_together(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+    seen: list[Message] = []
+
+    @consumer.handles("orders.*")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        seen.append(message)
+        await note(session, message)
+
+    message = Message("orders.placed", {"a": 1}, key="k", headers={"h": "v"})
+    give_up(database_url, message, schema="inbox")
+
+    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+
+    assert seen == [message]
+    assert effects(database_url) == ['{"a":1}']
+    assert receipts(database_url) == 1
+    assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
+
+
+async def test_a_message_that_was_handled_meanwhile_succeeds_without_its_handler(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+
+    message = Message("orders", b"once")
+    give_up(database_url, message, schema="inbox")
+    execute(
+        database_url,
+        "INSERT INTO inbox.receipt VALUES (%s, inbox.moment_of(%s), now(), 'billing')",
+        (message.id, message.id),
+    )
+
+    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert effects(database_url) == []
+    assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
+
+
+async def test_failure_leaves_nothing_but_a_new_reason(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        raise DeadLetter("still no such customer")
+
+    give_up(database_url, Message("orders", b"never"), schema="inbox")
+
+    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert effects(database_url) == []
+    assert receipts(database_url) == 0
+    reason = "DeadLetter: still no such customer"
+    assert states(database_url, "inbox") == [("PENDING", 1, reason)]
+    ((trace, later),) = execute(
+        database_url,
+        "SELECT error_stacktrace, retry_after > now() FROM inbox.dead_letter",
+    )
+    assert "still no such customer" in trace
+    assert later
+
+
+async def test_a_handler_that_asks_for_time_is_charged_nothing(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        raise RetryLater(timedelta(days=1), "closed on Fridays")
+
+    give_up(database_url, Message("orders", b""), schema="inbox")
+
+    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert states(database_url, "inbox") == [("PENDING", 0, "closed on Fridays")]
+    query = "SELECT retry_after > now() + interval '23 hours' FROM inbox.dead_letter"
+    assert execute(database_url, query) == [(True,)]
+
+
+async def test_what_has_no_handler_any_more_stays_and_says_why(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+
+    give_up(database_url, Message("invoices", b""), schema="inbox")
+
+    assert await retry(consumer.retrier()) == Tally(failed=1)
+    ((status, count, reason),) = states(database_url, "inbox")
+    assert (status, count) == ("PENDING", 1)
+    assert "'billing' has no handler for topic 'invoices'" in reason
+
+
+async def test_what_is_too_old_to_judge_is_not_handled(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+
+    old = id_of(datetime.now(UTC) - timedelta(days=90))
+    give_up(database_url, Message("orders", b"", id=old), schema="inbox")
+    give_up(
+        database_url, Message("orders", b""), schema="inbox", message_id="sha256:00"
+    )
+
+    assert await retry(consumer.retrier()) == Tally(failed=2)
+    assert effects(database_url) == []
+    reasons = [reason for _, _, reason in states(database_url, "inbox")]
+    assert any("MessageTooOldError" in reason for reason in reasons)
+    assert any("isn't a UUIDv7" in reason for reason in reasons)
+
+
+async def test_others_dead_letters_are_left_alone(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    (id,) = give_up(
+        database_url, Message("orders", b""), schema="inbox", origin="consumer:shipping"
+    )
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+
+    assert await retry(consumer.retrier()) == Tally()
+    ((created_at,),) = execute(database_url, "SELECT created_at FROM inbox.dead_letter")
+    async with consumer.retrier() as retrier:
+        with pytest.raises(ConfigError, match="given up by consumer:shipping"):
+            await retrier.retry(Candidate(id, created_at))
+
+
+async def test_plain_functions_are_retried_in_a_thread(database_url: str) -> None:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    with sessions_of(database_url) as sessions:
+        consumer = consumer_of(sessions)
+
+        @consumer.handles("orders")
+        def handle(session: Session, message: Message) -> None:
+            session.execute(text("INSERT INTO effect VALUES ('done')"))
+            if message.payload == b"bad":
+                raise ValueError("bad")
+
+        give_up(
+            database_url,
+            Message("orders", b"bad"),
+            Message("orders", b"good"),
+            schema="inbox",
+        )
+        events = RecordedEvents()
+        scheduler = Scheduler(
+            lambda: consumer.retrier(RetrySchedule(), events),
+            RetrySchedule(),
+            schema="inbox",
+            origin="consumer:billing",
+            notify=events,
+        )
+        assert await scheduler.take_turn() == Tally(succeeded=1, failed=1)
+        async with consumer.retrier() as retrier, retrier.alone() as alone:
+            assert alone
+            assert await scheduler.take_turn() is None
+        assert await scheduler.take_turn() == Tally()
+    assert effects(database_url) == ["done"]

@@ -1,0 +1,197 @@
+"""Whatever comes at once, the effects of a dead letter's handler happen once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from inbox import Consumer, DeadLetter, idempotent
+from inbox.dead_letters import HandlingRetrier
+from inbox.events import MessageDeadLettered
+from inbox.job import AsyncJob
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Outcome, Tally, find, retry_all
+from tests.fixtures.consumers import async_sessions_of, running
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.effects import effects, note, receipts
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+PENDING = Criteria()
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def sessions(
+    database_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    async with async_sessions_of(database_url, request.param) as opened:
+        yield opened
+
+
+def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
+    return Consumer(MemorySource(), sessions, name=name)
+
+
+async def retry(retrier: HandlingRetrier) -> Tally:
+    async with retrier:
+        return await retry_all(retrier, await find(retrier, PENDING))
+
+
+async def test_an_idempotent_handler_records_its_own_receipt(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders")
+    @idempotent(consumer="billing")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+
+    message = Message("orders", b"once")
+    give_up(database_url, message, message, schema="inbox")
+
+    assert await retry(consumer.retrier()) == Tally(succeeded=2)
+    assert effects(database_url) == ["once"]
+    assert receipts(database_url) == 1
+
+
+async def test_a_retry_and_a_redelivery_at_once_have_one_effect(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    source = MemorySource()
+    consumer = Consumer(source, sessions, name="billing")
+    at_work = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        at_work.set()
+        await go_on.wait()
+
+    message = Message("orders", b"once")
+    give_up(database_url, message, schema="inbox")
+    retrying = asyncio.create_task(retry(consumer.retrier()))
+    await at_work.wait()
+    source.add(message)
+    at_run = asyncio.create_task(consumer.run())
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        " AND datname = current_database()"
+    )
+    await asyncio.to_thread(
+        wait_for,
+        "the redelivery waits at the receipt for the retry's transaction",
+        lambda: execute(database_url, waiting) == [(1,)],
+    )
+    go_on.set()
+    assert await retrying == Tally(succeeded=1)
+    await asyncio.to_thread(wait_for, "it is acked", lambda: source.acked)
+    consumer.stop()
+    await at_run
+    assert effects(database_url) == ["once"]
+    assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
+
+
+async def test_two_retries_of_one_dead_letter_have_one_effect(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+    at_work = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @consumer.handles("orders")
+    @idempotent(consumer="billing")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        at_work.set()
+        await go_on.wait()
+
+    give_up(database_url, Message("orders", b"once"), schema="inbox")
+    async with consumer.retrier() as one, consumer.retrier() as other:
+        (candidate,) = await find(one, PENDING)
+        first = asyncio.create_task(one.retry(candidate))
+        await at_work.wait()
+        assert await other.retry(candidate) is Outcome.SKIPPED
+        go_on.set()
+        assert await first is Outcome.SUCCEEDED
+    assert effects(database_url) == ["once"]
+
+
+async def test_a_discard_during_a_retry_waits_and_comes_too_late(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+    discarding: list[asyncio.Task[Any]] = []
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        discarding.append(
+            asyncio.create_task(
+                asyncio.to_thread(
+                    execute,
+                    database_url,
+                    "UPDATE inbox.dead_letter SET status = 'DISCARDED',"
+                    " discard_reason = 'by hand' WHERE status = 'PENDING'",
+                )
+            )
+        )
+
+    give_up(database_url, Message("orders", b"once"), schema="inbox")
+    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    await discarding[0]
+    assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
+
+
+async def test_a_long_handler_that_failed_is_started_anew_by_a_retry(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    source = MemorySource()
+    consumer = Consumer(source, sessions, name="billing")
+    calls: list[Message] = []
+
+    @consumer.handles("reports", lease=timedelta(seconds=30))
+    async def handle(job: AsyncJob, message: Message) -> None:
+        calls.append(message)
+        if len(calls) < 3:
+            raise DeadLetter("no paper")
+        async with job.finish() as session:
+            await note(session, message)
+
+    message = Message("reports", b"once")
+    async with running(consumer) as events:
+        source.add(message)
+        await events.wait_for(MessageDeadLettered, timeout=60)
+    assert await retry(consumer.retrier()) == Tally(failed=1)
+    assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert effects(database_url) == ["once"]
+    assert [row[:2] for row in states(database_url, "inbox")] == [("SUCCEEDED", 1)]
+
+
+async def test_a_job_that_failed_gets_its_dead_letter_even_after_a_crash(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    source = MemorySource()
+    consumer = Consumer(source, sessions, name="billing")
+
+    @consumer.handles("reports", lease=timedelta(seconds=30))
+    async def handle(job: AsyncJob, message: Message) -> None:
+        raise DeadLetter("no paper")
+
+    message = Message("reports", b"")
+    async with running(consumer) as events:
+        source.add(message)
+        await events.wait_for(MessageDeadLettered, timeout=60)
+        # As if the consumer had died after the end of the job.
+        execute(database_url, "DELETE FROM inbox.dead_letter")
+        source.add(message)
+        await events.wait_for(MessageDeadLettered, 2, timeout=60)
+    ((status, _, reason),) = states(database_url, "inbox")
+    assert (status, reason) == ("PENDING", "DeadLetter: the job ended before: failure")

@@ -1,0 +1,182 @@
+"""A message is given up once, whoever dies, and however many give it up at once."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import sessionmaker
+
+from inbox import Consumer, DeadLetter
+from inbox.dead_letter import DeadLetterWriter
+from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from inbox.handle import handling
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.abreast import abreast
+from outbox.database import sqlalchemy_url
+from outbox.dead_letters import Criteria, Tally
+from outbox.dead_letters.retry import find, retry_all
+from outbox.retry import RetryPolicy
+from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.dead_letters import states
+from tests.fixtures.relay import execute
+
+
+def count(url: str) -> int:
+    ((rows,),) = execute(url, "SELECT count(*) FROM inbox.dead_letter")
+    return int(rows)
+
+
+async def test_a_redelivery_of_what_is_given_up_writes_nothing_new(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing")
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            raise DeadLetter("no such customer")
+
+        message = Message("orders", b"")
+        async with running(consumer) as events:
+            source.add(message)
+            await events.wait_for(MessageDeadLettered, timeout=60)
+            # As after a crash between the dead letter and the ack.
+            source.add(message)
+            source.add(Message("orders", b"another"))
+            await events.wait_for(MessageDeadLettered, 2, timeout=60)
+    assert len(source.acked) == 3
+    assert len(events.of(MessageDeadLettered)) == 2
+    assert count(database_url) == 2
+
+
+async def test_a_redelivery_that_succeeds_settles_the_dead_letter_at_its_retry(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        calls: list[Message] = []
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            calls.append(message)
+            if len(calls) == 1:
+                raise DeadLetter("not yet")
+
+        message = Message("orders", b"")
+        async with running(consumer) as events:
+            source.add(message)
+            await events.wait_for(MessageDeadLettered, timeout=60)
+            source.add(message)
+            await events.wait_for(MessageHandled, timeout=60)
+        assert states(database_url, "inbox")[0][0] == "PENDING"
+        async with consumer.retrier() as retrier:
+            tally = await retry_all(retrier, await find(retrier, Criteria()))
+    assert tally == Tally(succeeded=1)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+async def test_many_that_give_up_one_message_at_once_write_one_dead_letter(
+    database_url: str, level: str
+) -> None:
+    engine = create_engine(
+        sqlalchemy_url(database_url), isolation_level=level, pool_size=8
+    )
+    writer = DeadLetterWriter("billing", handling(sessionmaker(engine), "billing", 8))
+    message = Message("orders", b"")
+
+    async def give_up(_: int) -> bool:
+        written = await writer.write(message, attempts=1, failure="no")
+        return written.is_new
+
+    new = await abreast(give_up(n) for n in range(24))
+    engine.dispose()
+    assert sum(new) == 1
+    assert count(database_url) == 1
+
+
+async def test_what_was_settled_may_be_given_up_again(database_url: str) -> None:
+    with sessions_of(database_url) as sessions:
+        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1))
+        message = Message("orders", b"")
+        assert (await writer.write(message, attempts=1, failure="one")).is_new
+        assert not (await writer.write(message, attempts=1, failure="two")).is_new
+        execute(database_url, "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'")
+        assert (await writer.write(message, attempts=1, failure="three")).is_new
+        other = DeadLetterWriter("shipping", handling(sessions, "shipping", 1))
+        assert (await other.write(message, attempts=1, failure="four")).is_new
+    assert count(database_url) == 3
+
+
+async def test_what_can_not_be_read_is_known_by_all_that_came(
+    database_url: str,
+) -> None:
+    with sessions_of(database_url) as sessions:
+        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1))
+
+        async def is_new(message: Message) -> bool:
+            # Each time with another id, which the source has to make up.
+            written = await writer.write(
+                message, attempts=1, failure="no id", readable=False
+            )
+            return written.is_new
+
+        assert await is_new(Message("orders", b"garbage"))
+        assert not await is_new(Message("orders", b"garbage"))
+        assert await is_new(Message("orders", b"other garbage"))
+        assert await is_new(Message("orders", b"garbage", headers={"n": "1"}))
+    rows = execute(database_url, "SELECT message_id FROM inbox.dead_letter")
+    assert all(id.startswith("sha256:") for (id,) in rows)
+
+
+async def test_redact_hides_secrets_wherever_an_error_is_told(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            source,
+            sessions,
+            name="billing",
+            retry=RetryPolicy(
+                max_attempts=2,
+                first_delay=timedelta(milliseconds=1),
+                max_delay=timedelta(milliseconds=2),
+            ),
+            redact=lambda said: said.replace("hunter2", "…"),
+        )
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            raise ValueError("wrong password hunter2")
+
+        async with running(consumer) as events:
+            source.add(Message("orders", b""))
+            await events.wait_for(MessageDeadLettered, timeout=60)
+    ((reason, trace),) = execute(
+        database_url, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    )
+    (failed,) = events.of(HandlerFailed)
+    assert reason == failed.reason == "ValueError: wrong password …"
+    assert "wrong password …" in trace
+    assert "hunter2" not in trace.replace('said.replace("hunter2"', "")
+
+
+async def test_a_redact_that_fails_leaves_nothing_of_the_error(
+    database_url: str,
+) -> None:
+    def redact(said: str) -> str:
+        raise KeyError(said)
+
+    with sessions_of(database_url) as sessions:
+        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1), redact)
+        await writer.write(
+            Message("orders", b""), attempts=1, failure=ValueError("hunter2")
+        )
+    query = "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    left_out = "left out: redact raised KeyError"
+    assert execute(database_url, query) == [(left_out, left_out)]
