@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from psycopg.rows import dict_row
@@ -64,6 +64,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
 
     A strip with one sign for each comes first, then a line for each but those ahead.
     """
+    moment = "%Y-%m-%d %H:%M" if policy.span < timedelta(days=1) else "%Y-%m-%d"
     yield (
         f"{policy.parent_table}: kept {policy.retention.days} days,"
         f" {policy.premake} ahead"
@@ -72,19 +73,19 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
     for p in partitions:
         if p.place != "ahead":
             rows = "? rows" if p.rows is None else f"~{p.rows:,} rows"
-            line = (
-                f"  {p.starts_at:%Y-%m-%d}  {p.place:<8} {rows:>16} {_size(p.bytes):>9}"
-            )
+            begin = p.starts_at.strftime(moment)
+            line = f"  {begin}  {p.place:<8} {rows:>16} {_size(p.bytes):>9}"
             if p.query is not None:
                 many = "at least " if p.unsettled == 1000 else ""
                 line += f"  {many}{p.unsettled} unsettled: {p.query}"
             yield line
     if ahead := [p for p in partitions if p.place == "ahead"]:
         size = _size(sum(p.bytes for p in ahead))
-        yield (
-            f"  {ahead[0].starts_at:%Y-%m-%d}  ahead    {len(ahead):>11} days {size:>9}"
-            f"  up to {ahead[-1].ends_at:%Y-%m-%d}"
+        begin, end = (
+            at.strftime(moment) for at in (ahead[0].starts_at, ahead[-1].ends_at)
         )
+        count = f"{len(ahead)} partitions"
+        yield f"  {begin}  ahead    {count:>16} {size:>9}  up to {end}"
 
 
 def legend() -> str:

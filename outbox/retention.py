@@ -22,6 +22,8 @@ INTERVALS: Final = {
 _UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}
 _MIN_PREMAKE: Final = 3
 _MAX_PREMAKE: Final = 100
+_MIN_AHEAD: Final = timedelta(days=1)
+_PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
 _RECEIPTS: Final = "inbox.receipt"
 
 
@@ -73,31 +75,39 @@ def change_policy(
 
     Args:
         table: `outbox.message`, or `message` where that names only one.
-        interval: hourly, daily or weekly; see Raises.
+        interval: hourly, daily or weekly. Partitions ahead that are empty are
+            replaced by those of the new width, beginning where the present hour, day
+            and week end; the others stay, and go with their retention.
+        premake: if it isn't given with another interval, two days of hours, seven
+            days or four weeks.
         force: take a retention of `inbox.receipt` below `receipt_floor`.
 
     Raises:
-        ConfigError: a value can't be used, or the interval isn't the present one;
-            nothing was changed.
-        psycopg.Error: this role is no member of the tables' owner.
+        ConfigError: a value can't be used; nothing was changed.
+        psycopg.Error: this role is no member of the tables' owner, or the interval
+            can't be changed now; nothing was changed.
     """
     old = _find(table, read_policies(connection))
+    span = old.span if interval is None else _span(interval, old.parent_table)
+    if premake is None:
+        premake = old.premake if span == old.span else _PREMAKE[str(interval)]
     new = replace(
         old,
+        span=span,
         retention=old.retention if retention is None else retention,
-        premake=old.premake if premake is None else premake,
+        premake=premake,
     )
     _check(new, force=force)
-    if interval is not None:
-        _check_interval(interval, old)
-    connection.execute(
-        load("outbox", "set_policy"),
-        {
-            "parent_table": new.parent_table,
-            "retention": new.retention,
-            "premake": new.premake,
-        },
-    )
+    values = {
+        "parent_table": new.parent_table,
+        "span": new.span,
+        "retention": new.retention,
+        "premake": new.premake,
+    }
+    with connection.transaction():
+        if new.span != old.span:
+            connection.execute(load("outbox", "set_interval"), values)
+        connection.execute(load("outbox", "set_policy"), values)
     return new
 
 
@@ -140,6 +150,12 @@ def _check(policy: Policy, *, force: bool) -> None:
             f" {_MIN_PREMAKE} to {_MAX_PREMAKE}; fewer leave no time to mend a failed"
             " upkeep, more make every plan slower"
         )
+    if policy.premake * policy.span < _MIN_AHEAD:
+        raise ConfigError(
+            f"premake={policy.premake} of {policy.parent_table}: {policy.premake} of"
+            f" {policy.span} reach less than a day ahead, which leaves no time to mend"
+            f" a failed upkeep; use at least {_MIN_AHEAD // policy.span}"
+        )
     floor = receipt_floor()
     if policy.parent_table == _RECEIPTS and policy.retention < floor and not force:
         raise ConfigError(
@@ -150,13 +166,10 @@ def _check(policy: Policy, *, force: bool) -> None:
         )
 
 
-def _check_interval(interval: str, policy: Policy) -> None:
+def _span(interval: str, table: str) -> timedelta:
     if interval not in INTERVALS:
-        raise ConfigError(f"interval={interval!r}: use {', '.join(INTERVALS)}")
-    if INTERVALS[interval] != policy.span:
         raise ConfigError(
-            f"interval={interval} of {policy.parent_table}: its partitions are"
-            f" {policy.span} wide, and pg_partman reads the names of a table's"
-            " partitions by one format, so widths can't be mixed; keep the interval,"
-            " and change retention or premake instead"
+            f"interval={interval!r} of {table}: use {', '.join(INTERVALS)}; hours, days"
+            " and weeks nest, so that one can follow another without a gap"
         )
+    return INTERVALS[interval]

@@ -36,7 +36,7 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.missing_partitions IS 'what the policy wants from now on and no partition covers';
 
-CREATE FUNCTION outbox.set_interval(parent text, span interval) RETURNS void
+CREATE FUNCTION outbox.set_interval(parent text, span interval, premake integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
@@ -71,7 +71,7 @@ BEGIN
         END IF;
         EXECUTE format('DROP TABLE %s', v_partition);
     END LOOP;
-    UPDATE outbox.partition_policy q SET span = set_interval.span WHERE q.parent_table = parent;
+    UPDATE outbox.partition_policy q SET span = set_interval.span, premake = set_interval.premake WHERE q.parent_table = parent;
     UPDATE {partman}.part_config c
        SET partition_interval = set_interval.span::text, datetime_string = outbox.name_format(parent, set_interval.span)
      WHERE c.parent_table = parent;
@@ -87,5 +87,5 @@ COMMENT ON FUNCTION outbox.set_interval IS
 SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
 SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
-REVOKE ALL ON FUNCTION outbox.set_interval(text, interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.set_interval(text, interval, integer) FROM PUBLIC;
 RESET ROLE;

@@ -24,7 +24,7 @@ DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts(
 DROP FUNCTION outbox.schedule_detaches(), outbox.drop_expired(text, regclass[], interval), outbox.finish_detached(text),
     outbox.upkeep_plan(), outbox.count_unsettled(text, regclass), outbox.detach_under_way(),
     outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text), outbox.adopt_table(text),
-    outbox.set_interval(text, interval), outbox.missing_partitions(text), outbox.name_format(text, interval),
+    outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text);
 DROP TABLE outbox.retiring_partition, outbox.partition_policy;
 RESET ROLE;

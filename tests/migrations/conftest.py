@@ -1,14 +1,36 @@
 """Migrations change the server's roles, so one worker at a time makes or drops them."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 
+from outbox.cli import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import one_at_a_time
+
+Findings: TypeAlias = list[dict[str, str]]
+Doctor: TypeAlias = Callable[[str], tuple[int, Findings]]
 
 
 @pytest.fixture
 def alone(server: PostgresServer, template_database: str) -> Iterator[None]:
     with one_at_a_time(server):
         yield
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Ask the doctor; give the exit status and the findings."""
+
+    def ask(url: str) -> tuple[int, Findings]:
+        status = main(["doctor", "--json", "--database", url])
+        report = json.loads(capsys.readouterr().out)
+        assert report["status"] == status
+        # That pg_cron is in another database is no fault of what the test breaks.
+        return status, [
+            f for f in report["findings"] if "works in the database" not in f["finding"]
+        ]
+
+    return ask

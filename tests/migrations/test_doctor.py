@@ -1,9 +1,8 @@
 """Each thing is broken on purpose, and the doctor finds it and names the remedy."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -12,27 +11,10 @@ from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
+from tests.migrations.conftest import Doctor
 from tests.migrations.test_upkeep import add_old, old_partition
 
 Capture = pytest.CaptureFixture[str]
-Findings: TypeAlias = list[dict[str, str]]
-Doctor: TypeAlias = Callable[[str], tuple[int, Findings]]
-
-
-@pytest.fixture
-def doctor(capsys: Capture) -> Doctor:
-    """Ask the doctor; give the exit status and the findings."""
-
-    def ask(url: str) -> tuple[int, Findings]:
-        status = main(["doctor", "--json", "--database", url])
-        report = json.loads(capsys.readouterr().out)
-        assert report["status"] == status
-        # That pg_cron is in another database is no fault of what the test breaks.
-        return status, [
-            f for f in report["findings"] if "works in the database" not in f["finding"]
-        ]
-
-    return ask
 
 
 MESSAGE = "parent_table = 'outbox.message'"

@@ -101,7 +101,7 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
         (["message", "soon"], "write 7d, 36h or 2w"),
         (["message", "7d", "--premake", "2"], "must be from 3 to 100"),
         (["message", "--interval", "monthly"], "use hourly, daily, weekly"),
-        (["message", "--interval", "hourly"], "widths can't be mixed"),
+        (["message", "--interval", "hourly", "--premake", "9"], "use at least 24"),
         (["shop_order", "7d"], "is none of ours"),
         (["dead_letter", "7d"], "names several; write one of inbox.dead_letter"),
         (["message"], "nothing to set"),

@@ -16,6 +16,10 @@ DEFINERS = {
     "outbox.make_partitions(text)": (
         *("maintainer", "SELECT outbox.make_partitions('outbox.message')"),
     ),
+    "outbox.set_interval(text,interval,integer)": (
+        "owner",
+        "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
+    ),
     "outbox.drop_expired(text,regclass[],interval)": (
         "maintainer",
         "SELECT * FROM outbox.drop_expired('outbox.message', '{}', '0')",
