@@ -7,6 +7,7 @@ and all other keys go on.
 import heapq
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 
@@ -14,7 +15,7 @@ class Item(Protocol):
     """What can wait.
 
     Attributes:
-        place: its number in the order of arrival.
+        place: its number in the order; what has the same is in order of `add`.
         key: None for what has no order.
     """
 
@@ -33,10 +34,11 @@ class Backlog(Generic[T]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ready: list[tuple[int, T]] = []
-        self._aside: dict[str | int, list[tuple[int, T]]] = {}
+        self._ready: list[tuple[int, int, T]] = []
+        self._aside: dict[str | int, list[tuple[int, int, T]]] = {}
         self._due: dict[str | int, float] = {}
-        self._timers: list[tuple[float, str | int]] = []
+        self._timers: list[tuple[float, int, str | int]] = []
+        self._number = count()
 
     def __len__(self) -> int:
         """Count what is here, with what waits."""
@@ -46,26 +48,29 @@ class Backlog(Generic[T]):
         """Add an item at its place, behind its key if that waits."""
         name = _name(item)
         where = self._aside.get(name, self._ready)
-        heapq.heappush(where, (item.place, item))
+        self._push(where, item)
 
     def put_aside(self, item: T, delay: float) -> None:
         """Let an item, and its key, wait for some seconds at least."""
         name = _name(item)
         due = max(self._clock() + delay, self._due.get(name, 0.0))
         self._due[name] = due
-        heapq.heappush(self._timers, (due, name))
-        heapq.heappush(self._aside.setdefault(name, []), (item.place, item))
+        heapq.heappush(self._timers, (due, next(self._number), name))
+        self._push(self._aside.setdefault(name, []), item)
 
-    def take(self) -> T | None:
-        """Take out the first that needn't wait, if there is one."""
+    def take(self, limit: int) -> list[T]:
+        """Take out the first that needn't wait, at most `limit`."""
         self._wake()
-        while self._ready:
-            place, item = heapq.heappop(self._ready)
+        taken: list[T] = []
+        while self._ready and len(taken) < limit:
+            entry = heapq.heappop(self._ready)
+            item = entry[-1]
             waiting = self._aside.get(_name(item))
             if waiting is None:
-                return item
-            heapq.heappush(waiting, (place, item))
-        return None
+                taken.append(item)
+            else:
+                heapq.heappush(waiting, entry)
+        return taken
 
     @property
     def ready(self) -> bool:
@@ -79,6 +84,17 @@ class Backlog(Generic[T]):
             return None
         return max(0.0, self._timers[0][0] - self._clock())
 
+    def waiting(self) -> list[tuple[T, float]]:
+        """Give what waits, with its key or alone, and for how many seconds more."""
+        self._wake()
+        now = self._clock()
+        behind = [entry for entry in self._ready if _name(entry[-1]) in self._due]
+        return [
+            (item, self._due[_name(item)] - now)
+            for entries in (behind, *self._aside.values())
+            for *_, item in entries
+        ]
+
     def clear(self) -> None:
         """Forget everything."""
         self._ready.clear()
@@ -89,13 +105,16 @@ class Backlog(Generic[T]):
     def _wake(self) -> None:
         now = self._clock()
         while self._timers and self._timers[0][0] <= now:
-            due, name = heapq.heappop(self._timers)
+            due, _, name = heapq.heappop(self._timers)
             if self._due.get(name) != due:
                 continue  # it was put aside again, for longer
             del self._due[name]
             for entry in self._aside.pop(name):
                 heapq.heappush(self._ready, entry)
 
+    def _push(self, heap: list[tuple[int, int, T]], item: T) -> None:
+        heapq.heappush(heap, (item.place, next(self._number), item))
+
 
 def _name(item: Item) -> str | int:
-    return item.place if item.key is None else item.key
+    return id(item) if item.key is None else item.key

@@ -26,15 +26,25 @@ _GRACE: Final = 1.0
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A delivery as it was read, with what is wrong with it if anything is."""
+    """A delivery as it was read, with what is wrong with it if anything is.
 
-    place: str
-    sequence: int
+    Attributes:
+        durable: the place of the durable that it came from.
+        place: its number in the stream.
+    """
+
+    durable: str
+    place: int
     reply: str
     is_first: bool
     message: Message
     problem: str | None
     attempts: int = 0
+
+    @property
+    def key(self) -> str | None:
+        """What it keeps its order with."""
+        return self.message.key
 
 
 @dataclass(slots=True)

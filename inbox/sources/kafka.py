@@ -260,13 +260,14 @@ class KafkaSource:
         )
 
     def _take(self, limit: int) -> list[Entry]:
-        taken: list[Entry] = []
-        while len(taken) < limit and (entry := self._backlog.take()) is not None:
-            self._count(-1)
-            if entry.log.ours and entry.log.landed is None:
-                entry.log.in_flight += 1
-                taken.append(entry)
-        return taken
+        ours: list[Entry] = []
+        while taken := self._backlog.take(limit - len(ours)):
+            self._count(-len(taken))
+            for entry in taken:
+                if entry.log.ours and entry.log.landed is None:
+                    entry.log.in_flight += 1
+                    ours.append(entry)
+        return ours
 
     def _count(self, more: int) -> None:
         self._held += more

@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from inbox.backlog import Backlog
 from inbox.durable import NANOSECONDS, Entry, find_durables
-from inbox.nats_holding import Holding
 from inbox.outcomes import Outcomes
 from inbox.pull import Pulls, give_back
 from inbox.source import Delivery
@@ -109,10 +109,7 @@ class NatsSource:
         self._pulls: Pulls | None = None
         self._came = asyncio.Event()
         self._held: dict[tuple[str, int], Entry] = {}
-        self._holding: Holding[Entry] = Holding(
-            key_of=lambda entry: entry.message.key,
-            place_of=lambda entry: entry.sequence,
-        )
+        self._backlog: Backlog[Entry] = Backlog()
         self._outcomes: Outcomes[Entry] = Outcomes(self._acknowledge)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -165,10 +162,10 @@ class NatsSource:
                 task.result()
         try:
             pulls = await self._connected()
-            entries = self._holding.take(limit)
+            entries = self._backlog.take(limit)
             if not entries:
                 await self._fetch(pulls, limit)
-                entries = self._holding.take(limit)
+                entries = self._backlog.take(limit)
         except ConfigError as error:
             # It was right at the start.
             raise BrokerUnavailableError(str(error)) from error
@@ -183,17 +180,20 @@ class NatsSource:
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
         """Put an entry back into its place, or aside for a while."""
         if delay is None:
-            self._holding.add(entry)
+            self._backlog.add(entry)
         else:
             entry.attempts += 1
-            self._holding.put_aside(entry, delay)
+            self._backlog.put_aside(entry, delay.total_seconds())
         self._came.set()
 
     async def _fetch(self, pulls: Pulls, limit: int) -> None:
         self._came.clear()
         await pulls.ask(limit, self._poll)
+        due = self._backlog.seconds_until_due()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._holding.patience(self._poll)):
+            async with asyncio.timeout(
+                self._poll if due is None else min(self._poll, due)
+            ):
                 await self._came.wait()
         await pulls.look(self._count_held)
         self._release(pulls)
@@ -204,19 +204,19 @@ class NatsSource:
 
     async def _hear(self, got: Msg) -> None:
         if self._pulls is not None and (entry := await self._pulls.read(got)):
-            at = entry.place, entry.sequence
+            at = entry.durable, entry.place
             if at in self._held:
                 # It came late to us, or our heartbeat to NATS; we have it still.
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
-                self._pulls[entry.place].sort(entry)
+                self._pulls[entry.durable].sort(entry)
                 self._release(self._pulls)
         self._came.set()
 
     def _release(self, pulls: Pulls) -> None:
         for entry in pulls.take():
-            self._holding.add(entry)
+            self._backlog.add(entry)
 
     def _count_held(self, place: str) -> int:
         return sum(held == place for held, _ in self._held)
@@ -229,7 +229,7 @@ class NatsSource:
         await asyncio.wait({writing})
         if self._pulls is None or self._pulls.connection.lost is not None:
             return
-        delays = {id(entry): left for entry, left in self._holding.waiting()}
+        delays = {id(entry): left for entry, left in self._backlog.waiting()}
         await give_back(
             self._pulls.connection,
             [
@@ -249,7 +249,7 @@ class NatsSource:
             raise self._settings.away(error) from error
         await connection.flush()
         for entry in entries:
-            self._held.pop((entry.place, entry.sequence), None)
+            self._held.pop((entry.durable, entry.place), None)
 
     async def _beat(self) -> None:
         while True:

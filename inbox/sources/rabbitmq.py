@@ -217,10 +217,7 @@ class RabbitMQSource:
             raise BrokerUnavailableError(str(error)) from error
         except BROKEN as error:
             raise rabbitmq_away(self._url, error) from error
-        given: list[Delivery] = []
-        while len(given) < limit and (delivery := self._backlog.take()) is not None:
-            given.append(delivery.hand_over())
-        return given
+        return [delivery.hand_over() for delivery in self._backlog.take(limit)]
 
     def acked(self, delivery: RabbitMQDelivery) -> None:
         """Have a delivery acked."""

@@ -1,5 +1,6 @@
 """The backlog: order by place, and keys that wait aside."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from inbox.backlog import Backlog
@@ -8,6 +9,12 @@ from inbox.backlog import Backlog
 class Item(NamedTuple):
     place: int
     key: str | None
+
+
+@dataclass(eq=False)
+class Entry:
+    key: str | None
+    place: int = 1
 
 
 class Clock:
@@ -19,10 +26,7 @@ class Clock:
 
 
 def taken(backlog: Backlog[Item]) -> list[int]:
-    places = []
-    while (item := backlog.take()) is not None:
-        places.append(item.place)
-    return places
+    return [item.place for item in backlog.take(100)]
 
 
 def test_items_come_by_their_place_whenever_they_were_added() -> None:
@@ -90,3 +94,39 @@ def test_nothing_is_left_when_it_was_cleared() -> None:
     clock.now += 5
     assert len(backlog) == 0
     assert taken(backlog) == []
+
+
+def test_no_more_is_taken_than_the_limit() -> None:
+    backlog: Backlog[Item] = Backlog()
+    for place in range(5):
+        backlog.add(Item(place, None))
+    assert [len(backlog.take(3)) for _ in range(3)] == [3, 2, 0]
+
+
+def test_what_has_the_same_place_comes_as_it_was_added() -> None:
+    clock = Clock()
+    backlog: Backlog[Entry] = Backlog(clock)
+    first, second, third = Entry("a"), Entry("b"), Entry(None)
+    for entry in (second, first, third):
+        backlog.put_aside(entry, 5)
+    clock.now += 5
+    assert backlog.take(3) == [second, first, third]
+
+
+def test_what_waits_is_told_with_what_it_holds_back() -> None:
+    clock = Clock()
+    backlog: Backlog[Item] = Backlog(clock)
+    for item in (Item(2, "a"), Item(3, "b"), Item(4, None)):
+        backlog.add(item)
+    backlog.put_aside(Item(1, "a"), 5)
+    backlog.add(Item(5, "a"))
+    backlog.put_aside(Item(6, None), 2)
+    clock.now += 1
+    assert {item.place: left for item, left in backlog.waiting()} == {
+        1: 4,
+        2: 4,
+        5: 4,
+        6: 1,
+    }
+    clock.now += 4
+    assert backlog.waiting() == []
