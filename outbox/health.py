@@ -8,6 +8,7 @@ tell. Those come back; so let a restart hang on `/live` only.
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -17,6 +18,13 @@ from outbox.errors import ConfigError
 from outbox.events import Event
 
 _MAX_SECONDS: Final = 5.0
+_NO_REQUEST: Final = (
+    OSError,
+    TimeoutError,
+    ValueError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+)
 
 
 class Health:
@@ -67,12 +75,13 @@ class Health:
             ConfigError: it can't be listened on.
         """
         try:
-            server = await asyncio.start_server(self._answer, None, port)
+            listening = _listen(port)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"health-port={port}: {error}; choose a free port"
             ) from error
-        chosen = server.sockets[0].getsockname()[1]
+        server = await asyncio.start_server(self._answer, sock=listening)
+        chosen = listening.getsockname()[1]
         logging.getLogger("pillarbox").info("health is told on port %d", chosen)
         try:
             yield
@@ -82,17 +91,17 @@ class Health:
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(_MAX_SECONDS):
-                request = await reader.readuntil(b"\r\n")
-                method, path = request.decode("ascii").split()[:2]
-                while await reader.readline() not in {b"\r\n", b"\n", b""}:
-                    pass  # a client may be hurt by an answer before its request's end
-                writer.write(self._response(method, path.partition("?")[0]))
-                await writer.drain()
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        try:
+            with suppress(*_NO_REQUEST):
+                async with asyncio.timeout(_MAX_SECONDS):
+                    request = await reader.readuntil(b"\r\n")
+                    method, path = request.decode("ascii").split()[:2]
+                    while (await reader.readline()).strip():
+                        pass  # headers say nothing that we need
+                    writer.write(self._response(method, path.partition("?")[0]))
+                    await writer.drain()
+        finally:
+            writer.close()
 
     def _response(self, method: str, path: str) -> bytes:
         status, said = HTTPStatus.OK, {}
@@ -115,3 +124,11 @@ class Health:
             "Connection: close\r\n\r\n"
         ).encode()
         return head if method == "HEAD" else head + body
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port))

@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",
     "tests.fixtures.redis",
+    "tests.fixtures.site",
     "tests.fixtures.webhook",
     "tests.fixtures.sqs",
 ]

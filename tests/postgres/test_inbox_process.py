@@ -1,97 +1,16 @@
 """`inbox run` as a process: it starts, drains, is killed, and says what is wrong."""
 
 import signal
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from inbox.cli import main
 from outbox import Message
-from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
-from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import execute
+from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
-
-APP = """
-import os, threading
-from datetime import timedelta
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import sessionmaker
-from inbox import Consumer
-from outbox.database import sqlalchemy_url
-
-URL = os.environ["TEST_URL"]
-engine = create_engine(sqlalchemy_url(URL))
-consumer = Consumer(
-    os.environ.get("TEST_BROKER", URL),
-    sessionmaker(engine),
-    name="billing",
-    drain=timedelta(seconds=float(os.environ.get("TEST_DRAIN", "20"))),
-)
-
-@consumer.handles("orders")
-def handle(session, message):
-    what = message.payload.decode()
-    session.execute(text("INSERT INTO effect VALUES (:what)"), {"what": what})
-    if what == "wait":
-        print("waiting", flush=True)
-        session.execute(text("SELECT pg_advisory_lock(1)"))
-    if what == "hang":
-        print("hanging", flush=True)
-        threading.Event().wait()
-
-def make():
-    return consumer
-
-broken = 1
-"""
-
-
-class Site:
-    """A database, an application with a consumer, and its processes."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.url = url
-        self._folder = folder
-        self._processes: list[RunningProcess] = []
-        execute(url, "CREATE TABLE effect (what text)")
-        execute(url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-        (folder / "shop_app.py").write_text(APP)
-
-    def run(self, path: str = "shop_app:consumer", **variables: str) -> RunningProcess:
-        process = RunningProcess(
-            command_line("inbox", "run", path),
-            self._folder / f"{len(self._processes)}.log",
-            {"PYTHONPATH": str(self._folder), "TEST_URL": self.url, **variables},
-        )
-        self._processes.append(process)
-        return process
-
-    async def publish(self, *messages: Message) -> None:
-        async with PostgresPublisher.from_url(self.url) as publisher:
-            await publisher.publish(messages)
-
-    def effects(self) -> list[str]:
-        return [w for (w,) in execute(self.url, "SELECT what FROM effect")]
-
-    def unacked(self) -> int:
-        query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
-        ((count,),) = execute(self.url, query)
-        return int(count)
-
-    def end(self) -> None:
-        for process in self._processes:
-            process.kill()
-
-
-@pytest.fixture
-def site(database_url: str, tmp_path: Path) -> Any:
-    site = Site(database_url, tmp_path)
-    yield site
-    site.end()
 
 
 async def test_sigterm_lets_handlers_finish_and_exits_with_0(site: Site) -> None:
@@ -110,6 +29,17 @@ async def test_sigterm_lets_handlers_finish_and_exits_with_0(site: Site) -> None
     assert sorted(site.effects()) == ["0", "1", "2", "wait"]
     assert site.unacked() == 1
     assert "Traceback" not in process.log()
+
+
+async def test_a_second_sigterm_ends_it_at_once(site: Site) -> None:
+    await site.publish(Message("orders", b"hang"))
+    process = site.run()
+    process.wait_for_log("hanging")
+    process.terminate()
+    wait_for("it drains", lambda: not process.catches(signal.SIGTERM))
+    process.terminate()
+    assert process.wait() == -signal.SIGTERM
+    assert site.unacked() == 1
 
 
 async def test_a_handler_that_hangs_does_not_keep_the_process(site: Site) -> None:
@@ -141,6 +71,7 @@ async def test_what_a_killed_consumer_was_doing_is_done_once_by_the_next(
     ("path", "variables", "words"),
     [
         ("shop_app:broken", {}, "should be an inbox.Consumer"),
+        ("shop_app:fail", {}, "'fail' raised LookupError: no such setting"),
         ("no_such:consumer", {}, "No module named 'no_such'"),
         ("shop_app:consumer", {"TEST_BROKER": "x://y"}, "no source for the scheme"),
         (

@@ -57,7 +57,16 @@ def test_registering_gives_the_handler_back() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"max_in_flight": 0}, {"max_waiting": -1}, {"drain": timedelta(seconds=-1)}],
+    [
+        {"max_in_flight": 0},
+        {"max_in_flight_per_tenant": 0},
+        {"max_prefetched": -1},
+        {"max_waiting": -1},
+        {"drain": timedelta(seconds=-1)},
+        {"order": "tenant"},
+        {"order": {"default": "no"}},
+        {"queues": {}},
+    ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
@@ -72,6 +81,44 @@ def test_a_consumer_needs_a_name() -> None:
 async def test_a_consumer_without_handlers_does_not_run() -> None:
     with pytest.raises(ConfigError, match="has no handler"):
         await consumer().run()
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1.5, "2", None, True])
+def test_a_weight_is_a_positive_whole_number(weight: Any) -> None:
+    with pytest.raises(ConfigError, match=r"weight .* of queue 'default'"):
+        consumer(queues={"default": weight})
+
+
+@pytest.mark.parametrize("topic", ["", None, coroutine])
+def test_a_handler_for_no_topic_is_refused_where_it_stands(topic: Any) -> None:
+    with pytest.raises(ConfigError, match=r"topic .*write a topic"):
+        consumer().handles(topic)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"queues": {"defualt": 1}},
+        {"order": {"defualt": "none"}},
+        {"source": {"defualt": MemorySource()}},
+    ],
+)
+async def test_a_queue_without_handlers_is_refused_and_the_others_named(
+    changes: dict[str, Any],
+) -> None:
+    settings: dict[str, Any] = {"source": MemorySource(), "name": "billing"}
+    wrong = Consumer(**(settings | {"sessions": ASYNC} | changes))
+    wrong.handles("orders")(coroutine)
+    with pytest.raises(ConfigError, match=r"'defualt': no handler .* are default"):
+        await wrong.run()
+
+
+async def test_one_source_does_not_serve_two_queues() -> None:
+    two = consumer()
+    two.handles("orders")(coroutine)
+    two.handles("reports", queue="batch")(coroutine)
+    with pytest.raises(ConfigError, match="no source for queue 'default'; pass a URL"):
+        await two.run()
 
 
 def test_a_negative_delay_is_refused() -> None:

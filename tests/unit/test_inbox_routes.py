@@ -1,5 +1,7 @@
 """Which handler a topic has."""
 
+from typing import Any
+
 import pytest
 
 from inbox.routes import Routes
@@ -14,7 +16,7 @@ def two(session: object, message: Message) -> None: ...
 def test_the_exact_topic_wins_over_its_beginning_and_the_longest_over_the_rest() -> (
     None
 ):
-    routes = Routes()
+    routes = Routes[Any]()
     handlers = {
         topic: (lambda session, message: None)
         for topic in ("orders.placed", "orders.*", "orders.eu.*", "*")
@@ -33,12 +35,12 @@ def test_the_exact_topic_wins_over_its_beginning_and_the_longest_over_the_rest()
 
 
 def test_a_topic_that_nobody_registered_has_none() -> None:
-    assert Routes().find("orders") is None
+    assert Routes[Any]().find("orders") is None
 
 
 @pytest.mark.parametrize("topic", ["orders", "orders.*"])
 def test_two_handlers_for_one_topic_are_refused_and_named(topic: str) -> None:
-    routes = Routes()
+    routes = Routes[Any]()
     routes.add(topic, one)
     with pytest.raises(ConfigError, match=r"has the handler one already, .* two"):
         routes.add(topic, two)
@@ -47,4 +49,34 @@ def test_two_handlers_for_one_topic_are_refused_and_named(topic: str) -> None:
 @pytest.mark.parametrize("topic", ["", "*.placed", "a*b*", None])
 def test_what_is_no_topic_is_refused(topic: str) -> None:
     with pytest.raises(ConfigError, match="write a topic"):
-        Routes().add(topic, one)
+        Routes[Any]().add(topic, one)
+
+
+def test_a_topic_belongs_to_one_queue() -> None:
+    routes = Routes[Any]()
+    routes.add("orders.*", one, "batch")
+    routes.add("orders.placed", two, "batch")
+    routes.add("refunds", one)
+    assert routes.queues == {
+        "default": ["refunds"],
+        "batch": ["orders.placed", "orders.*"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("orders.*", "orders.placed"), ("orders.placed", "orders.*"), ("*", "orders.*")],
+)
+def test_a_message_that_would_come_in_two_queues_is_refused(
+    first: str, second: str
+) -> None:
+    routes = Routes[Any]()
+    routes.add(first, one, "batch")
+    with pytest.raises(ConfigError, match="would come in both; put both into one"):
+        routes.add(second, two)
+
+
+@pytest.mark.parametrize("queue", ["", "a.b", "a--b", "-a", "a b", None])
+def test_what_is_no_name_of_a_queue_is_refused(queue: Any) -> None:
+    with pytest.raises(ConfigError, match="use letters, digits"):
+        Routes[Any]().add("orders", one, queue)

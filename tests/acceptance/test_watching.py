@@ -1,0 +1,170 @@
+"""Both processes tell their health, and end when their loop is stuck."""
+
+import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from outbox import Message
+from tests.acceptance.relays import Relays
+from tests.acceptance.writer import Writer
+from tests.fixtures.processes import RunningProcess
+from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.relay import execute
+from tests.fixtures.site import Site
+from tests.fixtures.waiting import wait_for
+
+STUCK = """
+import asyncio, os, threading
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from inbox import Consumer
+from outbox.database import sqlalchemy_url
+
+URL = os.environ.get("TEST_URL", "postgresql://")
+consumer = Consumer(
+    URL, async_sessionmaker(create_async_engine(sqlalchemy_url(URL))), name="billing"
+)
+
+@consumer.handles("orders")
+async def block_the_loop(session, message):
+    threading.Event().wait()
+
+class Codec:
+    name = "stuck"
+
+    def encode(self, message):
+        return "1", message.payload
+
+    def decode(self, message, key_id):
+        threading.Event().wait()
+
+codec = Codec()
+"""
+
+
+class Watched:
+    """A process with a health port."""
+
+    def __init__(self, process: RunningProcess) -> None:
+        process.wait_for_log("health is told on port", seconds=60)
+        found = re.search(r"health is told on port (\d+)", process.log())
+        assert found is not None
+        self._url = f"http://127.0.0.1:{found[1]}"
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(f"{self._url}{path}", timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def ready(self) -> tuple[int, list[str]]:
+        status, said = self.get("/ready")
+        return status, said["waits_for"]
+
+    def wait_until(self, status: int, *waits_for: str) -> None:
+        expected = (status, list(waits_for))
+        wait_for(f"{expected}", lambda: self.ready() == expected, seconds=60)
+        assert self.get("/live") == (200, {"live": True})
+
+
+def test_a_consumer_is_ready_while_it_reaches_its_broker(
+    site: Site, proxy: MakeProxy
+) -> None:
+    broker, url = proxy(site.url)
+    process = site.run("shop_app:consumer", "--health-port=0", TEST_BROKER=url)
+    watched = Watched(process)
+    watched.wait_until(200)
+    broker.refuse()
+    broker.cut()
+    watched.wait_until(503, "source of batch", "source of default")
+    broker.accept()
+    watched.wait_until(200)
+
+
+async def test_a_consumer_is_ready_while_it_reaches_its_database(
+    site: Site, proxy: MakeProxy
+) -> None:
+    database, url = proxy(site.url)
+    process = site.run(
+        "shop_app:consumer", "--health-port=0", TEST_BROKER=site.url, TEST_URL=url
+    )
+    watched = Watched(process)
+    watched.wait_until(200)
+    database.refuse()
+    database.cut()
+    await site.publish(Message("orders", b"1"))
+    watched.wait_until(503, "database")
+    database.accept()
+    watched.wait_until(200)
+    wait_for("it is handled", lambda: site.effects() == ["1"], seconds=60)
+
+
+def test_a_relay_is_ready_while_it_reaches_its_database(
+    database_url: str, tmp_path: Path, proxy: MakeProxy
+) -> None:
+    database, url = proxy(database_url)
+    with Relays(url, tmp_path) as relays:
+        watched = Watched(relays.start("memory://", "--health-port=0"))
+        watched.wait_until(200)
+        database.refuse()
+        database.cut()
+        watched.wait_until(503, "database")
+        database.accept()
+        watched.wait_until(200)
+
+
+def test_a_relay_is_ready_while_it_reaches_its_broker(
+    database_url: str, relays: Relays, writer: Writer, proxy: MakeProxy
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
+    broker, url = proxy(database_url)
+    watched = Watched(relays.start(url, "--health-port=0"))
+    watched.wait_until(200)
+    broker.refuse()
+    broker.cut()
+    writer.add(1)
+    watched.wait_until(503, "broker")
+    broker.accept()
+    watched.wait_until(200)
+
+
+def test_a_process_that_stops_is_not_ready(site: Site) -> None:
+    process = site.run("shop_app:consumer", "--health-port=0")
+    watched = Watched(process)
+    watched.wait_until(200)
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+async def test_a_handler_that_blocks_the_loop_ends_the_consumer(
+    site: Site, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    await site.publish(Message("orders", b""))
+    process = site.run("stuck:consumer", "--watchdog=1")
+    assert process.wait(60) == 70, process.log()
+    assert "the event loop has not turned for 1 s" in process.log()
+    assert "in block_the_loop" in process.log()
+    assert site.unacked() == 1
+
+
+def test_a_codec_that_blocks_the_loop_ends_the_relay(
+    database_url: str, relays: Relays, tmp_path: Path
+) -> None:
+    (tmp_path / "installed" / "stuck.py").write_text(STUCK)
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, lane, topic, content_type, headers, payload)"
+        " VALUES (outbox.uuid7(), 16, 'orders', 'application/octet-stream',"
+        """ '{"pillarbox-codec": "stuck:1", "pillarbox-content-type": "a/b"}', '')""",
+    )
+    relay = relays.start_without_waiting(
+        "memory://", "--codec=stuck:codec", "--watchdog=1"
+    )
+    assert relay.wait(60) == 70, relay.log()
+    assert "the event loop has not turned for 1 s" in relay.log()
+    assert "in decode" in relay.log()

@@ -1,0 +1,149 @@
+"""Several queues in one consumer: their own sources and room, and shared turns."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from inbox import Consumer
+from inbox.events import DeliveriesReceived, DuplicateSkipped, MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import async_sessions_of, numbered, running
+from tests.fixtures.relay import execute
+
+
+@pytest.fixture
+async def sessions(
+    database_url: str,
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    async with async_sessions_of(database_url) as made:
+        yield made
+
+
+def flood(count: int = 500, *, tenant: str | None = None) -> list[Message]:
+    return [Message("bulk", b"", key=f"{n}", tenant=tenant) for n in range(count)]
+
+
+async def test_a_flood_in_one_queue_holds_up_no_other(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    bulk, urgent = MemorySource(*flood()), MemorySource()
+    handled: list[str] = []
+    gate, begun = asyncio.Event(), asyncio.Event()
+    consumer = Consumer(
+        {"batch": bulk, "realtime": urgent},
+        sessions,
+        name="billing",
+        queues={"realtime": 2, "batch": 1},
+        max_in_flight=2,
+    )
+
+    @consumer.handles("bulk", queue="batch")
+    @consumer.handles("urgent", queue="realtime")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        if not gate.is_set():
+            begun.set()
+            await gate.wait()
+        handled.append(message.topic)
+
+    async with running(consumer) as events:
+        await begun.wait()
+        urgent.add(*(Message("urgent", b"") for _ in range(6)))
+        await events.wait_for(DeliveriesReceived, 2)
+        assert {event.queue for event in events.of(DeliveriesReceived)} == {
+            "batch",
+            "realtime",
+        }
+        gate.set()
+        await events.wait_for(MessageHandled, 30)
+    # Two that were at work; then the six get two turns of three, or more.
+    assert handled.index("urgent") < 6
+    assert handled[:16].count("urgent") == 6
+
+
+async def test_each_queue_has_a_group_and_one_receipt_serves_all(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = Consumer(database_url, sessions, name="billing")
+
+    async def handle(session: AsyncSession, message: Message) -> None: ...
+
+    consumer.handles("orders")(handle)
+    consumer.handles("bulk", queue="batch")(handle)
+    async with running(consumer) as events:
+        subscriptions = execute(
+            database_url, "SELECT consumer, topic FROM inbox.subscription ORDER BY 1"
+        )
+        assert subscriptions == [("billing", "orders"), ("billing--batch", "bulk")]
+        async with PostgresPublisher.from_url(database_url) as publisher:
+            await publisher.publish([Message("orders", b""), Message("bulk", b"")])
+        await events.wait_for(MessageHandled, 2)
+    receipts = execute(database_url, "SELECT DISTINCT consumer FROM inbox.receipt")
+    assert receipts == [("billing",)]
+
+
+async def test_a_topic_that_changes_its_queue_is_handled_once(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    consumer = Consumer(database_url, sessions, name="billing")
+
+    async def handle(session: AsyncSession, message: Message) -> None: ...
+
+    consumer.handles("orders", queue="batch")(handle)
+    consumer.handles("refunds")(handle)
+    async with running(consumer) as events:
+        async with PostgresPublisher.from_url(database_url) as publisher:
+            await publisher.publish([Message("orders", b"")])
+        await events.wait_for(MessageHandled)
+        await events.wait_for(DuplicateSkipped)
+
+
+async def test_without_order_messages_of_a_key_do_not_wait_for_each_other(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    meet = asyncio.Barrier(3)
+    consumer = Consumer(
+        {"default": MemorySource(*numbered(3)), "strict": MemorySource()},
+        sessions,
+        name="billing",
+        order={"default": "none"},
+    )
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        async with asyncio.timeout(60):
+            await meet.wait()  # all three are at work at once, or this fails
+
+    @consumer.handles("strict", queue="strict")
+    async def handle_in_order(session: AsyncSession, message: Message) -> None: ...
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled, 3)
+
+
+async def test_tenants_share_what_is_prefetched(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    source = MemorySource(
+        *flood(9, tenant="flood"), Message("bulk", b"", key="k", tenant="other")
+    )
+    handled: list[str | None] = []
+    gate = asyncio.Event()
+    consumer = Consumer(
+        source, sessions, name="billing", max_in_flight=1, max_prefetched=20
+    )
+
+    @consumer.handles("bulk")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await gate.wait()
+        handled.append(message.tenant)
+
+    async with running(consumer) as events:
+        await events.wait_for(DeliveriesReceived)
+        gate.set()
+        await events.wait_for(MessageHandled, 10)
+    assert handled.index("other") <= 2

@@ -1,0 +1,72 @@
+"""`inbox run` with queues, and once."""
+
+import pytest
+
+from outbox import Message
+from tests.fixtures.consumers import numbered
+from tests.fixtures.relay import execute
+from tests.fixtures.site import Site
+from tests.fixtures.waiting import wait_for
+
+CONSUMER = "shop_app:consumer"
+PAYLOADS_LEFT = """
+    SELECT convert_from(payload, 'UTF8') FROM inbox.delivery WHERE acked_at IS NULL
+"""
+
+
+async def test_once_handles_what_is_there_and_exits_with_0(site: Site) -> None:
+    await site.publish(*numbered(20, keys=5), Message("bulk.a", b"bulk"))
+    process = site.run(CONSUMER, "--once=0.5")
+    assert process.wait(60) == 0, process.log()
+    assert sorted(site.effects()) == sorted([*map(str, range(20)), "bulk"])
+    assert site.unacked() == 0
+
+
+async def test_once_exits_with_1_if_something_became_a_dead_letter(site: Site) -> None:
+    await site.publish(Message("orders", b"bad"), Message("orders", b"good"))
+    process = site.run(CONSUMER, "--once=0.5")
+    assert process.wait(60) == 1, process.log()
+    assert site.effects() == ["good"]
+    assert execute(site.url, "SELECT error_reason FROM inbox.dead_letter") == [
+        ("DeadLetter: it is bad",)
+    ]
+
+
+async def test_once_does_not_wait_for_what_is_to_be_tried_later(site: Site) -> None:
+    await site.publish(Message("orders", b"later", key="k"), Message("orders", b"now"))
+    process = site.run(CONSUMER, "--once=0.5")
+    assert process.wait(60) == 0, process.log()
+    assert site.effects() == ["now"]
+    assert execute(site.url, PAYLOADS_LEFT) == [("later",)]
+
+
+async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
+    await site.publish(Message("orders", b"order"), Message("bulk.a", b"bulk"))
+    process = site.run(CONSUMER, "--queue=batch=3", "--once=0.5")
+    assert process.wait(60) == 0, process.log()
+    assert site.effects() == ["bulk"]
+    assert execute(site.url, PAYLOADS_LEFT) == [("order",)]
+    process = site.run(CONSUMER, "--queue", "default", "--queue", "batch=2")
+    wait_for("both are served", lambda: sorted(site.effects()) == ["bulk", "order"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole number"),
+        (["--queue=batch=-1"], "weight -1 of queue 'batch'"),
+        (["--queue=batch=two"], "--queue batch=two: weight 'two' is no whole number"),
+        (["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
+        (["--queue=bacth"], "queue 'bacth': no handler is registered for it"),
+        (["--once=0"], "once=0: must be a positive number"),
+        (["--watchdog=-1"], "watchdog=-1: must be a positive number"),
+        (["--health-port=99999"], "health-port=99999: "),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_one_line_and_status_2(
+    site: Site, options: list[str], words: str
+) -> None:
+    process = site.run(CONSUMER, *options)
+    assert process.wait(60) == 2
+    (line,) = process.log().splitlines()
+    assert words in line
