@@ -16,10 +16,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
-COMPILE = $(BIN)/uv pip compile pyproject.toml --all-extras \
+COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --universal --python-version 3.11 --generate-hashes \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
+
+# What the image of relay and consumer is to have.
+IMAGE_EXTRAS := migrations binary asyncpg redis kafka rabbitmq nats sqs http \
+  jsonschema msgspec pydantic
 
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv
@@ -84,8 +88,9 @@ format: packages $(READY) ## Format the code and mend what ruff can mend
 
 lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv
-	$(COMPILE) --group dev $(ARGS) -o requirements.lock
-	$(COMPILE) --constraint requirements.lock -o docker/pillarbox/requirements.lock
+	$(COMPILE) --all-extras --group dev $(ARGS) -o requirements.lock
+	$(COMPILE) $(IMAGE_EXTRAS:%=--extra %) --constraint requirements.lock \
+	  -o docker/pillarbox/requirements.lock
 
 setup: packages $(READY) ## Install everything the other targets need, and nothing else
 
