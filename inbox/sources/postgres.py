@@ -206,7 +206,12 @@ class PostgresSource:
         given = await self._look(limit)
         if given:
             # Enough to do: writers need not ring until that is over.
-            await self._bell.disarm()
+            try:
+                await self._bell.disarm()
+            except BaseException:
+                for delivery in given:
+                    await delivery.nack()
+                raise
             return given
         while not given and time.monotonic() < deadline:
             if not await self._bell.arm():

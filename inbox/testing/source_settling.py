@@ -165,14 +165,14 @@ class SourceSettling(SourceCase):
     @checks()
     async def test_a_cancelled_receive_loses_nothing(self) -> None:
         topic = await self.fresh_topic()
-        messages = numbered(topic, 40, keys=40)
+        messages = numbered(topic, 120, keys=120)
         seen: set[int] = set()
         async with self.source("one", topic) as source:
             for n, message in enumerate(messages):
                 call = asyncio.ensure_future(source.receive(limit=2))
                 await asyncio.wait({call}, timeout=0.001 * (n % 5))
                 await self.put(message)
-                await asyncio.wait({call}, timeout=0.001 * (n % 7))
+                await asyncio.wait({call}, timeout=0.001 * (n % 13))
                 call.cancel()
                 await asyncio.wait({call})
                 if not call.cancelled():
@@ -180,7 +180,7 @@ class SourceSettling(SourceCase):
                         seen.add(int(delivery.message.payload))
                         await delivery.ack()
             more = await self.handle(source, len(messages) - len(seen))
-        assert seen | {int(m.payload) for m in more} == set(range(40))
+        assert seen | {int(m.payload) for m in more} == set(range(120))
 
     @checks()
     async def test_a_task_that_receives_can_be_cancelled_at_any_moment(self) -> None:
