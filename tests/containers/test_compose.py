@@ -1,0 +1,96 @@
+"""docker/compose.yaml: it starts in order, does its work, and ends in order."""
+
+import json
+
+from tests.containers.engine import DOCKER, Project, docker, run, running_project
+from tests.fixtures.waiting import wait_for
+
+LASTING = ("relay", "billing", "shipping")
+PATIENCE = 120
+
+
+def sell(project: Project) -> None:
+    sold = project.compose("run", "--rm", "-T", "shop", check=False)
+    logs = project.compose("logs", "--tail", "20").stdout
+    assert sold.returncode == 0, f"{sold.stdout}{sold.stderr}{logs}"
+    assert "everything holds" in sold.stdout
+
+
+def doctor(project: Project) -> str:
+    return project.outbox("doctor", check=False).stdout
+
+
+def test_every_order_goes_through_the_relay_to_both_consumers(shop: Project) -> None:
+    sell(shop)
+    for service in ("database", *LASTING):
+        assert shop.state(service)["Health"]["Status"] == "healthy"
+    for service in ("migrations", "roles", "broker"):
+        assert shop.state(service)["ExitCode"] == 0
+
+
+def test_the_processes_log_in_with_their_own_roles(shop: Project) -> None:
+    roles = shop.psql(
+        "SELECT DISTINCT usename FROM pg_stat_activity WHERE client_addr IS NOT NULL"
+        " AND usename <> 'shop' ORDER BY usename"
+    )
+    assert roles.split() == ["shop_consumer", "shop_relay"]
+
+
+def test_no_password_is_in_the_environment_of_a_container(shop: Project) -> None:
+    secrets = [path.read_text() for path in (DOCKER / "secrets").glob("*-password")]
+    assert len(secrets) == 5
+    for service in ("database", "migrations", "roles", "broker", *LASTING):
+        told = json.dumps(inspect(shop, service))
+        assert not [secret for secret in secrets if secret in told]
+
+
+def inspect(project: Project, service: str) -> object:
+    return json.loads(docker("container", "inspect", project.container(service)))
+
+
+def test_a_day_that_is_missing_is_found_and_made(shop: Project) -> None:
+    days = (
+        "SELECT inhrelid::regclass FROM pg_inherits"
+        " WHERE inhparent = 'outbox.message'::regclass ORDER BY inhrelid"
+    )
+    made = shop.psql(days).splitlines()
+    shop.psql(f"DROP TABLE {sorted(made)[-2]}")
+    assert "outbox.message" in doctor(shop)
+    assert shop.outbox("maintain", "--dry-run").stdout != "nothing to do\n"
+    shop.outbox("maintain")
+    assert sorted(shop.psql(days).splitlines()) == sorted(made)
+    assert "outbox.message" not in doctor(shop)
+    assert shop.outbox("maintain", "--dry-run").stdout == "nothing to do\n"
+
+
+def test_pg_cron_has_the_upkeep_in_this_database(shop: Project) -> None:
+    jobs = shop.psql("SELECT database, jobname FROM cron.job WHERE active")
+    assert "shop|pillarbox upkeep" in jobs.splitlines()
+    launcher = "SELECT count(*) FROM pg_stat_activity WHERE backend_type ~ 'pg_cron'"
+    assert shop.psql(launcher) == "1"
+
+
+def test_a_process_that_stands_still_has_no_pulse_until_it_goes_on(
+    shop: Project,
+) -> None:
+    relay = shop.container("relay")
+
+    def beats() -> bool:
+        return run("docker", "exec", relay, "pulse", check=False).returncode == 0
+
+    wait_for("the pulse", beats, seconds=PATIENCE)
+    docker("kill", "--signal", "STOP", relay)
+    docker("exec", relay, "touch", "--date=-1 minute", "/run/pillarbox/pulse")
+    assert not beats()
+    docker("kill", "--signal", "CONT", relay)
+    wait_for("the pulse again", beats, seconds=PATIENCE)
+
+
+def test_with_redis_between_them_all_is_the_same_and_a_stop_drains() -> None:
+    run(str(DOCKER / "local-images"), "redis:8")
+    with running_project("--env-file", str(DOCKER / "brokers/redis.env")) as project:
+        sell(project)
+        redis = ("exec", "-T", "redis", "redis-cli", "--scan")
+        assert "demo.orders" in project.compose(*redis).stdout
+        project.compose("stop", *LASTING)
+        assert {project.state(name)["ExitCode"] for name in LASTING} == {0}
