@@ -16,6 +16,7 @@ from outbox.checks.retention import check_configuration, check_retention
 from outbox.checks.sessions import check_backlog, check_pins
 from outbox.database import refuse_pooler
 from outbox.errors import ConfigError, UpkeepError
+from outbox.statement import load
 
 APPLICATION_NAME: Final = "outbox doctor"
 
@@ -29,13 +30,6 @@ CHECKS: Final[dict[str, Check]] = {
     "backlog": check_backlog,
     "pins": check_pins,
 }
-_NAMES: Final = """
-SELECT pg_get_userbyid(c.relowner),
-       (SELECT n.nspname FROM pg_extension e
-          JOIN pg_namespace n ON n.oid = e.extnamespace
-         WHERE e.extname = 'pg_partman')
-  FROM pg_class c WHERE c.oid = to_regclass('outbox.message')
-"""
 
 
 def examine(
@@ -48,7 +42,7 @@ def examine(
     Raises:
         UpkeepError: there is no schema of ours to examine.
     """
-    row = connection.execute(_NAMES).fetchone()
+    row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
         raise UpkeepError("there is no table outbox.message here; outbox migrate")
     names = Names(owner=row[0], partman=row[1])

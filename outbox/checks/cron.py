@@ -8,39 +8,15 @@ from psycopg import sql
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
+from outbox.statement import load
 
 _JOBS: Final = {"pillarbox upkeep": "maintainer", "pillarbox plan detaches": "detacher"}
 _MAX_SILENCE: Final = timedelta(hours=3)
-_WHERE: Final = """
-SELECT to_regclass('cron.job') IS NOT NULL,
-       current_setting('cron.database_name', true), current_database()
-"""
-# What kind of process it is, only pg_monitor sees; its application_name everybody.
-_LAUNCHER: Final = """
-SELECT count(*) FROM pg_stat_activity
- WHERE backend_type = 'pg_cron launcher' OR application_name = 'pg_cron scheduler'
-"""
-_MAY_ACT: Final = """
-SELECT bool_and(pg_has_role(current_user, rolname, CASE
-           WHEN current_setting('server_version_num')::int >= 160000
-           THEN 'SET' ELSE 'MEMBER' END))
-  FROM pg_roles WHERE rolname = %s
-"""
-_JOB: Final = """
-SELECT j.jobid, j.active, max(d.end_time) FILTER (WHERE d.status = 'succeeded'),
-       count(d.*) > 0, now(),
-       (array_agg(d.return_message ORDER BY d.start_time DESC)
-           FILTER (WHERE d.status = 'failed'))[1]
-  FROM cron.job j LEFT JOIN cron.job_run_details d USING (jobid)
- WHERE j.jobname = %s AND j.username = current_user
-   AND j.database = current_database()
- GROUP BY j.jobid, j.active
-"""
 
 
 def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[Finding]:
     """Find an upkeep that does not run, or fails."""
-    row = connection.execute(_WHERE).fetchone()
+    row = connection.execute(load("outbox", "find_cron")).fetchone()
     installed, home, here = row or (False, None, None)
     if not installed or home != here:
         # The setting stays in a file when the library is no longer loaded.
@@ -52,7 +28,7 @@ def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[F
             "from another scheduler, every hour: outbox maintain",
         )
         return
-    if connection.execute(_LAUNCHER).fetchone() == (0,):
+    if connection.execute(load("outbox", "count_launchers")).fetchone() == (0,):
         yield _found(
             Severity.ERROR,
             "the pg_cron launcher is not running: no job of this server runs",
@@ -67,7 +43,9 @@ def _check_job(
     connection: AdministrationConnection, job: str, role: str
 ) -> Iterator[Finding]:
     # A role sees its own jobs only.
-    if connection.execute(_MAY_ACT, (role,)).fetchone() != (True,):
+    if connection.execute(load("outbox", "may_become"), {"role": role}).fetchone() != (
+        True,
+    ):
         yield _found(
             Severity.UNKNOWN,
             f"only {role} sees whether the job {job!r} runs",
@@ -76,7 +54,7 @@ def _check_job(
         return
     connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
     try:
-        row = connection.execute(_JOB, (job,)).fetchone()
+        row = connection.execute(load("outbox", "read_job"), {"job": job}).fetchone()
     finally:
         connection.execute("RESET ROLE")
     if row is None:

@@ -5,20 +5,16 @@ from typing import Final
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
+from outbox.statement import load
 
 _OLDEST: Final = (4, 7)
-_VERSIONS: Final = """
-SELECT e.extversion, a.default_version
-  FROM pg_extension e JOIN pg_available_extensions a ON a.name = e.extname
- WHERE e.extname = 'pg_partman'
-"""
 
 
 def check_extensions(
     connection: AdministrationConnection, _names: Names
 ) -> Iterator[Finding]:
     """Find a pg_partman that is missing, too old, or older than its installed files."""
-    row = connection.execute(_VERSIONS).fetchone()
+    row = connection.execute(load("outbox", "read_partman_version")).fetchone()
     if row is None:
         yield Finding(
             check="extensions",

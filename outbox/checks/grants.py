@@ -5,6 +5,7 @@ from typing import Final
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
+from outbox.statement import load
 
 _ROLES: Final = (
     "owner",
@@ -15,21 +16,6 @@ _ROLES: Final = (
     "consumer",
     "monitor",
 )
-_MISSING: Final = """
-SELECT wanted FROM unnest(%(roles)s::text[]) AS wanted
- WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted)
-"""
-_RIGHTS_OF_OWNER: Final = """
-SELECT has_schema_privilege(%(owner)s, n.oid, 'USAGE')
-   AND (SELECT bool_and(has_table_privilege(%(owner)s, c.oid, privilege))
-          FROM pg_class c,
-               unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
-         WHERE c.relnamespace = n.oid
-           AND c.relname IN ('part_config', 'part_config_sub'))
-   AND (SELECT bool_and(has_function_privilege(%(owner)s, p.oid, 'EXECUTE'))
-          FROM pg_proc p WHERE p.pronamespace = n.oid)
-  FROM pg_namespace n WHERE n.nspname = %(partman)s
-"""
 
 
 def check_grants(
@@ -37,7 +23,9 @@ def check_grants(
 ) -> Iterator[Finding]:
     """Find roles that are gone, and rights that an extension's upgrade dropped."""
     roles = [names.role(name) for name in _ROLES]
-    for (role,) in connection.execute(_MISSING, {"roles": roles}).fetchall():
+    for (role,) in connection.execute(
+        load("outbox", "list_missing_roles"), {"roles": roles}
+    ).fetchall():
         yield Finding(
             check="grants",
             severity=Severity.ERROR,
@@ -47,7 +35,8 @@ def check_grants(
     if names.partman is None:
         return
     granted = connection.execute(
-        _RIGHTS_OF_OWNER, {"owner": names.owner, "partman": names.partman}
+        load("outbox", "check_rights_of_owner"),
+        {"owner": names.owner, "partman": names.partman},
     ).fetchone()
     if granted != (True,):
         schema, owner = f'"{names.partman}"', f'"{names.owner}"'

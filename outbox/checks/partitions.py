@@ -5,32 +5,18 @@ from typing import Final
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
+from outbox.statement import load
 
-_MISSING: Final = """
-SELECT p.parent_table, count(*), min(p.starts_at), h.ahead, h.has_today
-  FROM outbox.upkeep_plan() p JOIN outbox.partition_health h USING (parent_table)
- WHERE p.step = 'make' GROUP BY p.parent_table, h.ahead, h.has_today
-"""
-_PARTITIONS: Final = """
-SELECT p.parent_table, x.partition::text, x.is_default, x.detach_pending, x.starts_at,
-       x.starts_at > now() AS ahead, x.owner::regrole::text, c.relowner::regrole::text,
-       x.owner <> c.relowner AS is_foreign,
-       x.starts_at <> date_trunc(CASE WHEN x.ends_at - x.starts_at < interval '1 day'
-                                 THEN 'hour' ELSE 'day' END, x.starts_at, 'UTC')
-           AS is_off,
-       x.detach_pending AND x.ends_at >= now() - p.retention AS half_detached
-  FROM outbox.partition_policy p JOIN pg_class c ON c.oid = p.parent_table::regclass,
-       outbox.partitions(p.parent_table) x
- ORDER BY p.parent_table, x.starts_at
-"""
 _FEW: Final = 3
 
 
 def check_partitions(
-    connection: AdministrationConnection, _names: Names
+    connection: AdministrationConnection, names: Names
 ) -> Iterator[Finding]:
     """Find days without a partition, and partitions that are not as we make them."""
-    for table, missing, first, ahead, has_today in connection.execute(_MISSING):
+    for table, missing, first, ahead, has_today in connection.execute(
+        load("outbox", "list_missing_partitions")
+    ):
         refused = not has_today or ahead < _FEW
         yield Finding(
             check="partitions",
@@ -39,7 +25,13 @@ def check_partitions(
             + ("" if has_today else ", today's among them: rows are refused"),
             remedy=f"SELECT outbox.make_partitions('{table}');",
         )
-    for row in connection.execute(_PARTITIONS):
+    for table, start, end in connection.execute(load("outbox", "list_gaps")):
+        yield _found(
+            f"{table} has no partition from {start} to {end}: rows are refused then",
+            f"SET ROLE {names.owner}; CREATE TABLE {table}_p{start:%Y%m%d_%H%M}_gap"
+            f" PARTITION OF {table} FOR VALUES FROM ('{start}') TO ('{end}');",
+        )
+    for row in connection.execute(load("outbox", "judge_partitions")):
         yield from _judge(*row)
 
 
@@ -47,7 +39,6 @@ def _judge(
     table: str,
     partition: str,
     is_default: bool,
-    _detach_pending: bool,
     starts_at: object,
     ahead: bool,
     owner: str,

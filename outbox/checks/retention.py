@@ -3,27 +3,16 @@
 from collections.abc import Iterator
 from typing import Final
 
+from psycopg import sql
+
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
 from outbox.retention import read_policies, receipt_floor
+from outbox.statement import load
 
-_PLAN: Final = """
-SELECT p.step, p.partition, p.unsettled, p.statement,
-       coalesce(r.planned_at, p.ends_at + q.retention) < now() - interval '3 hours'
-  FROM outbox.upkeep_plan() p JOIN outbox.partition_policy q USING (parent_table)
-  LEFT JOIN outbox.retiring_partition r ON r.partition = p.partition
- WHERE p.step IN ('hold', 'attach', 'detach', 'finalize', 'drop')
-"""
 _OPEN: Final = """
 SELECT pid, usename, xact_start, query FROM pg_stat_activity
  WHERE xact_start < now() - interval '1 hour'; then: outbox maintain
-"""
-_CONFIG: Final = """
-SELECT p.parent_table, c.parent_table IS NULL, c.retention,
-       c.automatic_maintenance = 'on'
-  FROM outbox.partition_policy p
-  LEFT JOIN "{partman}".part_config c USING (parent_table)
- ORDER BY 1
 """
 
 
@@ -31,7 +20,9 @@ def check_retention(
     connection: AdministrationConnection, _names: Names
 ) -> Iterator[Finding]:
     """Find partitions past their time, and receipts that go too soon."""
-    for step, partition, unsettled, statement, late in connection.execute(_PLAN):
+    for step, partition, unsettled, statement, late in connection.execute(
+        load("outbox", "list_late_partitions")
+    ):
         if step in {"hold", "attach"}:
             many = "unknown" if unsettled is None else unsettled
             yield _found(
@@ -63,7 +54,9 @@ def check_configuration(
     """Find tables that pg_partman forgot, neglects, or would drop days of by itself."""
     if names.partman is None:
         return
-    query = _CONFIG.format(partman=names.partman).encode()
+    query = sql.SQL(load("outbox", "list_configuration")).format(
+        partman=sql.Identifier(names.partman)
+    )
     for table, forgotten, retention, automatic in connection.execute(query):
         if forgotten:
             yield _found(

@@ -11,90 +11,12 @@ from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
+from tests.migrations.broken import BROKEN
 from tests.migrations.conftest import Doctor
+from tests.migrations.test_detach import leave_detached
 from tests.migrations.test_upkeep import add_old, old_partition
 
 Capture = pytest.CaptureFixture[str]
-
-
-MESSAGE = "parent_table = 'outbox.message'"
-IN_DAYS = (
-    "(SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '{} days')"
-)
-BROKEN = {
-    "pg_partman is older than we can use": (
-        "UPDATE pg_extension SET extversion = '4.6.2' WHERE extname = 'pg_partman'",
-        *("extensions", "error", "is older than 4.7", "ALTER EXTENSION"),
-    ),
-    "pg_partman was not upgraded with its files": (
-        "UPDATE pg_extension SET extversion = '4.7.0' WHERE extname = 'pg_partman'",
-        *("extensions", "warning", "its files on the server", "outbox migrate"),
-    ),
-    "the grants on pg_partman are lost": (
-        "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA partman FROM pillarbox_owner, public",
-        *("grants", "error", "may not use pg_partman", "GRANT EXECUTE ON ALL ROUTINES"),
-    ),
-    "today has no partition": (
-        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(0)}; END $$",
-        *("partitions", "error", "rows are refused", "outbox.make_partitions"),
-    ),
-    "a day ahead is missing": (
-        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; END $$",
-        *("partitions", "warning", "lacks 1 partitions", "outbox.make_partitions"),
-    ),
-    "there is a DEFAULT partition": (
-        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
-        " PARTITION OF outbox.message DEFAULT",
-        *("partitions", "error", "is a DEFAULT partition", "DETACH PARTITION"),
-    ),
-    "a partition belongs to another role": (
-        f"DO $$ BEGIN EXECUTE 'ALTER TABLE ' || {IN_DAYS.format(2)} ||"
-        " ' OWNER TO pillarbox_maintainer'; END $$",
-        *("partitions", "error", "belongs to pillarbox_maintainer", "OWNER TO"),
-    ),
-    "a partition begins in another time zone": (
-        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_odd PARTITION OF"
-        " outbox.message FOR VALUES FROM ('2040-01-01 05:00+00')"
-        " TO ('2040-01-02 05:00+00')",
-        *("partitions", "error", "not at midnight UTC", "DROP TABLE"),
-    ),
-    "pg_partman drops by itself": (
-        f"UPDATE partman.part_config SET retention = '3 days' WHERE {MESSAGE}",
-        *("retention", "error", "itself drops days", "SET retention = NULL"),
-    ),
-    "pg_partman's upkeep is off": (
-        f"UPDATE partman.part_config SET automatic_maintenance = 'off' WHERE {MESSAGE}",
-        *("retention", "error", "is switched off", "automatic_maintenance = 'on'"),
-    ),
-    "pg_partman forgot a table": (
-        f"DELETE FROM partman.part_config WHERE {MESSAGE}",
-        *("retention", "error", "does not know outbox.message", "adopt_table"),
-    ),
-    "receipts go too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days'"
-        " WHERE parent_table = 'inbox.receipt'",
-        *("retention", "warning", "can come back", "outbox retention set"),
-    ),
-    "nobody relays": (
-        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
-        " payload) VALUES (outbox.uuid7(), now(), 0, 't', 'c', '');"
-        " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
-        " created_at = date_trunc('day', now(), 'UTC')",
-        *("backlog", "warning", "has waited", "relay run"),
-    ),
-    "a pooler hands one session to two": (
-        # Two connections find themselves in one process, as they would behind it.
-        "CREATE SCHEMA pooled; CREATE FUNCTION pooled.pg_backend_pid() RETURNS int"
-        " LANGUAGE sql RETURN 7; DO $$ BEGIN EXECUTE format('ALTER DATABASE %I"
-        " SET search_path = pooled, pg_catalog', current_database()); END $$",
-        *("pooler", "error", "a pooler in transaction mode", "PostgreSQL itself"),
-    ),
-    "a replication slot is read by nobody": (
-        "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
-        *("pins", "warning", "that nobody reads", "pg_drop_replication_slot"),
-    ),
-}
 
 
 @pytest.fixture
@@ -142,6 +64,84 @@ def test_what_holds_a_partition_is_shown_by_the_remedy(
     assert len(execute(database_url, held["remedy"])) == 1
     # It has waited for twenty days, more than half of its retention.
     assert "error" in {f["severity"] for f in findings if f["check"] == "backlog"}
+
+
+def test_a_row_that_appeared_in_a_detached_partition(
+    database_url: str, doctor: Doctor
+) -> None:
+    name = leave_detached(database_url)
+    execute(database_url, f"UPDATE {name} SET published_at = NULL")
+
+    _, findings = doctor(database_url)
+
+    (held,) = (f for f in findings if "and held" in f["finding"])
+    assert f"ALTER TABLE outbox.message ATTACH PARTITION {name}" in held["remedy"]
+
+
+def test_a_detached_partition_that_nobody_dropped_for_hours(
+    database_url: str, doctor: Doctor
+) -> None:
+    leave_detached(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.retiring_partition SET planned_at = now() - interval '4 hours'",
+    )
+
+    _, findings = doctor(database_url)
+
+    (late,) = (f for f in findings if f["check"] == "retention")
+    assert "should be gone for hours; next step: drop" in late["finding"]
+
+
+def test_a_condition_of_the_policy_that_cannot_be_run(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET unsettled = 'nothing IS NULL'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+
+    _, findings = doctor(database_url)
+
+    assert any("unsettled rows: unknown" in f["finding"] for f in findings)
+
+
+def test_the_remedy_for_part_of_a_day_is_one(database_url: str, doctor: Doctor) -> None:
+    breaking, *_, finding, _ = BROKEN["part of a day is missing"]
+    execute(database_url, breaking)
+    (found,) = (f for f in doctor(database_url)[1] if finding in f["finding"])
+
+    execute(database_url, found["remedy"])
+
+    assert not any(finding in f["finding"] for f in doctor(database_url)[1])
+
+
+def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url, 40, "inbox.dead_letter")
+    execute(
+        database_url,
+        "INSERT INTO inbox.dead_letter (created_at, origin, message_id, topic,"
+        " attempts, schema_version, content_type, headers, payload, error_reason)"
+        " SELECT min(starts_at), 'o', 'm', 't', 1, 1, 'c', '{}', '', 'why'"
+        " FROM outbox.partitions('inbox.dead_letter')",
+    )
+    expired = (
+        "SELECT count(*) FROM outbox.partitions('inbox.dead_letter')"
+        " WHERE ends_at < now() - interval '30 days'"
+    )
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, expired) == [(1,)]
+    (held,) = (f for f in doctor(database_url)[1] if "and held" in f["finding"])
+    assert "status = 'PENDING'" in held["remedy"]
+
+    execute(database_url, "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'")
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, expired) == [(0,)]
 
 
 def test_a_partition_that_should_be_gone_for_hours(

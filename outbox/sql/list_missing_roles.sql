@@ -1,0 +1,6 @@
+-- Does:  List those roles that do not exist.
+-- Takes: roles
+-- Gives: role
+-- Index: none
+SELECT wanted FROM unnest(%(roles)s::text[]) AS wanted
+ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted)

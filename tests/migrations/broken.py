@@ -1,0 +1,144 @@
+"""What can be wrong: how to break it, and what the doctor is to say of it.
+
+By name: the statement that breaks it, then the check, the severity, and parts of the
+finding and of its remedy.
+"""
+
+MESSAGE = "parent_table = 'outbox.message'"
+IN_DAYS = (
+    "(SELECT partition::text FROM outbox.partitions('outbox.message')"
+    " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '{} days')"
+)
+# What a check reads is seen through a view, and here through another.
+SEEN = (
+    "CREATE SCHEMA seen; GRANT USAGE ON SCHEMA seen TO PUBLIC; CREATE VIEW seen.{0} AS"
+    " {1}; GRANT SELECT ON seen.{0} TO PUBLIC; DO $$ BEGIN EXECUTE format('ALTER"
+    " DATABASE %I SET search_path = seen, pg_catalog', current_database()); END $$"
+)
+BROKEN = {
+    "pg_partman is gone": (
+        "DROP EXTENSION pg_partman CASCADE",
+        *("extensions", "error", "is not installed: no partition", "outbox migrate"),
+    ),
+    "a role is gone": (
+        SEEN.format(
+            "pg_roles",
+            "SELECT * FROM pg_catalog.pg_roles WHERE rolname <> 'pillarbox_monitor'",
+        ),
+        *("grants", "error", "the role pillarbox_monitor is gone", "CREATE ROLE"),
+    ),
+    "a partition is half detached": (
+        "UPDATE pg_inherits SET inhdetachpending = true"
+        f" WHERE inhrelid = {IN_DAYS.format(3)}::regclass",
+        *("partitions", "error", "is half detached", "FINALIZE"),
+    ),
+    "part of a day is missing": (
+        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; EXECUTE format("
+        "'SET ROLE pillarbox_owner; CREATE TABLE outbox.message_part PARTITION OF"
+        " outbox.message FOR VALUES FROM (%L) TO (%L)',"
+        " date_trunc('day', now(), 'UTC') + interval '3 days',"
+        " date_trunc('day', now(), 'UTC') + interval '78 hours'); END $$",
+        *("partitions", "error", "has no partition from", "CREATE TABLE outbox"),
+    ),
+    "part of the schema is missing": (
+        "DROP VIEW outbox.partition_health",
+        *("partitions", "error", "part of the schema is missing", "outbox migrate"),
+    ),
+    "a transaction was prepared and forgotten": (
+        SEEN.format(
+            "pg_prepared_xacts",
+            "SELECT 'forgotten' AS gid, now() - interval '2 hours' AS prepared,"
+            " current_database() AS database",
+        ),
+        *("pins", "warning", "'forgotten' is prepared", "COMMIT PREPARED 'forgotten'"),
+    ),
+    "a transaction stays open": (
+        SEEN.format(
+            "pg_stat_activity",
+            "SELECT datname, pid, usename, state, backend_type, application_name,"
+            " now() - interval '2 hours' AS xact_start"
+            " FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid()",
+        ),
+        *("pins", "warning", "is open for", "SELECT pg_terminate_backend("),
+    ),
+    "the reader of a replication slot is far behind": (
+        SEEN.format(
+            "pg_replication_slots",
+            "SELECT 'slow'::name AS slot_name, true AS active, NULL::xid AS xmin,"
+            " ((pg_current_xact_id()::text::bigint + 4292967296) % 4294967296)::text"
+            "::xid AS catalog_xmin",
+        ),
+        *("pins", "warning", "slot slow, active keeps 2", "pg_drop_replication_slot"),
+    ),
+    "pg_partman is older than we can use": (
+        "UPDATE pg_extension SET extversion = '4.6.2' WHERE extname = 'pg_partman'",
+        *("extensions", "error", "is older than 4.7", "ALTER EXTENSION"),
+    ),
+    "pg_partman was not upgraded with its files": (
+        "UPDATE pg_extension SET extversion = '4.7.0' WHERE extname = 'pg_partman'",
+        *("extensions", "warning", "its files on the server", "outbox migrate"),
+    ),
+    "the grants on pg_partman are lost": (
+        "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA partman FROM pillarbox_owner, public",
+        *("grants", "error", "may not use pg_partman", "GRANT EXECUTE ON ALL ROUTINES"),
+    ),
+    "today has no partition": (
+        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(0)}; END $$",
+        *("partitions", "error", "rows are refused", "outbox.make_partitions"),
+    ),
+    "a day ahead is missing": (
+        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; END $$",
+        *("partitions", "warning", "lacks 1 partitions", "outbox.make_partitions"),
+    ),
+    "there is a DEFAULT partition": (
+        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
+        " PARTITION OF outbox.message DEFAULT",
+        *("partitions", "error", "is a DEFAULT partition", "DETACH PARTITION"),
+    ),
+    "a partition belongs to another role": (
+        f"DO $$ BEGIN EXECUTE 'ALTER TABLE ' || {IN_DAYS.format(2)} ||"
+        " ' OWNER TO pillarbox_maintainer'; END $$",
+        *("partitions", "error", "belongs to pillarbox_maintainer", "OWNER TO"),
+    ),
+    "a partition begins in another time zone": (
+        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_odd PARTITION OF"
+        " outbox.message FOR VALUES FROM ('2040-01-01 05:00+00')"
+        " TO ('2040-01-02 05:00+00')",
+        *("partitions", "error", "not at midnight UTC", "DROP TABLE"),
+    ),
+    "pg_partman drops by itself": (
+        f"UPDATE partman.part_config SET retention = '3 days' WHERE {MESSAGE}",
+        *("retention", "error", "itself drops days", "SET retention = NULL"),
+    ),
+    "pg_partman's upkeep is off": (
+        f"UPDATE partman.part_config SET automatic_maintenance = 'off' WHERE {MESSAGE}",
+        *("retention", "error", "is switched off", "automatic_maintenance = 'on'"),
+    ),
+    "pg_partman forgot a table": (
+        f"DELETE FROM partman.part_config WHERE {MESSAGE}",
+        *("retention", "error", "does not know outbox.message", "adopt_table"),
+    ),
+    "receipts go too soon": (
+        "UPDATE outbox.partition_policy SET retention = '2 days'"
+        " WHERE parent_table = 'inbox.receipt'",
+        *("retention", "warning", "can come back", "outbox retention set"),
+    ),
+    "nobody relays": (
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) VALUES (outbox.uuid7(), now(), 0, 't', 'c', '');"
+        " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
+        " created_at = date_trunc('day', now(), 'UTC')",
+        *("backlog", "warning", "has waited", "relay run"),
+    ),
+    "a pooler hands one session to two": (
+        # Two connections find themselves in one process, as they would behind it.
+        "CREATE SCHEMA pooled; CREATE FUNCTION pooled.pg_backend_pid() RETURNS int"
+        " LANGUAGE sql RETURN 7; DO $$ BEGIN EXECUTE format('ALTER DATABASE %I"
+        " SET search_path = pooled, pg_catalog', current_database()); END $$",
+        *("pooler", "error", "a pooler in transaction mode", "PostgreSQL itself"),
+    ),
+    "a replication slot is read by nobody": (
+        "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
+        *("pins", "warning", "that nobody reads", "pg_drop_replication_slot"),
+    ),
+}
