@@ -28,6 +28,7 @@ QUESTIONS = (
     *BROKERS,
     "faststream",
     "aio_pika",
+    "fair_share",
     "writer",
     "doorbell",
     "memory",
