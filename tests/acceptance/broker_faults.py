@@ -44,9 +44,11 @@ class BrokerFaults(ABC):
 
     Attributes:
         ordered: whether the broker keeps the order of a key at all.
+        publish_timeout: seconds in which it answers on any machine, unless it stalls.
     """
 
     ordered: ClassVar[bool] = True
+    publish_timeout: ClassVar[float] = 2.0
 
     @pytest.fixture(autouse=True)
     def parts(
@@ -103,7 +105,7 @@ class BrokerFaults(ABC):
 
     @pytest.mark.timeout(300)
     def test_stall_longer_than_the_publish_timeout(self) -> None:
-        relay = self.drain("--publish-timeout=0.5")
+        relay = self.drain(f"--publish-timeout={self.publish_timeout}")
         self.proxy.stall()
         relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()

@@ -63,6 +63,8 @@ class Reader:
 
 
 class TestSqs(BrokerFaults):
+    publish_timeout = 8.0
+
     @pytest.fixture(autouse=True)
     def broker(self, parts: None) -> Iterator[None]:
         make_proxy = self.make_proxy
