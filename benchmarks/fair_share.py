@@ -27,7 +27,8 @@ INSERT INTO inbox.delivery
        (message_id, lane, schema_version, consumer, topic, key, tenant, content_type,
         headers, payload)
 SELECT outbox.uuid7(), n %% 16, 1, 'billing', 'orders',
-       concat_ws(' ', %s::text, n %% 1600), %s, 'text/plain', '{}', convert_to(repeat('x', 300), 'UTF8')
+       concat_ws(' ', %s::text, n %% 1600), %s, 'text/plain', '{}',
+       convert_to(repeat('x', 300), 'UTF8')
   FROM generate_series(1, %s) AS n
 """
 WITHOUT_INDEX = "DROP INDEX inbox.delivery_tenant_idx"

@@ -16,20 +16,35 @@ NOW = timedelta(0)
 HOUR = timedelta(hours=1)
 
 
-def delivery(name: str, key: str | None = None) -> Delivery:
-    return MemoryDelivery(MemorySource(), Message(name, b"", key=key), 0)
+def delivery(name: str, key: str | None = None, tenant: str | None = None) -> Delivery:
+    message = Message(name, b"", key=key, tenant=tenant)
+    return MemoryDelivery(MemorySource(), message, 0)
 
 
 class Work:
     """Begins deliveries, and ends them when it is told to."""
 
-    def __init__(self, max_in_flight: int = 2, max_waiting: int = 3) -> None:
+    def __init__(
+        self,
+        max_in_flight: int = 2,
+        max_waiting: int = 3,
+        *,
+        max_lines: int | None = None,
+        max_per_tenant: int | None = None,
+        in_order: bool = True,
+    ) -> None:
         self.flight = Flight(
             self._do,
-            turns=Turns(max_in_flight, {"default": 1}),
+            turns=Turns(
+                max_in_flight,
+                {"default": 1},
+                max_per_tenant=max_per_tenant,
+                on_capped=lambda: self.flight.look_again(),
+            ),
             queue="default",
-            max_lines=max_in_flight,
+            max_lines=max_lines or max_in_flight,
             max_waiting=max_waiting,
+            in_order=in_order,
         )
         self.begun: list[str] = []
         self.done: list[str] = []
@@ -37,7 +52,12 @@ class Work:
         self._changed = asyncio.Event()
 
     async def _do(self, delivery: Delivery) -> bool:
-        name = delivery.message.topic
+        if delivery.message.topic.startswith("park"):
+            return await self._work(delivery.message.topic)
+        async with self.flight.turn(delivery.message):
+            return await self._work(delivery.message.topic)
+
+    async def _work(self, name: str) -> bool:
         self.begun.append(name)
         self._changed.set()
         if name.startswith("raise"):
@@ -138,3 +158,47 @@ async def test_a_fault_of_ours_is_not_swallowed() -> None:
     work.flight.accept([delivery("raise")])
     with pytest.raises(RuntimeError, match="raise"):
         await work.flight.wait_for_room()
+
+
+async def test_a_stop_gives_back_who_waits_for_a_turn() -> None:
+    work = Work(max_in_flight=1, max_waiting=3, max_lines=3)
+    late = [delivery("b1"), delivery("c1")]
+    work.flight.accept([delivery("a1"), *late])
+    await work.until(lambda: work.begun == ["a1"])
+    stopping = asyncio.create_task(work.flight.stop(HOUR))
+    await work.flight.stopping.wait()
+    work.end("a1")
+    assert await stopping == late
+    assert work.begun == work.done == ["a1"]
+
+
+async def test_who_waits_for_its_tenant_takes_no_room_from_others() -> None:
+    work = Work(max_in_flight=3, max_waiting=5, max_per_tenant=1)
+    work.flight.accept([delivery(f"a{n}", tenant="a") for n in range(3)])
+    await work.until(lambda: work.begun == ["a0"])
+    assert await work.flight.wait_for_room() == 2
+    assert work.flight.crowding == {"a"}
+    work.flight.accept([delivery("b0", tenant="b")])
+    await work.until(lambda: work.begun == ["a0", "b0"])
+    work.end("a0", "a1", "a2", "b0")
+    await work.until(lambda: len(work.done) == 4)
+    assert work.flight.crowding == set()
+    await work.flight.stop(HOUR)
+
+
+async def test_a_tenant_with_one_long_line_is_told_before_it_takes_all_room() -> None:
+    work = Work(max_in_flight=2, max_waiting=8)
+    work.flight.accept([delivery(f"a{n}", "a", tenant="a") for n in range(5)])
+    assert work.flight.crowding == set()
+    work.flight.accept([delivery("a5", "a", tenant="a")])
+    assert work.flight.crowding == {"a"}
+    assert work.flight.room == 1
+    await work.flight.stop(NOW)
+
+
+async def test_without_order_each_message_has_a_line_of_its_own() -> None:
+    work = Work(max_in_flight=2, in_order=False)
+    work.flight.accept([delivery("a1", "a"), delivery("a2", "a")])
+    await work.until(lambda: work.begun == ["a1", "a2"])
+    work.end("a1", "a2")
+    await work.flight.stop(HOUR)

@@ -1,0 +1,140 @@
+"""Whose rows are handed out next, and when to look for tenants that a flood hides."""
+
+import pytest
+
+from inbox.ready import Ready
+from inbox.sources.memory import MemoryDelivery, MemorySource
+from inbox.tenants import Tenants
+from outbox import Message
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tenants(clock: Clock) -> Tenants:
+    return Tenants(64, clock)
+
+
+def ready(*names: str) -> Ready[MemoryDelivery]:
+    """Make one of names like `a1`: a tenant and a number."""
+    made: Ready[MemoryDelivery] = Ready()
+    for name in names:
+        message = Message(name, b"", tenant=name[0].strip("-") or None)
+        made.add(MemoryDelivery(MemorySource(), message, 0))
+    return made
+
+
+def taken(ready: Ready[MemoryDelivery], limit: int, *without: str) -> list[str]:
+    return [item.message.topic for item in ready.take(limit, without)]
+
+
+def test_tenants_take_turns_each_in_its_order() -> None:
+    line = ready("a1", "a2", "a3", "b1", "-1", "-2")
+    assert taken(line, 4) == ["a1", "b1", "-1", "a2"]
+    assert taken(line, 9) == ["-2", "a3"]
+    assert len(line) == 0
+
+
+def test_a_round_goes_on_where_the_last_one_ended() -> None:
+    line = ready("a1", "a2", "b1", "b2", "c1")
+    assert [taken(line, 1) for _ in range(5)] == [
+        ["a1"],
+        ["b1"],
+        ["c1"],
+        ["a2"],
+        ["b2"],
+    ]
+
+
+def test_who_is_left_out_keeps_its_place() -> None:
+    line = ready("a1", "b1", "a2", "b2")
+    assert taken(line, 9, "a") == ["b1", "b2"]
+    assert line.tenants == ["a"]
+    assert taken(line, 9) == ["a1", "a2"]
+
+
+def test_what_is_unwanted_is_taken_out_and_given() -> None:
+    line = ready("a1", "b1", "a2")
+    removed = line.remove(lambda item: item.message.topic in {"a1", "b1"})
+    assert [item.message.topic for item in removed] == ["a1", "b1"]
+    assert taken(line, 9) == ["a2"]
+
+
+def due(tenants: Tenants, *in_memory: str, ready: int = 10) -> bool:
+    return tenants.is_due(ready, list(in_memory), stuck=False)
+
+
+def test_a_claim_that_gives_all_there_is_needs_no_look(tenants: Tenants) -> None:
+    tenants.claimed(["a"] * 3, full=False)
+    assert not due(tenants, "a")
+
+
+def test_a_full_claim_needs_one_and_another_after_a_while(
+    tenants: Tenants, clock: Clock
+) -> None:
+    tenants.claimed(["a"] * 64, full=True)
+    assert due(tenants, "a")
+    tenants.looked(["", "a"], [], ready=["a"], cut=False)
+    assert not due(tenants, "a")
+    clock.now += 1
+    assert due(tenants, "a")
+
+
+def test_a_flood_without_tenants_is_looked_behind_only_by_the_clock(
+    tenants: Tenants, clock: Clock
+) -> None:
+    for _ in range(3):
+        tenants.claimed([None] * 64, full=True)
+        clock.now += 0.01
+        if due(tenants):
+            tenants.looked([""], [], ready=[], cut=False)
+        tenants.claimed([None] * 64, full=True)
+        assert not due(tenants)
+
+
+def test_a_tenant_that_ran_out_is_looked_for_when_enough_was_handed_out(
+    tenants: Tenants,
+) -> None:
+    tenants.claimed(["a", "b"] * 32, full=True)
+    tenants.looked([""], [], ready=["a", "b"], cut=False)
+    tenants.handed_out(2)
+    assert not due(tenants, "a")
+    tenants.handed_out(20)
+    assert due(tenants, "a")
+    assert not due(tenants, "a", "b")
+    tenants.looked(["", "a"], [], ready=["a"], cut=False)
+    tenants.handed_out(40)
+    assert not due(tenants, "a"), "b has no more"
+
+
+def test_a_look_that_was_cut_short_goes_on_behind_its_last_tenant(
+    tenants: Tenants,
+) -> None:
+    tenants.claimed(["a"] * 64, full=True)
+    tenants.looked(["", "b", "c"], ["b", "c"], ready=["a"], cut=True)
+    assert tenants.after == "c"
+    assert due(tenants, "a", "b", "c")
+    tenants.looked(["c", "d"], ["d"], ready=["a", "b", "c"], cut=False)
+    assert tenants.after == ""
+
+
+def test_what_is_in_memory_is_bounded(tenants: Tenants) -> None:
+    tenants.claimed(["a"] * 64, full=True)
+    assert not due(tenants, "a", ready=10_000)
+
+
+def test_the_share_of_each_shrinks_with_their_number(tenants: Tenants) -> None:
+    tenants.looked(["", "b"], ["b"], ready=["a"], cut=False)
+    assert tenants.rows_each == 32
+    tenants.looked([""], [f"t{n}" for n in range(30)], ready=["a"], cut=False)
+    assert tenants.rows_each == 4
