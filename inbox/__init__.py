@@ -14,6 +14,7 @@ from inbox.errors import (
     MessageTooOldError,
     RetryLater,
 )
+from inbox.guard import guard
 from inbox.idempotent import idempotent, message_id
 from inbox.receipt import ForeignId, record_receipt
 from inbox.source import Delivery, Source
@@ -28,6 +29,7 @@ __all__ = [
     "MessageTooOldError",
     "RetryLater",
     "Source",
+    "guard",
     "idempotent",
     "message_id",
     "record_receipt",

@@ -1,0 +1,1 @@
+"""Handlers that are called once, in consumers that are not ours."""

@@ -1,0 +1,1 @@
+"""The guard inside other people's consumers, each with an extra of its own."""

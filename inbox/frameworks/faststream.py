@@ -1,0 +1,117 @@
+"""The guard as a middleware of FastStream, for any of its brokers.
+
+    broker = NatsBroker(middlewares=[Idempotent(sessions, consumer="billing")])
+
+    @broker.subscriber("orders.placed")
+    async def bill(order: Order, session: Annotated[AsyncSession, Context("session")]):
+        session.add(Invoice(order_id=order.id))
+
+Receipt and effects commit before FastStream acks. A handler that raises undoes both,
+and what FastStream then does is by its own `ack_policy`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from faststream import BaseMiddleware, ContextRepo
+from faststream.message import SourceType, StreamMessage
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from typing_extensions import override
+
+from inbox.errors import InvalidReceiptError
+from inbox.idempotent import record_receipt_async
+from inbox.receipt import MessageId, check_text
+
+_PREFIXES: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
+
+
+def event_id(message: StreamMessage[Any]) -> MessageId:
+    """Read the id that our publishers write, whatever the broker.
+
+    Raises:
+        InvalidReceiptError: there is none.
+    """
+    headers: Mapping[str, Any] = message.headers or {}
+    for prefix in _PREFIXES:
+        value = headers.get(f"{prefix}id")
+        if value:
+            try:
+                return UUID(value.decode() if isinstance(value, bytes) else str(value))
+            except ValueError as error:
+                raise InvalidReceiptError(
+                    f"message id {value!r}: isn't a UUID; pass key=… that reads the id "
+                    "of such messages"
+                ) from error
+    raise InvalidReceiptError(
+        "message id: there is no header ce-id; pass key=… that reads the id of such "
+        "messages"
+    )
+
+
+class Idempotent:
+    """Handles each message once for `consumer`; a duplicate is acked and skipped.
+
+    Args:
+        sessions: of the handlers' database; they get theirs by `Context("session")`.
+        consumer: whose receipts these are.
+        key: reads the id: a UUIDv7 or a `ForeignId`.
+
+    Raises:
+        InvalidReceiptError: `consumer` can't be used; in a handler's place also what
+            `record_receipt` raises.
+    """
+
+    def __init__(
+        self,
+        sessions: async_sessionmaker[AsyncSession],
+        *,
+        consumer: str,
+        key: Callable[[StreamMessage[Any]], MessageId] = event_id,
+    ) -> None:
+        check_text("consumer", consumer)
+        self._sessions = sessions
+        self._consumer = consumer
+        self._key = key
+
+    def __call__(self, message: Any, /, *, context: ContextRepo) -> "_Once":
+        """Make the middleware of one message, as FastStream asks."""
+        return _Once(
+            message,
+            context=context,
+            sessions=self._sessions,
+            consumer=self._consumer,
+            key=self._key,
+        )
+
+
+class _Once(BaseMiddleware[Any, Any]):
+    def __init__(
+        self,
+        message: Any,
+        /,
+        *,
+        context: ContextRepo,
+        sessions: async_sessionmaker[AsyncSession],
+        consumer: str,
+        key: Callable[[StreamMessage[Any]], MessageId],
+    ) -> None:
+        super().__init__(message, context=context)
+        self._sessions = sessions
+        self._consumer = consumer
+        self._key = key
+
+    @override
+    async def consume_scope(
+        self,
+        call_next: Callable[[Any], Awaitable[Any]],
+        msg: StreamMessage[Any],
+    ) -> Any:
+        if msg.source_type is SourceType.RESPONSE:
+            return await call_next(msg)
+        id = self._key(msg)
+        async with self._sessions() as session, session.begin():
+            if not await record_receipt_async(session, id, self._consumer):
+                return None
+            with self.context.scope("session", session):
+                return await call_next(msg)

@@ -1,0 +1,67 @@
+"""`guard`: the receipt as a context manager, where a decorator doesn't fit."""
+
+from types import TracebackType
+from typing import Generic, TypeVar, cast
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from inbox.idempotent import record_receipt_async
+from inbox.receipt import MessageId, check_text, record_receipt
+
+S = TypeVar(
+    "S",
+    Session,
+    AsyncSession,
+    "scoped_session[Session]",
+    "async_scoped_session[AsyncSession]",
+)
+
+
+class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
+    """Tell whether a message is new, and record its receipt if it is.
+
+        with session.begin(), guard(session, id, consumer="billing") as is_new:
+            if is_new:
+                ...
+
+    `async with` for an `AsyncSession`. The receipt belongs to the transaction of the
+    session: whoever rolls that back undoes both the receipt and the effects. So let
+    what goes wrong leave the block of the transaction, or roll back yourself.
+
+    Raises:
+        InvalidReceiptError: when it is entered, as `record_receipt`.
+        NotASessionError: the session is of the other colour.
+    """
+
+    def __init__(self, session: S, message_id: MessageId, *, consumer: str) -> None:
+        check_text("consumer", consumer)
+        self._session: object = session
+        self._message_id = message_id
+        self._consumer = consumer
+
+    def __enter__(self) -> bool:
+        """Record the receipt; give False for a duplicate."""
+        session = cast("Session", self._session)
+        return record_receipt(session, self._message_id, self._consumer)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the end of the transaction to its owner."""
+
+    async def __aenter__(self) -> bool:
+        """Do as `__enter__`."""
+        session = cast("AsyncSession", self._session)
+        return await record_receipt_async(session, self._message_id, self._consumer)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the end of the transaction to its owner."""

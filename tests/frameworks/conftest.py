@@ -1,0 +1,29 @@
+"""A database of an application with invoices."""
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import create_engine
+
+from examples.frameworks.billing import Base
+from outbox.database import sqlalchemy_url
+from tests.fixtures.relay import execute
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    engine = create_engine(sqlalchemy_url(database_url))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    return database_url
+
+
+@pytest.fixture
+def invoices(url: str) -> Callable[[], list[int]]:
+    """What was billed so far, in order."""
+
+    def read() -> list[int]:
+        rows = execute(url, "SELECT order_id FROM invoice ORDER BY order_id")
+        return [order_id for (order_id,) in rows]
+
+    return read

@@ -1,0 +1,39 @@
+"""The guard in a Celery task, under a real worker."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from outbox import uuid7
+from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.waiting import wait_for
+
+APP = "examples.frameworks.celery_app"
+
+
+def test_a_task_that_comes_twice_is_done_once(
+    url: str, redis_url: str, invoices: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    environment = {"PILLARBOX_DATABASE_URL": url, "PILLARBOX_BROKER_URL": redis_url}
+    options = ("--pool", "solo", "--without-gossip", "--without-mingle", "-l", "INFO")
+    worker = RunningProcess(
+        command_line("celery", "-A", APP, "worker", *options),
+        tmp_path / "worker.log",
+        environment,
+    )
+    first, second = str(uuid7()), str(uuid7())
+
+    for id, order_id in ((first, 1), (first, 1), (second, 2), (first, 1)):
+        call = f"from {APP} import bill; bill.delay({id!r}, {order_id})"
+        subprocess.run(
+            [*command_line("python")[:1], "-c", call],
+            check=True,
+            cwd=ROOT,
+            env={"PATH": "", **environment},
+        )
+    worker.wait_for_log("succeeded in", times=4)
+
+    assert invoices() == [1, 2]
+    worker.terminate()
+    assert worker.wait() == 0
+    wait_for("it has gone", lambda: not worker.is_running())

@@ -1,0 +1,71 @@
+"""The guard as a context manager, in sessions of both colours."""
+
+import pytest
+from sqlalchemy import text
+
+from inbox import ForeignId, InvalidReceiptError, guard
+from outbox import uuid7
+from outbox.errors import NotASessionError
+from tests.fixtures.consumers import async_sessions_of, sessions_of
+from tests.fixtures.relay import execute
+
+EFFECT = text("INSERT INTO effect VALUES (:what)")
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    return database_url
+
+
+@pytest.mark.parametrize("id", [uuid7(), ForeignId("stripe", "evt_1")])
+async def test_a_message_is_new_once(id: ForeignId, url: str) -> None:
+    seen = []
+    with sessions_of(url) as sessions:
+        for _ in range(2):
+            with sessions.begin() as session, guard(session, id, consumer="a") as new:
+                seen.append(new)
+    async with async_sessions_of(url) as asynchronous:
+        for consumer in ("a", "b"):
+            async with (
+                asynchronous.begin() as session_,
+                guard(session_, id, consumer=consumer) as new,
+            ):
+                seen.append(new)
+    assert seen == [True, False, False, True]
+
+
+def test_what_goes_wrong_inside_leaves_neither_receipt_nor_effect(url: str) -> None:
+    id = uuid7()
+
+    def handle(*, fail: bool) -> bool:
+        with (
+            sessions_of(url) as sessions,
+            sessions.begin() as session,
+            guard(session, id, consumer="a") as is_new,
+        ):
+            session.execute(EFFECT, {"what": "done"})
+            if fail:
+                raise ValueError("broken")
+        return is_new
+
+    with pytest.raises(ValueError, match="broken"):
+        handle(fail=True)
+    assert execute(url, "SELECT * FROM effect") == []
+    assert handle(fail=False)
+    assert execute(url, "SELECT * FROM effect") == [("done",)]
+
+
+async def test_a_session_of_the_other_colour_is_refused(url: str) -> None:
+    async with async_sessions_of(url) as sessions, sessions() as session:
+        with pytest.raises(NotASessionError), guard(session, uuid7(), consumer="a"):
+            pass
+
+
+def test_a_consumer_without_name_is_refused(url: str) -> None:
+    with (
+        sessions_of(url) as sessions,
+        sessions() as session,
+        pytest.raises(InvalidReceiptError, match="consumer"),
+    ):
+        guard(session, uuid7(), consumer="")
