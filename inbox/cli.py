@@ -6,7 +6,7 @@ from functools import partial
 
 import psycopg
 
-from inbox.commands import jobs, run
+from inbox.commands import dead_letters, jobs, run
 from inbox.receipt import check_text
 from inbox.routes import check_topic
 from inbox.subscribe import subscribe, unsubscribe
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         topics.set_defaults(run=partial(_change_topics, change))
     jobs.add_to(subcommands)
+    dead_letters.add_to(subcommands)
     return run_command(parser, lambda arguments: arguments.run(arguments), argv)
 
 

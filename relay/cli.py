@@ -1,7 +1,7 @@
 """`relay`: publish what committed."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
@@ -21,10 +21,12 @@ from outbox.command import main as run_command
 from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
 from outbox.dead_letters.commands import Side
 from outbox.dead_letters.commands import add_to as add_dead_letters
+from outbox.dead_letters.measure import Measure
 from outbox.dead_letters.options import add_schedule, schedule_of
 from outbox.entry_points import implementation
-from outbox.events import Event
+from outbox.events import Observer, Observers
 from outbox.health import Health
+from outbox.metrics import add_metrics, serve_metrics
 from outbox.observers.logging import LogEvents
 from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.retry import RetryPolicy
@@ -106,6 +108,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="publish one message of a key at a time",
     )
     add_schedule(parser)
+    add_metrics(parser)
     parser.set_defaults(run=_run)
 
 
@@ -145,15 +148,28 @@ def _run(arguments: argparse.Namespace) -> int:
     health = Health(
         RelayStarted, {BrokerLost: BrokerFound, DatabaseLost: DatabaseFound}
     )
+    metrics = serve_metrics(arguments)
+    notify = Observers(
+        [LogEvents()] if metrics is None else [LogEvents(), metrics]
+    ).notify
     relay = Relay(
         database,
         _make_publisher(broker),
         config,
-        observers=[LogEvents(), health],
+        observers=[notify, health],
         name=broker.partition(":")[0],
     )
     schedule = schedule_of(arguments)
-    sides = [] if schedule is None else [_scheduler(arguments, schedule).run]
+    sides = [] if schedule is None else [_scheduler(arguments, schedule, notify).run]
+    if metrics is not None:
+        measure = Measure(
+            partial(_open_retrier, arguments),
+            schema="outbox",
+            origin=None,
+            seconds=arguments.metrics_interval,
+            notify=notify,
+        )
+        sides.append(measure.run)
     return run_until_stopped(Beside(relay, sides), arguments, health)
 
 
@@ -167,7 +183,7 @@ def _make_publisher(broker: str) -> Publisher:
 
 
 def _open_retrier(
-    arguments: argparse.Namespace, notify: Callable[[Event], None] = lambda _: None
+    arguments: argparse.Namespace, notify: Observer = lambda _: None
 ) -> AbstractAsyncContextManager[Retrier]:
     broker = url_of(arguments.broker, "broker", BROKER_VARIABLE)
     return publishing_retrier(
@@ -180,16 +196,18 @@ def _open_retrier(
     )
 
 
-def _scheduler(arguments: argparse.Namespace, schedule: RetrySchedule) -> Scheduler:
+def _scheduler(
+    arguments: argparse.Namespace, schedule: RetrySchedule, notify: Observer
+) -> Scheduler:
     return Scheduler(
-        partial(_open_retrier, arguments, LogEvents()),
+        partial(_open_retrier, arguments, notify),
         schedule,
         schema="outbox",
         origin=None,
-        notify=LogEvents(),
+        notify=notify,
     )
 
 
 async def _take_turn(arguments: argparse.Namespace) -> Tally | None:
     schedule = schedule_of(arguments) or RetrySchedule()
-    return await _scheduler(arguments, schedule).take_turn()
+    return await _scheduler(arguments, schedule, LogEvents()).take_turn()

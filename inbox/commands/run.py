@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from inbox.consumer import Consumer
@@ -19,10 +20,15 @@ from inbox.events import (
     SourceFound,
     SourceLost,
 )
+from outbox.beside import Beside, Side
 from outbox.command import Subcommands, add_watching, run_until_stopped
+from outbox.dead_letters import RetrySchedule, Scheduler
+from outbox.dead_letters.measure import Measure
+from outbox.dead_letters.options import add_schedule, schedule_of
 from outbox.errors import ConfigError, one_line
-from outbox.events import Event
+from outbox.events import Event, Observer, Observers
 from outbox.health import Health
+from outbox.metrics import add_metrics, serve_metrics
 from outbox.observers.logging import LogEvents
 
 GAVE_UP: Final = 1
@@ -55,6 +61,8 @@ def add_to(subcommands: Subcommands) -> None:
         help="handle what is there, and exit when nothing has come for so long "
         "(%(const)g if not given): with 0, or with 1 if something became a dead letter",
     )
+    add_schedule(parser)
+    add_metrics(parser)
     add_watching(parser)
     parser.set_defaults(run=_run)
 
@@ -68,14 +76,44 @@ def _run(arguments: argparse.Namespace) -> int:
     health = Health(
         ConsumerStarted, {SourceLost: SourceFound, DatabaseLost: DatabaseFound}
     )
-    consumer.observe(LogEvents())
+    metrics = serve_metrics(arguments)
+    notify = Observers(
+        [LogEvents()] if metrics is None else [LogEvents(), metrics]
+    ).notify
+    consumer.observe(notify)
     consumer.observe(health)
     process = Once(consumer, arguments.once)
-    status = run_until_stopped(process, arguments, health)
+    sides: list[Side] = []
+    schedule = schedule_of(arguments)
+    if schedule is not None:
+        sides.append(scheduler_of(consumer, schedule, notify).run)
+    if metrics is not None:
+        measure = Measure(
+            consumer.retrier,
+            schema="inbox",
+            origin=f"consumer:{consumer.name}",
+            seconds=arguments.metrics_interval,
+            notify=notify,
+        )
+        sides.append(measure.run)
+    status = run_until_stopped(Beside(process, sides), arguments, health)
     if arguments.once is not None and process.gave_up:
         status = GAVE_UP
     _leave_stuck_handlers(consumer.name, status)
     return status
+
+
+def scheduler_of(
+    consumer: Consumer, schedule: RetrySchedule, notify: Observer
+) -> Scheduler:
+    """Make what retries a consumer's dead letters by the clock."""
+    return Scheduler(
+        partial(consumer.retrier, schedule, notify),
+        schedule,
+        schema="inbox",
+        origin=f"consumer:{consumer.name}",
+        notify=notify,
+    )
 
 
 class Once:

@@ -2,8 +2,10 @@
 
 import logging
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
+from outbox.dead_letters.letter import Status
 from outbox.events import Event
 
 
@@ -54,6 +56,35 @@ class RetryRunLeft(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunBroken(Event):
     """The database or the broker was away; what is due waits for the next turn."""
+
+    level = logging.WARNING
+
+    schema: str
+    reason: str
+
+
+class DeadLetterGroup(NamedTuple):
+    """Those of one origin in one state; `seconds` is the age of the oldest."""
+
+    origin: str
+    status: Status
+    letters: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersMeasured(Event):
+    """The dead letters were counted."""
+
+    level = logging.DEBUG
+
+    schema: str
+    groups: tuple[DeadLetterGroup, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersUnknown(Event):
+    """The dead letters could not be counted."""
 
     level = logging.WARNING
 

@@ -40,8 +40,12 @@ class Relays:
 
     def start_without_waiting(self, broker: str, *options: str) -> RunningProcess:
         """Start one more; it may well fail."""
+        return self.command("run", *options, broker=broker)
+
+    def command(self, *words: str, broker: str) -> RunningProcess:
+        """Start another command of the relay, for the same database."""
         line = command_line(
-            "relay", "run", f"--database={self._url}", f"--broker={broker}", *options
+            "relay", *words, f"--database={self._url}", f"--broker={broker}"
         )
         log = self._directory / f"relay-{next(self._numbers)}.log"
         relay = RunningProcess(line, log, self._environment)

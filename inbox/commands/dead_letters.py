@@ -1,0 +1,75 @@
+"""`inbox dead-letters`: what consumers gave up."""
+
+import argparse
+import sys
+from contextlib import AbstractAsyncContextManager, suppress
+from uuid import UUID
+
+import psycopg
+
+from inbox.commands.run import load_consumer, scheduler_of
+from outbox.administration import AdministrationConnection
+from outbox.command import Subcommands
+from outbox.dead_letters import Retrier, RetrySchedule, Tally
+from outbox.dead_letters.commands import Side
+from outbox.dead_letters.commands import add_to as add_dead_letters
+from outbox.dead_letters.options import add_schedule, schedule_of
+from outbox.identifier import is_uuid7
+from outbox.observers.logging import LogEvents
+from outbox.statement import load
+
+
+def add_to(subcommands: Subcommands) -> None:
+    """Add the commands to the parser."""
+    add_dead_letters(
+        subcommands,
+        Side(
+            schema="inbox",
+            add_retry=_add_retry,
+            open_retrier=_open_retrier,
+            take_turn=_take_turn,
+            on_discard=record_discard,
+        ),
+    )
+
+
+def record_discard(
+    connection: AdministrationConnection, message_id: str, origin: str
+) -> None:
+    """Record a receipt: should the message come again, its handler is not called.
+
+    Without a partition for its day there is no need, for it would be too old.
+    """
+    try:
+        id = UUID(message_id)
+    except ValueError:
+        return
+    if not is_uuid7(id):
+        return
+    values = {"id": id, "consumer": origin.removeprefix("consumer:")}
+    with suppress(psycopg.errors.CheckViolation), connection.transaction():
+        connection.execute(load("inbox", "record_discard"), values)
+
+
+def _add_retry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "consumer",
+        metavar="MODULE:NAME",
+        help="where the Consumer is, whose handlers are called",
+    )
+    add_schedule(parser)
+
+
+def _open_retrier(
+    arguments: argparse.Namespace,
+) -> AbstractAsyncContextManager[Retrier]:
+    sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
+    consumer = load_consumer(arguments.consumer)
+    return consumer.retrier(schedule_of(arguments))
+
+
+async def _take_turn(arguments: argparse.Namespace) -> Tally | None:
+    sys.path.insert(0, "")
+    schedule = schedule_of(arguments) or RetrySchedule()
+    consumer = load_consumer(arguments.consumer)
+    return await scheduler_of(consumer, schedule, LogEvents()).take_turn()

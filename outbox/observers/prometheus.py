@@ -1,0 +1,128 @@
+"""Turn events into metrics for Prometheus; needs the extra `metrics`.
+
+Every event is counted under its name. Its numbers are added up under the names of
+their fields, and how long something took goes into a histogram. So an event that is
+new has its metrics without a line here.
+"""
+
+from dataclasses import fields
+from threading import Thread
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+
+from outbox.dead_letters.events import DeadLettersMeasured
+from outbox.dead_letters.letter import Status
+from outbox.errors import ConfigError
+from outbox.events import Event
+
+# Numbers that tell of one message or of the state of things, and add up to nothing.
+_NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes"})
+_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class PrometheusEvents:
+    """An observer that keeps metrics.
+
+    Args:
+        registry: where they are registered; a new one if left out.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._events = Counter(
+            "pillarbox_events",
+            "Events, by their name.",
+            ["event", "consumer"],
+            registry=self.registry,
+        )
+        self._amounts = Counter(
+            "pillarbox_event_amounts",
+            "What the numbers in events add up to, e.g. published in BatchSettled.",
+            ["event", "field", "consumer"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "pillarbox_event_seconds",
+            "How long it took, or is to be waited for, by event.",
+            ["event", "consumer"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._letters = Gauge(
+            "dead_letter_total",
+            "Dead letters in the table, by state.",
+            ["schema", "origin", "status"],
+            registry=self.registry,
+        )
+        self._age = Gauge(
+            "dead_letter_age_seconds",
+            "Age of the oldest dead letter that is PENDING.",
+            ["schema", "origin"],
+            registry=self.registry,
+        )
+
+    def __call__(self, event: Event) -> None:
+        """Count one event."""
+        if isinstance(event, DeadLettersMeasured):
+            self._measure(event)
+        name = type(event).__name__
+        consumer = getattr(event, "consumer", "")
+        self._events.labels(name, consumer).inc()
+        for field in fields(event):
+            value = getattr(event, field.name)
+            if field.name == "seconds" and isinstance(value, float):
+                self._seconds.labels(name, consumer).observe(value)
+            elif type(value) is int and field.name not in _NO_AMOUNTS:
+                self._amounts.labels(name, field.name, consumer).inc(value)
+
+    def _measure(self, event: DeadLettersMeasured) -> None:
+        # What is gone has to go: a group without dead letters is not in the event.
+        self._letters.clear()
+        self._age.clear()
+        for group in event.groups:
+            self._letters.labels(event.schema, group.origin, group.status.value).set(
+                group.letters
+            )
+            if group.status is Status.PENDING:
+                self._age.labels(event.schema, group.origin).set(group.seconds)
+
+    def serve(self, port: int) -> "MetricsServer":
+        """Answer scrapes on a port of all addresses, in a thread.
+
+        Raises:
+            ConfigError: it can't be listened on.
+        """
+        try:
+            server, thread = start_http_server(port, registry=self.registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"metrics-port={port}: {error}; choose a free port"
+            ) from error
+        return MetricsServer(server, thread)
+
+
+class MetricsServer:
+    """A thread that answers scrapes.
+
+    Attributes:
+        port: where.
+    """
+
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self.port = server.server_port
+        self._server = server
+        self._thread = thread
+
+    def close(self) -> None:
+        """Answer no more, and return when nothing is left of it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

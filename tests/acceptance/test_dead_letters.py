@@ -1,0 +1,122 @@
+"""Two schedules at once, and a poison message among thousands."""
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from outbox import Message
+from tests.acceptance.relays import Relays, as_role
+from tests.acceptance.sink import Sink
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+APP = """
+import os
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import sessionmaker
+from inbox import Consumer
+from outbox.database import sqlalchemy_url
+
+URL = os.environ["TEST_URL"]
+engine = create_engine(sqlalchemy_url(URL))
+consumer = Consumer(URL, sessionmaker(engine), name="billing")
+
+@consumer.handles("orders")
+def handle(session, message):
+    session.execute(text("INSERT INTO effect VALUES (:what)"),
+                    {"what": message.payload.decode()})
+"""
+LETTERS = 120
+
+
+def pending(url: str, schema: str) -> int:
+    ((count,),) = execute(
+        url, f"SELECT count(*) FROM {schema}.dead_letter WHERE status = 'PENDING'"
+    )
+    return int(count)
+
+
+def retried(log: str) -> int:
+    return sum(int(n) for n in re.findall(r"RetryRunEnded .*?succeeded=(\d+)", log))
+
+
+@pytest.mark.fault
+def test_two_relays_with_a_schedule_publish_each_dead_letter_once(
+    database_url: str, relays: Relays, sink: Sink
+) -> None:
+    give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
+    options = ("--dead-letter-interval=1s", "--metrics-port=0", "--metrics-interval=1")
+    started = [relays.start(sink.url, *options) for _ in range(2)]
+    wait_for("all succeed", lambda: not pending(database_url, "outbox"), seconds=60)
+    for relay in started:
+        relay.terminate()
+        assert relay.wait(60) == 0, relay.log()
+    assert (sink.count(), sink.duplicates()) == (LETTERS, 0)
+    assert sum(retried(relay.log()) for relay in started) == LETTERS
+
+
+@pytest.mark.fault
+def test_two_commands_at_once_publish_each_dead_letter_once(
+    database_url: str, relays: Relays, sink: Sink
+) -> None:
+    give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
+    started = [
+        relays.command("dead-letters", "retry", "--all", broker=sink.url) for _ in "12"
+    ]
+    assert [command.wait(60) for command in started] == [0, 0]
+    assert (sink.count(), sink.duplicates()) == (LETTERS, 0)
+    assert pending(database_url, "outbox") == 0
+
+
+@pytest.mark.fault
+def test_two_consumers_with_a_schedule_have_each_effect_once(
+    database_url: str, tmp_path: Path
+) -> None:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    execute(database_url, "GRANT INSERT ON effect TO pillarbox_consumer")
+    messages = [Message("orders", str(n).encode()) for n in range(LETTERS)]
+    give_up(database_url, *messages, schema="inbox")
+    (tmp_path / "schedule_app.py").write_text(APP)
+    environment = {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "TEST_URL": as_role(database_url, "pillarbox_consumer"),
+    }
+    line = command_line(
+        "inbox", "run", "schedule_app:consumer", "--dead-letter-interval=1s"
+    )
+    started = [
+        RunningProcess(line, tmp_path / f"{n}.log", environment) for n in range(2)
+    ]
+    try:
+        wait_for("all succeed", lambda: not pending(database_url, "inbox"), seconds=60)
+        for consumer in started:
+            consumer.terminate()
+            assert consumer.wait(60) == 0, consumer.log()
+    finally:
+        for consumer in started:
+            consumer.kill()
+    effects = [int(what) for (what,) in execute(database_url, "TABLE effect")]
+    assert sorted(effects) == list(range(LETTERS))
+    assert sum(retried(consumer.log()) for consumer in started) == LETTERS
+
+
+def test_a_relay_tells_prometheus_of_its_dead_letters(
+    database_url: str, relays: Relays, sink: Sink
+) -> None:
+    give_up(database_url, Message("t", b"1"), origin="publisher:sink")
+    relay = relays.start(sink.url, "--metrics-port=0", "--metrics-interval=0.1")
+    relay.wait_for_log("metrics are served on port", seconds=60)
+    (port,) = re.findall(r"metrics are served on port (\d+)", relay.log())
+
+    def said() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+
+    origin = 'origin="publisher:sink",schema="outbox"'
+    wanted = f'dead_letter_total{{{origin},status="PENDING"}} 1'
+    wait_for(wanted, lambda: wanted in said(), seconds=60)
+    assert f"dead_letter_age_seconds{{{origin}}}" in said()

@@ -1,0 +1,294 @@
+"""`relay dead-letters` and `inbox dead-letters`: one set of commands for two tables."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from inbox.cli import main as inbox_main
+from outbox import Message
+from outbox.dead_letters import Schema
+from relay.cli import main as relay_main
+from tests.acceptance.relays import as_role
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.relay import execute
+
+NOBODY = "01900000-0000-7000-8000-000000000000"
+
+
+class Side(NamedTuple):
+    schema: Schema
+    url: str
+    run: Callable[..., int]
+
+
+@pytest.fixture(params=["outbox", "inbox"])
+def side(
+    request: pytest.FixtureRequest,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Side:
+    """Either command, with the rights of its role."""
+    main, role = {
+        "outbox": (relay_main, "pillarbox_relay"),
+        "inbox": (inbox_main, "pillarbox_consumer"),
+    }[request.param]
+    url = as_role(database_url, role)
+    monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
+    return Side(
+        request.param, database_url, lambda *argv: main(["dead-letters", *argv])
+    )
+
+
+def topics_of(said: str) -> list[str]:
+    return [letter["topic"] for letter in json.loads(said)]
+
+
+def fill(side: Side) -> None:
+    give_up(side.url, Message("orders.placed", b"", key="k1"), schema=side.schema)
+    give_up(
+        side.url,
+        Message("orders.paid", b"", tenant="acme"),
+        schema=side.schema,
+        age=timedelta(hours=2),
+        reason="No such Customer",
+    )
+    give_up(
+        side.url,
+        Message("invoices", b""),
+        schema=side.schema,
+        age=timedelta(hours=30),
+        origin="someone",
+    )
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ([], ["orders.placed", "orders.paid", "invoices"]),
+        (["--topic", "orders.paid"], ["orders.paid"]),
+        (["--topic", "orders.*"], ["orders.placed", "orders.paid"]),
+        (["--key", "k1"], ["orders.placed"]),
+        (["--tenant", "acme"], ["orders.paid"]),
+        (["--error", "no such customer"], ["orders.paid"]),
+        (["--origin", "someone"], ["invoices"]),
+        (["--newer-than", "1h"], ["orders.placed"]),
+        (["--older-than", "1d"], ["invoices"]),
+        (["--older-than", "1h", "--newer-than", "1d"], ["orders.paid"]),
+        (["--limit", "2"], ["orders.placed", "orders.paid"]),
+        (["--status", "discarded"], []),
+        (["--status", "any"], ["orders.placed", "orders.paid", "invoices"]),
+    ],
+    ids=" ".join,
+)
+def test_list_shows_what_meets_the_filters_the_newest_first(
+    side: Side, filters: list[str], found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(side)
+    assert side.run("list", "--json", *filters) == 0
+    assert topics_of(capsys.readouterr().out) == found
+
+
+def test_list_is_a_table_for_people(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert side.run("list") == 0
+    assert capsys.readouterr().out == "no dead letters\n"
+    fill(side)
+    assert side.run("list") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["id", "age", "status", "topic"]
+    assert [row.split()[1] for row in rows] == ["0s", "2h", "1d"]
+    assert rows[1].endswith("No such Customer")
+
+
+def test_the_monitor_lists_and_reads_no_payload(
+    side: Side, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (id, *_) = give_up(side.url, Message("t", b""), schema=side.schema)
+    url = as_role(side.url, "pillarbox_monitor")
+    monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
+    assert side.run("list", "--json") == 0
+    assert topics_of(capsys.readouterr().out) == ["t"]
+    assert side.run("show", str(id)) == 2
+    said = capsys.readouterr().err
+    assert "permission denied" in said
+    assert f"GRANT pillarbox_{'relay' if side.schema == 'outbox' else 'consumer'}" in (
+        said
+    )
+
+
+def test_show_gives_everything_that_was_kept(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (id,) = give_up(
+        side.url,
+        Message("t", {"order": 17}, headers={"traceparent": "00-1"}),
+        schema=side.schema,
+        stacktrace="Traceback\n  in \x1b[31mred",
+    )
+    assert side.run("show", str(id)) == 0
+    said = capsys.readouterr().out
+    assert '  "order": 17' in said
+    assert "  traceparent: 00-1" in said
+    assert "Traceback\n  in \\x1b[31mred" in said
+    assert side.run("show", str(id), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["payload_json"] == {"order": 17}
+
+
+def test_what_is_not_there_can_not_be_shown(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert side.run("show", NOBODY) == 2
+    assert f"there is none in {side.schema}.dead_letter" in capsys.readouterr().err
+
+
+def test_export_gives_a_line_of_json_for_each_the_oldest_first(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(side)
+    give_up(side.url, Message("bytes", b"\xff"), schema=side.schema)
+    assert side.run("export") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["topic"] for line in lines] == [
+        "invoices",
+        "orders.paid",
+        "orders.placed",
+        "bytes",
+    ]
+    assert lines[-1]["payload_base64"] == "/w=="
+
+
+def test_discard_keeps_the_reason_and_who_decided(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(side)
+    argv = ("discard", "--topic", "orders.*", "--reason", "the shop is closed")
+    assert side.run(*argv, "--dry-run") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert {status for status, *_ in states(side.url, side.schema)} == {"PENDING"}
+
+    assert side.run(*argv) == 0
+    assert capsys.readouterr().out == "2 discarded\n"
+    query = (
+        "SELECT topic, discard_reason, discarded_by = session_user"
+        f" FROM {side.schema}.dead_letter WHERE status = 'DISCARDED' ORDER BY 1"
+    )
+    assert execute(side.url, query) == [
+        ("orders.paid", "the shop is closed", True),
+        ("orders.placed", "the shop is closed", True),
+    ]
+
+
+def test_a_discarded_message_that_comes_again_is_known(database_url: str) -> None:
+    message = Message("orders", b"")
+    give_up(database_url, message, schema="inbox")
+    give_up(database_url, message, schema="inbox", message_id="sha256:00")
+    long_ago = str(message.id).replace(str(message.id)[:8], "01800000")
+    give_up(database_url, message, schema="inbox", message_id=long_ago)
+
+    url = as_role(database_url, "pillarbox_consumer")
+    argv = ["dead-letters", "discard", "--all", "--reason", "r", "--database", url]
+    assert inbox_main(argv) == 0
+    query = "SELECT message_id, consumer FROM inbox.receipt"
+    assert execute(database_url, query) == [(message.id, "billing")]
+    assert {row[0] for row in states(database_url, "inbox")} == {"DISCARDED"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["discard", "--reason", "r"], "which dead letters?"),
+        (["discard", "--all", "--reason", " "], "--reason is empty"),
+        (["discard", NOBODY, "--all", "--reason", "r"], "ids and filters"),
+        (["list", "--newer-than", "1"], "--newer-than '1': write 90s"),
+        (["list", "--limit", "0"], "--limit 0: must be at least 1"),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else None,
+)
+def test_what_makes_no_sense_is_refused(
+    side: Side, argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert side.run(*argv) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_the_relay_retries_by_the_publisher_of_the_broker(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    (id, _, _) = give_up(
+        database_url,
+        Message("orders", b"1"),
+        Message("orders", b"2"),
+        Message("nobody", b""),
+    )
+    url = as_role(database_url, "pillarbox_relay")
+    argv = ["dead-letters", "retry", f"--database={url}", f"--broker={url}"]
+
+    assert relay_main([*argv, "--all", "--dry-run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert relay_main([*argv, str(id)]) == 0
+    assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
+    assert relay_main([*argv, "--all", "--rate", "1000/s"]) == 1
+    assert capsys.readouterr().out == "2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert relay_main([*argv, "--due"]) == 0
+    assert capsys.readouterr().out == "0 retried: 0 succeeded, 0 failed, 0 skipped\n"
+    delivered = "SELECT payload FROM inbox.delivery ORDER BY seq"
+    assert execute(database_url, delivered) == [(b"1",), (b"2",)]
+
+
+def test_the_relay_says_that_its_broker_is_away(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give_up(database_url, Message("orders", b"1"))
+    argv = ["dead-letters", "retry", "--all", f"--database={database_url}"]
+    assert relay_main([*argv, "--broker=redis://127.0.0.1:1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "1 of 1 were not tried\n"
+    assert said.err.startswith("relay: ")
+    assert states(database_url) == [("PENDING", 0, "refused")]
+
+
+APP = """
+import os
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from inbox import Consumer
+from outbox.database import sqlalchemy_url
+
+engine = create_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
+consumer = Consumer("memory:", sessionmaker(engine), name="billing")
+
+@consumer.handles("orders")
+def handle(session, message):
+    if message.payload == b"bad":
+        raise ValueError("bad")
+"""
+
+
+def test_the_inbox_retries_by_the_handlers_of_the_consumer(
+    database_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "retry_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    url = as_role(database_url, "pillarbox_consumer")
+    monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
+    messages = [Message("orders", b"good"), Message("orders", b"bad")]
+    give_up(database_url, *messages, schema="inbox")
+    argv = ["dead-letters", "retry", "retry_app:consumer"]
+
+    assert inbox_main([*argv, "--all", "--dry-run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert inbox_main([*argv, "--due"]) == 1
+    assert capsys.readouterr().out == "2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert inbox_main([*argv, "--error", "ValueError"]) == 1
+    assert capsys.readouterr().out == "1 retried: 0 succeeded, 1 failed, 0 skipped\n"
+    rows: list[Any] = sorted(states(database_url, "inbox"))
+    assert rows == [("PENDING", 2, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]
