@@ -39,8 +39,8 @@ def recorded_events() -> RecordedEvents:
 def pillarbox_server() -> "Iterator[PostgresServer]":
     """Give the server of PILLARBOX_DATABASE_URL, or a private one for this run.
 
-    A private one needs PostgreSQL's programs on this machine, with pg_partman and
-    pg_cron.
+    A private one is a container, if Docker has the image `pillarbox-postgres`, or
+    else needs PostgreSQL's programs on this machine, with pg_partman and pg_cron.
     """
     from outbox.testing.postgres import postgres_server
 

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+import yaml
+
 from tests.containers.engine import DOCKER, Project, docker, run, running_project
 from tests.fixtures.waiting import wait_for
 
@@ -86,11 +89,17 @@ def test_a_process_that_stands_still_has_no_pulse_until_it_goes_on(
     wait_for("the pulse again", beats, seconds=PATIENCE)
 
 
-def test_with_redis_between_them_all_is_the_same_and_a_stop_drains() -> None:
-    run(str(DOCKER / "local-images"), "redis:8")
-    with running_project("--env-file", str(DOCKER / "brokers/redis.env")) as project:
+@pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq"])
+def test_with_another_broker_all_is_the_same_and_a_stop_drains(
+    broker: str, request: pytest.FixtureRequest
+) -> None:
+    if broker != "redis" and not request.config.getoption("--full"):
+        pytest.skip("a minute for each broker: with --full")
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    run(str(DOCKER / "local-images"), services[broker]["image"])
+    variables = str(DOCKER / f"brokers/{broker}.env")
+    with running_project("--env-file", variables) as project:
         sell(project)
-        redis = ("exec", "-T", "redis", "redis-cli", "--scan")
-        assert "demo.orders" in project.compose(*redis).stdout
+        assert project.psql("SELECT count(*) FROM inbox.delivery") == "0"
         project.compose("stop", *LASTING)
         assert {project.state(name)["ExitCode"] for name in LASTING} == {0}
