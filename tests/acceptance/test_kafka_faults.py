@@ -21,6 +21,9 @@ pytestmark = pytest.mark.fault
 
 
 class TestKafka(BrokerFaults):
+    # A producer takes up to a second to get the id that makes it idempotent.
+    publish_timeout = 8.0
+
     @pytest.fixture(autouse=True)
     def broker(self, parts: None) -> Iterator[None]:
         make_proxy = self.make_proxy
@@ -70,8 +73,7 @@ class TestKafka(BrokerFaults):
     @pytest.mark.timeout(300)
     @override
     def test_stall_longer_than_the_publish_timeout(self) -> None:
-        # A producer takes up to a second to get the id that makes it idempotent.
-        relay = self.drain("--publish-timeout=2")
+        relay = self.drain(f"--publish-timeout={self.publish_timeout}")
         assert "BrokerLost" not in relay.log()
         self.proxy.stall()
         relay.wait_for_log("BrokerLost", times=2)
