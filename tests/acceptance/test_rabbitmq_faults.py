@@ -49,12 +49,12 @@ class RabbitMQFaults(BrokerFaults):
         length = self.count // 5
         self.make_queue({"x-max-length": length, "x-overflow": "reject-publish"})
         relay = self.drain("--strict-order")
-        relay.wait_for_log("is full or not available", times=3, seconds=60)
+        relay.wait_for_log("is full or not available", times=3)
         self.proxy.slow(0)
         arrivals = self.arrivals()
         assert by_first_appearance(arrivals) == self.writer.numbers()
         assert len(arrivals) == self.count
-        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=60)
+        wait_for("all is settled", lambda: not self.inspection.unsettled())
         assert self.inspection.charged() == 0
         assert "KeyBlocked" not in relay.log()
 
@@ -94,7 +94,7 @@ class TestRabbitMQ(RabbitMQFaults):
         self.server.control(limit, alarm)
         self.proxy.resume()
         try:
-            relay.wait_for_log("BrokerLost", times=3, seconds=60)
+            relay.wait_for_log("BrokerLost", times=3)
             assert "takes nothing now: low on" in relay.log()
             assert self.inspection.unsettled()
             assert self.inspection.charged() == 0

@@ -1,4 +1,4 @@
-"""The RabbitMQ publisher and queues that take nothing: full ones, and ones down."""
+"""The RabbitMQ publisher when nothing is taken: a full queue, one down, a full disk."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from outbox.testing.rabbitmq import RabbitMQServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.rabbitmq import bind, drain
+from tests.fixtures.waiting import answer_after
 
 REJECTS = {"x-overflow": "reject-publish"}
 TAKES_NOTHING = "takes nothing now: a queue for topic '.*' is full or not available"
@@ -27,6 +28,8 @@ async def is_published(publisher: RabbitMQPublisher, batch: Sequence[Message]) -
     try:
         return await publisher.publish(batch) == [Acked()] * len(batch)
     except BrokerUnavailableError:
+        # The relay pauses, too; a blocked connection is told without waiting.
+        await answer_after(0.05)
         return False
 
 
@@ -86,3 +89,25 @@ async def test_a_queue_that_is_down_is_away_until_it_is_up(
                 continue
     arrived = drain(rabbitmq_url, topic, len(batch))
     assert [m.id for m in arrived] == [m.id for m in batch]
+
+
+@pytest.mark.fault
+async def test_a_server_without_room_on_its_disk_is_away_until_it_has_some(
+    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, topic: str
+) -> None:
+    bind(rabbitmq_url, topic)
+    batch = [Message(topic, b"") for _ in range(10)]
+    shared_rabbitmq.control("set_disk_free_limit", "1000000000000000")
+    try:
+        async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
+            for _ in range(2):
+                with pytest.raises(BrokerUnavailableError, match="now: low on disk"):
+                    await publisher.publish(batch)
+            shared_rabbitmq.control("set_disk_free_limit", "50MB")
+            async with asyncio.timeout(50):
+                while not await is_published(publisher, batch):
+                    continue
+    finally:
+        shared_rabbitmq.control("set_disk_free_limit", "50MB")
+    arrived = drain(rabbitmq_url, topic, len(batch))
+    assert {m.id for m in arrived} == {m.id for m in batch}
