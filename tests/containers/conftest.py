@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.containers)
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKER = ROOT / "docker"
-SECONDS = 300
+SECONDS = 600
 
 
 def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
