@@ -83,7 +83,7 @@ class BrokerFaults(ABC):
     def start(self) -> None:
         """Start it again, with what it had."""
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_killed_and_restarted_in_mid_drain(self) -> None:
         relay = self.drain()
         self.kill()
@@ -93,7 +93,7 @@ class BrokerFaults(ABC):
         self.start()
         self.expect_all(relay)
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_connection_cut_in_mid_batch(self) -> None:
         relay = self.drain()
         for cut in range(1, 6):
@@ -103,7 +103,7 @@ class BrokerFaults(ABC):
             self.wait_for_progress(left)
         self.expect_all(relay)
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_stall_longer_than_the_publish_timeout(self) -> None:
         relay = self.drain(f"--publish-timeout={self.publish_timeout}")
         self.proxy.stall()

@@ -44,7 +44,7 @@ class TestRedis(BrokerFaults):
     def start(self) -> None:
         self.server.start()
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_full_memory_is_not_the_messages_fault(self) -> None:
         relay = self.drain()
         with Redis.from_url(self.server.url) as client:
@@ -92,7 +92,7 @@ class TestPostgres(BrokerFaults):
     def start(self) -> None:
         self.server.start()
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_a_broker_that_became_read_only_is_not_the_messages_fault(self) -> None:
         relay = self.drain()
         self.set_read_only("on")

@@ -37,7 +37,7 @@ class TestHttp(BrokerFaults):
     def start(self) -> None:
         self.hook.start()
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_a_gateway_that_answers_for_a_dead_receiver(self) -> None:
         relay = self.drain()
         self.hook.close()

@@ -57,7 +57,7 @@ class TestKafka(BrokerFaults):
     def start(self) -> None:
         self.server.start()
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     @override
     def test_connection_cut_in_mid_batch(self) -> None:
         relay = self.drain()
@@ -70,7 +70,7 @@ class TestKafka(BrokerFaults):
         self.expect_unnoticed()
         assert "BrokerLost" not in relay.log()
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     @override
     def test_stall_longer_than_the_publish_timeout(self) -> None:
         relay = self.drain(f"--publish-timeout={self.publish_timeout}")
@@ -82,7 +82,7 @@ class TestKafka(BrokerFaults):
         self.proxy.resume()
         self.expect_all(relay)
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_brokers_that_take_nothing_for_a_while_are_not_the_messages_fault(
         self,
     ) -> None:

@@ -37,7 +37,7 @@ class TestNats(BrokerFaults):
     def start(self) -> None:
         self.server.start()
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_a_full_stream_is_not_the_messages_fault(self) -> None:
         stream = {"name": "NUMBERS", "subjects": ["numbers.>"], "discard": "new"}
         self.ask("STREAM.CREATE", **stream, max_msgs=self.count // 2)
@@ -52,7 +52,7 @@ class TestNats(BrokerFaults):
     def ask(self, what: str, **settings: Any) -> None:
         asyncio.run(ask(self.server.url, f"{what}.NUMBERS", **settings))
 
-    @pytest.mark.timeout(300)
+    @pytest.mark.timeout(900)
     def test_full_storage_is_not_the_messages_fault(self) -> None:
         self.server.stop()
         self.server.configure({"jetstream": {"max_file_store": self.count * 100}})
