@@ -13,14 +13,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
-from faststream.nats import (  # type: ignore[import-not-found]  # see txoutbox
-    JStream,
-    NatsBroker,
-)
-from faststream.redis import RedisBroker  # type: ignore[import-not-found]
 from faststream_outbox import (  # type: ignore[import-not-found]  # see txoutbox
     OutboxBroker,
     make_outbox_table,
@@ -121,12 +117,13 @@ async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]
 
 def destination_of(url: str) -> tuple[Any, Any]:
     """Give the broker of a URL, and its publisher, which waits for each answer."""
+    # Its types depend on what else is installed where this is checked.
     if url.startswith("nats:"):
-        to_nats = NatsBroker(url, logger=None)
-        return to_nats, to_nats.publisher(
-            TOPIC, stream=JStream("orders", declare=False)
-        )
-    to_redis = RedisBroker(url, logger=None)
+        nats = import_module("faststream.nats")
+        to_nats = nats.NatsBroker(url, logger=None)
+        stream = nats.JStream("orders", declare=False)
+        return to_nats, to_nats.publisher(TOPIC, stream=stream)
+    to_redis = import_module("faststream.redis").RedisBroker(url, logger=None)
     return to_redis, to_redis.publisher(stream=TOPIC)
 
 
