@@ -17,6 +17,8 @@ from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Limits, Message
 from outbox.database import sqlalchemy_url
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import find, retry_all
 from outbox.errors import InvalidMessageError
 from outbox.payload_codec import CODEC_HEADER, encoded
 from outbox.registry import SchemaRegistry
@@ -24,6 +26,7 @@ from relay.events import BatchSettled
 from relay.events import MessageDeadLettered as RelayDeadLettered
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.consumers import running as consuming
+from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, running
 
@@ -158,6 +161,26 @@ async def test_a_consumer_decodes_for_its_handler_and_keeps_what_it_can_t(
     )
     assert (payload, headers) == (lost.payload, lost.headers)
     assert "give it the key 'newer', then retry the dead letter" in reason
+
+
+async def test_the_remedy_works_once_the_key_is_there_its_dead_letter_is_handled(
+    database_url: str,
+) -> None:
+    give_up(database_url, encoded(message(), codec), schema="inbox")
+    clinic = Clinic([])
+    with sessions_of(database_url) as sessions:
+        for with_codec in (forgetful, codec):
+            consumer = Consumer(
+                MemorySource(), sessions, name="billing", codec=with_codec
+            )
+            consumer.handles("patients")(clinic)
+            async with consumer.retrier() as retrier:
+                tally = await retry_all(retrier, await find(retrier, Criteria()))
+            assert tally.succeeded == (1 if with_codec is codec else 0)
+
+    assert clinic.read == [(SECRET, "text/plain")]
+    ((status, _, _),) = states(database_url, "inbox")
+    assert status == "SUCCEEDED"
 
 
 async def test_a_consumer_checks_schemas_and_lifts_versions_after_the_codec(
