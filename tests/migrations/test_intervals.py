@@ -15,6 +15,8 @@ from tests.fixtures.relay import execute
 from tests.migrations.conftest import Doctor
 from tests.migrations.retiring import EXPIRED
 
+pytestmark = pytest.mark.timeout(300)
+
 Capture = pytest.CaptureFixture[str]
 Change: TypeAlias = Callable[..., None]
 UNITS = {"hourly": "hour", "daily": "day", "weekly": "week"}

@@ -17,6 +17,8 @@ from outbox.migrate import migrate_on, unmigrate
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import is_empty, snapshot
 
+pytestmark = pytest.mark.timeout(300)
+
 MODELS = """
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, Table, Text
 

@@ -14,7 +14,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import is_empty, snapshot
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 
 Psql: TypeAlias = Callable[[str, str], "subprocess.CompletedProcess[str]"]
 PREFIX = "parted"

@@ -13,6 +13,8 @@ from tests.fixtures.waiting import wait_for
 from tests.migrations.catalog import is_empty, snapshot
 from tests.migrations.test_upkeep import TABLES
 
+pytestmark = pytest.mark.timeout(300)
+
 PREFIXES = ("shop", "bank")
 ROLES = ["application", "relay", "consumer", "maintainer", "monitor", "detacher"]
 ADD = "SELECT outbox.add('t', '{}'::jsonb)"

@@ -11,6 +11,8 @@ from tests.fixtures.relay import execute
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_upkeep import add_old, old_partition
 
+pytestmark = pytest.mark.timeout(300)
+
 # Each with a role that may call it.
 DEFINERS = {
     "outbox.make_partitions(text)": (
