@@ -118,6 +118,10 @@ class Lanes:
         """The tenants of those."""
         return self._ready.tenants
 
+    def is_stuck(self, without: Collection[str]) -> bool:
+        """Tell whether there are some, and leaving these tenants out, none."""
+        return self._ready.has_only(without)
+
     def take(self, lanes: Collection[int]) -> None:
         """Begin with lanes that were just leased."""
         for number in lanes:

@@ -80,15 +80,15 @@ class Queue:
         self._tenants.claimed([row.message.tenant for row in claimed], full=full)
 
     async def claim_tenants(
-        self, leased: Collection[int], without: Collection[str], *, stuck: bool
+        self, leased: Collection[int], without: Collection[str]
     ) -> None:
         """Read the first of tenants that wait behind others' floods, if it is time.
 
         Args:
             without: tenants to leave out.
-            stuck: nothing that is in memory may be handed out.
         """
         ready = self._lanes.ready_tenants
+        stuck = self._lanes.is_stuck(without)
         if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
             return
         floors = self._lanes.current_floors(leased)

@@ -33,6 +33,10 @@ class Ready(Generic[T]):
         """The tenants of which something is here."""
         return [tenant for tenant in self._lines if tenant is not None]
 
+    def has_only(self, tenants: Collection[str]) -> bool:
+        """Tell whether something is here, and all of it is of these tenants."""
+        return bool(self._lines) and all(tenant in tenants for tenant in self._lines)
+
     def add(self, item: T) -> None:
         """Add an item behind those of its tenant."""
         self._lines.setdefault(item.message.tenant, deque()).append(item)

@@ -228,7 +228,6 @@ class PostgresSource:
         without = self._left_out
         if not self._lanes.ready:
             await self._queue.claim(self._lease.lanes)
-        stuck = bool(without) and without.issuperset(self._lanes.ready_tenants)
-        await self._queue.claim_tenants(self._lease.lanes, without, stuck=stuck)
+        await self._queue.claim_tenants(self._lease.lanes, without)
         rows = self._queue.hand_out(limit, self._lease.lanes, without)
         return [PostgresDelivery(self, row) for row in rows]
