@@ -1,9 +1,10 @@
 """The consuming side of pillarbox: a handler's effects happen exactly once.
 
 `idempotent` guards a handler in any consumer, by `receipt`. `consumer` is a process
-of its own: it receives from a `source` (implementations in `sources/`), keeps what is
-in `flight` in order, runs each handler in a transaction (`handle`) and settles it
-(`settle`). `lanes`, `queue` and `claim` serve the postgres source, `streams` redis.
+of its own: for each of its queues it fetches (`receive`) from a `source`
+(implementations in `sources/`), keeps what it has in order (`flight`), gives each its
+turn (`turns`), runs its handler in a transaction (`handle`) and settles it (`settle`).
+`lanes`, `queue`, `claim` and `tenants` serve the postgres source, `streams` redis.
 """
 
 from inbox.consumer import Consumer

@@ -34,11 +34,11 @@ async def test_sigterm_lets_handlers_finish_and_exits_with_0(site: Site) -> None
 async def test_a_second_sigterm_ends_it_at_once(site: Site) -> None:
     await site.publish(Message("orders", b"hang"))
     process = site.run()
-    process.wait_for_log("hanging")
+    process.wait_for_log("hanging", seconds=60)
     process.terminate()
-    wait_for("it drains", lambda: not process.catches(signal.SIGTERM))
+    wait_for("it drains", lambda: not process.catches(signal.SIGTERM), seconds=60)
     process.terminate()
-    assert process.wait() == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     assert site.unacked() == 1
 
 

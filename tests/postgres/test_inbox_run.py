@@ -47,7 +47,8 @@ async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
     assert site.effects() == ["bulk"]
     assert execute(site.url, PAYLOADS_LEFT) == [("order",)]
     process = site.run(CONSUMER, "--queue", "default", "--queue", "batch=2")
-    wait_for("both are served", lambda: sorted(site.effects()) == ["bulk", "order"])
+    both = ["bulk", "order"]
+    wait_for("both are served", lambda: sorted(site.effects()) == both, seconds=60)
 
 
 @pytest.mark.parametrize(
