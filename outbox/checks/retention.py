@@ -46,6 +46,18 @@ def check_retention(
                 f" for {floor}",
                 "outbox retention set inbox.receipt 14d",
             )
+    lost, days = connection.execute(
+        load("outbox", "count_lost_dead_letters")
+    ).fetchone() or (0, None)
+    if lost:
+        yield _found(
+            Severity.WARNING,
+            f"{lost} dead letters of the inbox are older than the receipts that are"
+            " kept: a retry can't tell whether they were handled before",
+            "SELECT * FROM inbox.dead_letter WHERE status = 'PENDING' ORDER BY created_at;"
+            " handle the oldest by hand and discard them; for those to come:"
+            f" outbox retention set inbox.receipt {days}d",
+        )
 
 
 def check_configuration(

@@ -1,14 +1,16 @@
 """Each thing is broken on purpose, and the doctor finds it and names the remedy."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from outbox.cli import main
+from outbox.identifier import uuid7
 from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.broken import BROKEN
@@ -17,6 +19,7 @@ from tests.migrations.test_detach import leave_detached
 from tests.migrations.test_upkeep import add_old, old_partition
 
 Capture = pytest.CaptureFixture[str]
+OLD = datetime.now(UTC) - timedelta(days=40, hours=6)
 
 
 @pytest.fixture
@@ -142,6 +145,26 @@ def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(
     execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, expired) == [(0,)]
+
+
+def test_dead_letters_that_outlive_their_receipts(
+    database_url: str, doctor: Doctor
+) -> None:
+    letter = (
+        "INSERT INTO inbox.dead_letter (origin, message_id, topic, attempts,"
+        " schema_version, content_type, headers, payload, error_reason)"
+        " VALUES ('o', %s, 't', 1, 1, 'c', '{}', '', 'why')"
+    )
+    for message_id in (str(uuid7()), "evt_1", str(id_of(OLD, version=4))):
+        execute(database_url, letter, (message_id,))
+    assert doctor(database_url)[1] == []
+
+    execute(database_url, letter, (str(id_of(OLD)),))
+    _, findings = doctor(database_url)
+
+    (lost,) = findings
+    assert lost["finding"].startswith("1 dead letters of the inbox are older than")
+    assert "outbox retention set inbox.receipt 41d" in lost["remedy"]
 
 
 def test_a_partition_that_should_be_gone_for_hours(
