@@ -20,7 +20,9 @@ from outbox.dead_letters.events import (
 )
 from outbox.dead_letters.retry import Outcome, Tally, find, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.payload_codec import encoded
 from outbox.testing.events import RecordedEvents
+from relay.config import RelayConfig
 from relay.dead_letters import PublishingRetrier, publishing_retrier
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import give_up, states
@@ -28,6 +30,18 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute
 
 PENDING = Criteria()
+
+
+class Backwards:
+    """A codec that anybody can read, from the end."""
+
+    name = "backwards"
+
+    def encode(self, message: Message) -> tuple[str, bytes]:
+        return "1", message.payload[::-1]
+
+    def decode(self, message: Message, key_id: str) -> bytes:
+        return message.payload[::-1]
 
 
 class Bench:
@@ -86,6 +100,23 @@ async def test_an_acked_retry_succeeds_with_the_message_as_it_was(bench: Bench) 
     assert states(bench.url) == [("SUCCEEDED", 0, "refused")]
     (event,) = bench.events.of(DeadLetterSucceeded)
     assert event.message_id == str(message.id)
+
+
+async def test_an_encoded_payload_is_decoded_on_its_way_and_stays_encoded(
+    bench: Bench,
+) -> None:
+    message = Message("orders", {"secret": 1}, key="k")
+    give_up(bench.url, encoded(message, Backwards()))
+    config = RelayConfig(codec=Backwards())
+    async with publishing_retrier(
+        bench.url, lambda: bench.publisher, config=config
+    ) as retrier:
+        found = await find(retrier, PENDING)
+        assert await retry_all(retrier, found) == Tally(succeeded=1)
+    (published,) = bench.publisher.acked
+    assert published.json() == {"secret": 1}
+    query = "SELECT payload FROM outbox.dead_letter"
+    assert execute(bench.url, query) == [(message.payload[::-1],)]
 
 
 async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(

@@ -41,6 +41,7 @@ ALLOWED = {
         "UPDATE outbox.message SET attempts = 1, available_at = now(), last_error = ''",
         GIVE_UP.format(schema="outbox"),
         "SELECT * FROM outbox.dead_letter",
+        "SELECT * FROM outbox.readable_dead_letter",
         DELIVER,
         "SELECT * FROM inbox.subscription",
         "SELECT * FROM outbox.partition_health",
@@ -52,6 +53,8 @@ ALLOWED = {
         "SELECT * FROM inbox.delivery",
         "UPDATE inbox.delivery SET acked_at = now()",
         GIVE_UP.format(schema="inbox"),
+        "SELECT * FROM inbox.readable_dead_letter",
+        "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'",
     ],
     "maintainer": [
         "CALL outbox.maintain()",
@@ -67,6 +70,8 @@ ALLOWED = {
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT * FROM outbox.retiring_partition",
         "SELECT * FROM partman.part_config",
+        "SELECT last_error FROM outbox.message",
+        "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
     ],
 }
 FORBIDDEN = {
@@ -160,6 +165,9 @@ FORBIDDEN = {
         "SELECT payload FROM outbox.message",
         "SELECT headers FROM outbox.message",
         "SELECT payload FROM outbox.dead_letter",
+        "SELECT error_stacktrace FROM inbox.dead_letter",
+        "SELECT payload_json FROM outbox.readable_dead_letter",
+        "SELECT topic FROM inbox.readable_dead_letter",
         "UPDATE outbox.message SET published_at = now()",
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",

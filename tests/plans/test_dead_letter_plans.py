@@ -1,0 +1,178 @@
+"""What is asked of dead letters is answered by an index, in the days that are meant."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from outbox.dead_letters import Criteria, Schema, Statement, statement
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import new_database
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "dead-letters.md"
+QUESTIONS = re.findall(r"```sql\n(-- .*?)```", PAGE.read_text(), re.DOTALL)
+DAYS_BACK = 5
+SCANS = {"Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan"}
+FILL = """
+    INSERT INTO {schema}.dead_letter
+           (created_at, origin, message_id, topic, attempts, schema_version,
+            content_type, headers, payload, error_reason, status, discard_reason,
+            retry_after)
+    SELECT day + n * interval '20 seconds', 'consumer:billing', n::text,
+           CASE WHEN n %% 100 = 0 THEN 'orders.placed' ELSE 't' || n %% 50 END, 1, 1,
+           'application/json', '{{}}', '{{}}',
+           CASE WHEN n %% 100 = 1 THEN 'ValueError: no such customer'
+                ELSE 'error ' || n %% 50 END,
+           CASE n %% 100 WHEN 2 THEN 'PENDING' WHEN 3 THEN 'DISCARDED'
+                ELSE 'SUCCEEDED' END, 'r',
+           CASE WHEN n %% 200 = 2 THEN now() + n * interval '1 hour' ELSE now() END
+      FROM generate_series(%(today)s - %(back)s * interval '1 day', %(today)s,
+                           interval '1 day') AS day
+     CROSS JOIN generate_series(1, 4000) AS n
+"""
+
+
+class Plan(NamedTuple):
+    """The indexes used, and the partitions read, of them some from end to end."""
+
+    indexes: set[str]
+    partitions: set[str]
+    sequential: set[str]
+
+
+Ask: TypeAlias = Callable[..., Plan]
+
+
+@pytest.fixture(scope="module")
+def filled(
+    server: PostgresServer, template_database: str
+) -> Iterator[psycopg.Connection[Any]]:
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    with new_database(server, "pillarbox_plans", template_database) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute("SET ROLE pillarbox_owner")
+            for schema in ("outbox", "inbox"):
+                table = f"{schema}.dead_letter"
+                days = [today - timedelta(days=n) for n in range(1, DAYS_BACK + 1)]
+                connection.execute(
+                    "SELECT partman.create_partition_time(%s, %s)", (table, days)
+                )
+                connection.execute(
+                    FILL.format(schema=schema), {"today": today, "back": DAYS_BACK}
+                )
+                connection.execute(f"ANALYZE {table}")
+            connection.execute("RESET ROLE")
+            yield connection
+
+
+@pytest.fixture
+def ask(filled: psycopg.Connection[Any]) -> Ask:
+    parents = dict(
+        filled.execute(
+            "SELECT child.relname, parent.relname FROM pg_inherits"
+            " JOIN pg_class child ON child.oid = inhrelid AND child.relkind = 'i'"
+            " JOIN pg_class parent ON parent.oid = inhparent"
+        ).fetchall()
+    )
+
+    def run(query: str, parameters: Mapping[str, object] | None = None) -> Plan:
+        with filled.transaction(force_rollback=True):
+            explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"
+            row = filled.execute(explain, parameters).fetchone()
+        assert row is not None
+        nodes = [n for n in walk(row[0][0]["Plan"]) if n["Actual Loops"] > 0]
+        return Plan(
+            {parents[n["Index Name"]] for n in nodes if n.get("Index Name") in parents},
+            {
+                n["Relation Name"]
+                for n in nodes
+                if "Scan" in n["Node Type"] and "Relation Name" in n
+            },
+            {
+                n["Relation Name"]
+                for n in nodes
+                if n["Node Type"] == "Seq Scan"
+                and n["Actual Rows"] + n.get("Rows Removed by Filter", 0) > 0
+            },
+        )
+
+    return run
+
+
+def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from walk(child)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.split("\n")[0][3:40])
+@pytest.mark.parametrize("schema", ["outbox", "inbox"])
+def test_the_questions_of_the_page_are_answered_by_their_index(
+    ask: Ask, question: str, schema: Schema
+) -> None:
+    plan = ask(question.replace("inbox.", f"{schema}."))
+    named = re.findall(r"dead_letter_\w+_idx", question)
+    if named:
+        assert plan.indexes == set(named)
+        assert plan.sequential == set()
+    else:
+        # Yesterday is asked for, and yesterday is read.
+        assert len(plan.partitions) == 1
+
+
+def test_the_page_asks_by_each_of_the_four_indexes() -> None:
+    asked = re.findall(r"dead_letter_(\w+)_idx", "".join(QUESTIONS))
+    assert asked == ["status", "topic", "reason", "retry"]
+
+
+def test_what_is_due_is_found_by_the_retry_index(ask: Ask) -> None:
+    plan = ask(
+        statement("inbox", Statement.FIND_DUE),
+        {"origin": "consumer:billing", "max_retries": 240, "max_rows": 50},
+    )
+    assert (plan.indexes, plan.sequential) == ({"dead_letter_retry_idx"}, set())
+
+
+@pytest.mark.parametrize("name", [Statement.LIST, Statement.FIND])
+@pytest.mark.parametrize(
+    "criteria",
+    [
+        Criteria(max_rows=50),
+        Criteria(newer_than=timedelta(days=2)),
+        Criteria(status=None, topic="orders.placed", max_rows=50),
+    ],
+    ids=["pending", "of late", "topic"],
+)
+def test_a_list_is_read_from_indexes(
+    ask: Ask, name: Statement, criteria: Criteria
+) -> None:
+    plan = ask(statement("outbox", name), criteria.parameters())
+    assert plan.sequential == set()
+    if criteria.topic is not None:
+        assert plan.indexes == {"dead_letter_topic_idx"}
+
+
+def test_one_is_locked_by_its_key_in_its_day(
+    ask: Ask, filled: psycopg.Connection[Any]
+) -> None:
+    row = filled.execute("SELECT id, created_at FROM inbox.dead_letter").fetchone()
+    assert row is not None
+    id: UUID = row[0]
+    for name in (Statement.LOCK, Statement.MARK_SUCCEEDED):
+        plan = ask(statement("inbox", name), {"id": id, "created_at": row[1]})
+        assert (len(plan.partitions), plan.sequential) == (1, set())
+
+
+def test_whether_a_message_is_given_up_is_found_by_its_id(ask: Ask) -> None:
+    plan = ask(
+        "SELECT id FROM inbox.dead_letter WHERE status = 'PENDING'"
+        " AND message_id = '102' AND origin = 'consumer:billing'"
+    )
+    assert (plan.indexes, plan.sequential) == ({"dead_letter_message_idx"}, set())
