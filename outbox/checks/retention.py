@@ -54,9 +54,9 @@ def check_retention(
             Severity.WARNING,
             f"{lost} dead letters of the inbox are older than the receipts that are"
             " kept: a retry can't tell whether they were handled before",
-            "SELECT * FROM inbox.dead_letter WHERE status = 'PENDING' ORDER BY created_at;"
-            " handle the oldest by hand and discard them; for those to come:"
-            f" outbox retention set inbox.receipt {days}d",
+            "handle by hand, and discard, the oldest that are PENDING in"
+            " inbox.dead_letter; for those to come: outbox retention set"
+            f" inbox.receipt {days}d",
         )
 
 
