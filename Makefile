@@ -32,6 +32,9 @@ needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats
+else
+# make demo ARGS='--broker nats'
+needs += $(filter redis rabbitmq nats,$(ARGS))
 endif
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker

@@ -4,7 +4,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from examples.shop.model import Handled
+from examples.shop.effects import effect
 from examples.shop.orders import TOPIC
 from inbox import Consumer
 from outbox import Message
@@ -29,27 +29,13 @@ shipping = Consumer(
 )
 
 
-def effect(consumer: str, effects: dict[str, str], message: Message) -> Handled:
-    """Build the row that stands for what a handler did."""
-    order = message.json()
-    return Handled(
-        consumer=consumer,
-        effect=effects[order["kind"]],
-        message_id=message.id,
-        customer=order["customer"],
-        step=order["step"],
-    )
-
-
 @billing.handles(TOPIC)
 async def bill(session: AsyncSession, message: Message) -> None:
     """Write an invoice, or a credit note."""
-    effects = {"placed": "invoice", "cancelled": "credit note"}
-    session.add(effect("billing", effects, message))
+    session.add(effect("billing", message))
 
 
 @shipping.handles(TOPIC)
 def ship(session: Session, message: Message) -> None:
     """Pack a parcel, or take it back."""
-    effects = {"placed": "parcel", "cancelled": "return"}
-    session.add(effect("shipping", effects, message))
+    session.add(effect("shipping", message))

@@ -4,10 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
+from examples.shop.brokers import Broker
+from outbox.errors import OutboxError
+
+_START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30
+_TICK: Final = 0.05
 
 
 class Processes:
@@ -16,11 +22,12 @@ class Processes:
     What they log goes to files in `logs`.
     """
 
-    def __init__(self, database: str, broker: str, logs: Path) -> None:
+    def __init__(self, database: str, broker: Broker, logs: Path) -> None:
         self._environment = {
             **os.environ,
+            **broker.environment,
             "PILLARBOX_DATABASE_URL": database,
-            "PILLARBOX_BROKER_URL": broker,
+            "PILLARBOX_BROKER_URL": broker.url,
             "PYTHONPATH": os.pathsep.join(
                 [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
             ),
@@ -46,10 +53,14 @@ class Processes:
         self._running[name] = process
         return process.pid
 
-    def run(self, name: str, module: str, *arguments: str) -> int:
-        """Run a command to its end; give its exit status."""
-        self.start(name, module, *arguments)
-        return self._running.pop(name).wait(_STOP_SECONDS)
+    def wait_for(self, name: str, text: str) -> None:
+        """Wait until a process has logged something, or has ended."""
+        process, log = self._running[name], self._logs / f"{name}.log"
+        deadline = time.monotonic() + _START_SECONDS
+        while text not in log.read_text(encoding="utf-8") and process.poll() is None:
+            if time.monotonic() > deadline:
+                raise OutboxError(f"{name} doesn't start: {log.read_text()[-2000:]}")
+            time.sleep(_TICK)
 
     def kill(self, name: str) -> None:
         """End a process by SIGKILL: it can't tidy up."""

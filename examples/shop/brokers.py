@@ -1,0 +1,126 @@
+"""The broker of the show: the one of a URL, or a private one by its name."""
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from examples.shop.orders import TOPIC
+from outbox.errors import ConfigError
+from outbox.testing.lifetime import free_port
+
+CONSUMERS: Final = ("billing", "shipping")
+PRIVATE: Final = ("redis", "rabbitmq", "nats", "kafka", "sns", "http")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where the relay publishes, and where the consumers listen.
+
+    Attributes:
+        url: for the relay, and for the consumers unless they are called over HTTP.
+        repeats: what is published twice arrives twice; some brokers keep it once.
+        port: on which the consumers are to listen for HTTP.
+        environment: what the processes need besides.
+    """
+
+    url: str
+    repeats: bool = True
+    port: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def broker(wanted: str | None, database: str) -> Iterator[Broker]:
+    """Give the broker of a URL, a private one, or by default PostgreSQL.
+
+    Raises:
+        ConfigError: it isn't known, or its programs aren't installed.
+    """
+    if wanted is None:
+        yield Broker(database)
+    elif "://" in wanted:
+        if wanted.startswith(("redis:", "rediss:")):
+            _begin_anew(wanted)
+        yield Broker(wanted, repeats=not wanted.startswith(("nats:", "tls:", "sns:")))
+    elif wanted == "redis":
+        from outbox.testing.redis import redis_server
+
+        with redis_server() as redis:
+            yield Broker(redis.url)
+    elif wanted == "rabbitmq":
+        from outbox.testing.rabbitmq import rabbitmq_server
+
+        with rabbitmq_server() as rabbitmq:
+            yield Broker(rabbitmq.url)
+    elif wanted == "nats":
+        from outbox.testing.nats import nats_server
+
+        with nats_server() as nats:
+            yield Broker(f"{nats.url}?stream=DEMO&create={TOPIC}", repeats=False)
+    elif wanted == "kafka":
+        from outbox.testing.kafka import kafka_cluster
+
+        with kafka_cluster() as kafka:
+            kafka.create_topic(TOPIC, partitions=4)
+            yield Broker(kafka.url)
+    elif wanted == "sns":
+        from outbox.testing.sqs import sqs_server
+
+        with sqs_server() as aws:
+            url = f"{aws.url('sns')}&fifo=true&wait=1"
+            asyncio.run(_make_topic(url))
+            yield Broker(url, repeats=False)
+    elif wanted == "http":
+        if importlib.util.find_spec("uvicorn") is None:
+            raise ConfigError("broker http: needs a server: pip install uvicorn")
+        port = free_port()
+        yield Broker(
+            f"http://127.0.0.1:{port}/?secret_env=SHOP_SECRET&allow_private=true",
+            port=port,
+            environment={"SHOP_SECRET": "whsec_c2hvcC1zaG9wLXNob3Atc2hvcC1zaG9w"},
+        )
+    else:
+        raise ConfigError(
+            f"broker {wanted!r}: pass a URL, or one of {', '.join(PRIVATE)} for a "
+            "private one"
+        )
+
+
+def _begin_anew(url: str) -> None:
+    """Delete the stream of an earlier run, which holds other orders."""
+    from redis import Redis
+
+    with Redis.from_url(url) as client:
+        client.delete(TOPIC)
+
+
+async def _make_topic(url: str) -> None:
+    """Make the topic of SNS, and a queue of each consumer that gets what it gets."""
+    from outbox.sqs import SqsSettings
+
+    settings = SqsSettings.from_url(url)
+    name = TOPIC.replace(".", "-")
+
+    async def call(service: str, action: str, **arguments: Any) -> Any:
+        async with settings.client(service, connections=1, read_timeout=30) as client:
+            return await getattr(client, action)(**arguments)
+
+    made = await call(
+        "sns", "create_topic", Name=f"{name}.fifo", Attributes={"FifoTopic": "true"}
+    )
+    for consumer in CONSUMERS:
+        queue = f"{consumer}-{name}.fifo"
+        await call(
+            "sqs", "create_queue", QueueName=queue, Attributes={"FifoQueue": "true"}
+        )
+        await call(
+            "sns",
+            "subscribe",
+            TopicArn=made["TopicArn"],
+            Protocol="sqs",
+            Endpoint=f"arn:aws:sqs:eu-west-1:123456789012:{queue}",
+            Attributes={"RawMessageDelivery": "true"},
+        )

@@ -1,0 +1,23 @@
+"""What billing and shipping do with an order: one row, which stands for the effect."""
+
+from typing import Final
+
+from examples.shop.model import Handled
+from outbox import Message
+
+_EFFECTS: Final = {
+    "billing": {"placed": "invoice", "cancelled": "credit note"},
+    "shipping": {"placed": "parcel", "cancelled": "return"},
+}
+
+
+def effect(consumer: str, message: Message) -> Handled:
+    """Build the row of one consumer's effect."""
+    order = message.json()
+    return Handled(
+        consumer=consumer,
+        effect=_EFFECTS[consumer][order["kind"]],
+        message_id=message.id,
+        customer=order["customer"],
+        step=order["step"],
+    )

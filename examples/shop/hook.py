@@ -1,0 +1,39 @@
+"""Billing and shipping behind one endpoint: `uvicorn examples.shop.hook:app`.
+
+A relay over HTTP has one target. Each consumer still has its own receipts.
+"""
+
+import logging
+import os
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from examples.shop.effects import effect
+from examples.shop.orders import TOPIC
+from inbox import guard
+from inbox.webhook import webhook_app
+from outbox import Message
+from outbox.command import DATABASE_VARIABLE, url_of
+from outbox.database import sqlalchemy_url
+from outbox.observers.logging import LogEvents
+
+_database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
+
+
+async def handle(session: AsyncSession, message: Message) -> None:
+    """Bill and ship an order, each once."""
+    for consumer in ("billing", "shipping"):
+        async with guard(session, message.id, consumer=consumer) as is_new:
+            if is_new:
+                session.add(effect(consumer, message))
+
+
+logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(message)s")
+app = webhook_app(
+    {TOPIC: handle},
+    async_sessionmaker(create_async_engine(_database, pool_size=16)),
+    name="shop",
+    secrets=[os.environ["SHOP_SECRET"]],
+    max_in_flight=16,
+    observers=[LogEvents()],
+)
