@@ -49,7 +49,7 @@ class TestRedis(BrokerFaults):
         relay = self.drain()
         with Redis.from_url(self.server.url) as client:
             client.config_set("maxmemory-policy", "noeviction")
-            client.config_set("maxmemory", "1mb")
+            client.config_set("maxmemory", "1")
             relay.wait_for_log("BrokerLost", times=3)
             assert "used memory" in relay.log()
             assert self.inspection.unsettled()

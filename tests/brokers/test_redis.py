@@ -209,7 +209,7 @@ async def test_a_full_redis_takes_all_of_a_batch_or_nothing(
     private_redis: RedisServer,
 ) -> None:
     with SyncRedis.from_url(private_redis.url) as client:
-        client.config_set("maxmemory", "1mb")
+        client.config_set("maxmemory", "1")
         async with RedisPublisher.from_url(private_redis.url) as publisher:
             with pytest.raises(BrokerUnavailableError, match="used memory"):
                 await publisher.publish(numbered(3))
