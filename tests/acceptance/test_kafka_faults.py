@@ -60,23 +60,22 @@ class TestKafka(BrokerFaults):
     @pytest.mark.timeout(900)
     @override
     def test_connection_cut_in_mid_batch(self) -> None:
-        relay = self.drain()
+        self.drain()
         for cut in range(1, 6):
             left = self.inspection.unsettled()
             connections = range(self.proxy.connections + 1)
             self.proxy.cut_after(1_000 * cut)
             self.wait_for_another(connections)
             self.wait_for_progress(left)
-        self.expect_unnoticed()
-        assert "BrokerLost" not in relay.log()
+        self.expect_uncharged()
 
     @pytest.mark.timeout(900)
     @override
     def test_stall_longer_than_the_publish_timeout(self) -> None:
         relay = self.drain(f"--publish-timeout={self.publish_timeout}")
-        assert "BrokerLost" not in relay.log()
+        lost = relay.log().count("BrokerLost")
         self.proxy.stall()
-        relay.wait_for_log("BrokerLost", times=2)
+        relay.wait_for_log("BrokerLost", times=lost + 2)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
         self.proxy.resume()
@@ -94,13 +93,13 @@ class TestKafka(BrokerFaults):
             KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         )
         self.server.refuse(PRODUCE, *passing * 3)
-        self.expect_unnoticed()
+        self.expect_uncharged()
 
     def wait_for_another(self, connections: range) -> None:
         """Wait until there were more connections than so many."""
         wait_for("it was cut", lambda: self.proxy.connections not in connections)
 
-    def expect_unnoticed(self) -> None:
+    def expect_uncharged(self) -> None:
         """Wait for the rest, which no attempt was charged for."""
         self.proxy.slow(0)
         wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
