@@ -46,8 +46,9 @@ async def tend_lanes(
 
 
 async def _ready_all_due(connection: Connection, board: Lanes, max_rows: int) -> None:
-    while lanes := board.numbers():
-        rows = await ready_due(connection, lanes, max_rows)
+    while True:
+        # Also without lanes: leases end with the database, and somebody has to say so.
+        rows = await ready_due(connection, board.numbers(), max_rows)
         for number, seq, key, attempts, created_at in rows:
             lane = board.find(number)
             if lane is not None:
