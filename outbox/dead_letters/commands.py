@@ -4,9 +4,9 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from uuid import UUID
 
@@ -102,6 +102,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="list which ones, and do nothing"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _url(arguments: argparse.Namespace) -> str:
@@ -110,12 +111,16 @@ def _url(arguments: argparse.Namespace) -> str:
 
 def _list(side: Side, arguments: argparse.Namespace) -> int:
     with open_desk(_url(arguments), side.schema) as desk:
-        found = desk.summaries(criteria_of(arguments))
+        _write(desk.summaries(criteria_of(arguments)), arguments)
+    return 0
+
+
+def _write(found: Sequence[Summary], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        sys.stdout.write(f"{json.dumps([s.as_json() for s in found], indent=2)}\n")
+        said = json.dumps([letter.as_json() for letter in found], indent=2)
+        sys.stdout.write(f"{said}\n")
     else:
         sys.stdout.write(table_of(found))
-    return 0
 
 
 def _show(side: Side, arguments: argparse.Namespace) -> int:
@@ -139,7 +144,7 @@ def _retry(side: Side, arguments: argparse.Namespace) -> int:
             return
         async with side.open_retrier(arguments) as retrier:
             if arguments.dry_run:
-                sys.stdout.write(table_of(await _summaries(retrier, arguments)))
+                _write(await _summaries(retrier, arguments), arguments)
                 return
             candidates = await _candidates(retrier, arguments)
             progress = Progress(len(candidates))
@@ -157,7 +162,7 @@ def _retry(side: Side, arguments: argparse.Namespace) -> int:
                 progress.end()
                 left = len(candidates) - counts.total()
                 if left:
-                    sys.stdout.write(f"{left} of {len(candidates)} were not tried\n")
+                    sys.stderr.write(f"{left} of {len(candidates)} were not tried\n")
             tallies.append(tally)
 
     if arguments.due and (chosen or arguments.dry_run):
@@ -165,16 +170,18 @@ def _retry(side: Side, arguments: argparse.Namespace) -> int:
     run_coroutine(run())
     if not tallies:
         return 0
-    return _report(tallies[0])
+    return _report(tallies[0], as_json=arguments.json)
 
 
-def _report(tally: Tally | None) -> int:
-    if tally is None:
+def _report(tally: Tally | None, *, as_json: bool) -> int:
+    if as_json:
+        sys.stdout.write(f"{json.dumps(tally and asdict(tally))}\n")
+    elif tally is None:
         sys.stdout.write("another replica is just retrying what is due\n")
-        return 0
-    said = ", ".join(f"{count} {name}" for name, count in asdict(tally).items())
-    sys.stdout.write(f"{tally.total} retried: {said}\n")
-    return 1 if tally.failed else 0
+    else:
+        said = ", ".join(f"{count} {name}" for name, count in asdict(tally).items())
+        sys.stdout.write(f"{tally.total} retried: {said}\n")
+    return 1 if tally is not None and tally.failed else 0
 
 
 async def _candidates(
@@ -188,8 +195,10 @@ async def _candidates(
 
 async def _summaries(retrier: Retrier, arguments: argparse.Namespace) -> list[Summary]:
     if not arguments.ids:
-        rows = await retrier.fetch(Statement.LIST, criteria_of(arguments).parameters())
-        return [Summary.of(row) for row in rows][::-1]
+        # The oldest first, and of them as many as are to be retried.
+        criteria = replace(criteria_of(arguments), max_rows=None)
+        rows = await retrier.fetch(Statement.LIST, criteria.parameters())
+        return [Summary.of(row) for row in rows][::-1][: arguments.limit]
     found = []
     for id in arguments.ids:
         rows = await retrier.fetch(Statement.READ, {"id": id})
@@ -207,15 +216,19 @@ def _discard(side: Side, arguments: argparse.Namespace) -> int:
         if arguments.ids:
             letters: list[Summary] = [desk.read(id) for id in arguments.ids]
         else:
-            letters = desk.summaries(criteria_of(arguments))[::-1]
+            criteria = replace(criteria_of(arguments), max_rows=None)
+            letters = desk.summaries(criteria)[::-1][: arguments.limit]
         if arguments.dry_run:
-            sys.stdout.write(table_of(letters))
+            _write(letters, arguments)
             return 0
         candidates = [Candidate(letter.id, letter.created_at) for letter in letters]
         discarded = desk.discard(candidates, arguments.reason)
     settled = len(candidates) - discarded
-    said = f", {settled} were settled already" if settled else ""
-    sys.stdout.write(f"{discarded} discarded{said}\n")
+    if arguments.json:
+        sys.stdout.write(f'{{"discarded": {discarded}, "settled": {settled}}}\n')
+    else:
+        said = f", {settled} were settled already" if settled else ""
+        sys.stdout.write(f"{discarded} discarded{said}\n")
     return 0
 
 

@@ -16,5 +16,5 @@ SELECT id, created_at
    AND (CAST(%(message_id)s AS text) IS NULL OR message_id = CAST(%(message_id)s AS text))
    AND (CAST(%(error)s AS text) IS NULL
         OR position(lower(CAST(%(error)s AS text)) IN lower(error_reason)) > 0)
- ORDER BY created_at
+ ORDER BY created_at, id
  LIMIT CAST(%(max_rows)s AS bigint)

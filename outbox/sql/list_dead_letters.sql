@@ -17,5 +17,5 @@ SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, mes
    AND (CAST(%(message_id)s AS text) IS NULL OR message_id = CAST(%(message_id)s AS text))
    AND (CAST(%(error)s AS text) IS NULL
         OR position(lower(CAST(%(error)s AS text)) IN lower(error_reason)) > 0)
- ORDER BY created_at DESC
+ ORDER BY created_at DESC, id DESC
  LIMIT CAST(%(max_rows)s AS bigint)

@@ -31,6 +31,7 @@ def handle(session, message):
                     {"what": message.payload.decode()})
 """
 LETTERS = 120
+pytestmark = pytest.mark.timeout(300)
 
 
 def pending(url: str, schema: str) -> int:
