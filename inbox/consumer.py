@@ -16,13 +16,14 @@ from inbox.dead_letter import DeadLetterWriter, Redact
 from inbox.dead_letters import HandlingRetrier
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
-from inbox.handle import Sessions, check_database, handling
-from inbox.leased import AnyHandler, LongHandler
-from inbox.prepare import Permanent, Terms, prepare
+from inbox.handle import check_database
+from inbox.kinds import AnyHandler, make_handler
+from inbox.prepare import Permanent, Terms
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
 from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.serving import Order, Serving, check_limits
+from inbox.sessions import Sessions, handling
 from inbox.settle import Settlement
 from inbox.source import Delivery, Source
 from inbox.turns import Turns
@@ -131,6 +132,7 @@ class Consumer:
         time_limit: timedelta | None = None,
         permanent: Permanent = (),
         lease: timedelta | None = None,
+        batch: int | None = None,
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic, or of `orders.*`.
 
@@ -142,10 +144,10 @@ class Consumer:
             version: the schema version that it understands: older messages are
                 lifted to it by `upcasts`, newer ones are dead letters. None: any.
             time_limit: after which its work is rolled back and counts as failed.
-            permanent: which exceptions no retry would mend: classes, or a function
-                that tells. They make a dead letter at once.
-            lease: for handlers `(job, message)` that take longer than a transaction
-                should; how long a process that hangs keeps the job. See `inbox.job`.
+            permanent: exceptions that make a dead letter at once, or what tells them.
+            lease: for long handlers `(job, message)`, see `inbox.job`: how long a
+                process that hangs keeps a job.
+            batch: for handlers `(session, messages)`, see `inbox.batch`: how many.
 
         Raises:
             ConfigError: the topic has a handler already or can't be used, the queue
@@ -158,10 +160,8 @@ class Consumer:
 
         def register(handler: H) -> H:
             self._handling.check(handler)
-            if lease is None:
-                self._routes.add(topic, prepare(handler, terms), queue)
-            else:
-                self._routes.add(topic, LongHandler(handler, terms, lease), queue)
+            made = make_handler(handler, terms, lease=lease, batch=batch)
+            self._routes.add(topic, made, queue)
             return handler
 
         return register

@@ -24,10 +24,11 @@ from sqlalchemy.orm import Session
 from inbox.bracket import TakenError, bracketed, named, run_statement, text_of
 from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import RetryLater
-from inbox.handle import Sessions, handling
 from inbox.jobs import JobKey, reopen_job
-from inbox.leased import AnyHandler, LongHandler, LongHandling
+from inbox.kinds import AnyHandler
+from inbox.leased import LongHandler, LongHandling
 from inbox.routes import Routes
+from inbox.sessions import Sessions, handling
 from outbox.dead_letters import (
     Candidate,
     Letter,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -37,7 +37,6 @@ from inbox.jobs import (
 )
 from inbox.prepare import Terms
 from inbox.receipt import check_id, record_receipt, refusal
-from inbox.routes import Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.retry import RetryPolicy
@@ -62,9 +61,6 @@ class LongHandler:
         self.terms = terms
         self.lease = lease.total_seconds()
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
-
-
-AnyHandler: TypeAlias = Handler | LongHandler
 
 
 class JobCancelled(Exception):  # noqa: N818 (an outcome, no error)

@@ -5,20 +5,24 @@ is partitioned by a moment that is a function of the message's id, so its key is
 unique on the id alone, at a cost that doesn't grow with the number of partitions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
-from sqlalchemy import CursorResult, bindparam
+from sqlalchemy import CursorResult, TextualSelect, Uuid, bindparam, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
+from outbox.array_literal import moment_array, plain_array
 from outbox.errors import NotASessionError, shorten
 from outbox.identifier import is_uuid7, moment_of
+from outbox.statement import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,43 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
         if refused is None:
             raise
         raise refused from error
+
+
+def record_receipts(
+    session: Session, message_ids: Sequence[UUID], consumer: str
+) -> set[UUID]:
+    """Record many receipts by one statement; give the ids that were new.
+
+    Raises:
+        InvalidReceiptError: one of them can't be recorded; then none is, and the
+            transaction can only be rolled back.
+    """
+    check_text("consumer", consumer)
+    for id in message_ids:
+        check_id(id)
+    # In one order in every process, so that two batches never wait for each other.
+    ids = sorted(set(message_ids))
+    values = {
+        "ids": plain_array(ids),
+        "moments": moment_array([moment_of(id) for id in ids]),
+        "consumer": consumer,
+    }
+    try:
+        found = session.execute(_insert_receipts(), values).scalars()
+    except DBAPIError as error:
+        if _sqlstate(error) != _CHECK_VIOLATION:
+            raise
+        raise InvalidReceiptError(
+            f"{len(ids)} receipts: one of them was refused ({_constraint(error)}); "
+            "handle them one by one to learn which"
+        ) from error
+    return set(found)
+
+
+@cache
+def _insert_receipts() -> TextualSelect:
+    statement = text(load("inbox", "insert_receipts"))
+    return statement.columns(message_id=Uuid())
 
 
 def check_id(message_id: object) -> None:

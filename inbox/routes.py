@@ -1,8 +1,8 @@
 """From a topic to its handler, and to the queue in which it comes."""
 
 import re
-from collections.abc import Awaitable, Callable
-from typing import Final, Generic, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from outbox.message import Message
 SyncHandler: TypeAlias = Callable[[Session, Message], object]
 AsyncHandler: TypeAlias = Callable[[AsyncSession, Message], Awaitable[object]]
 Handler: TypeAlias = SyncHandler | AsyncHandler
+BatchHandler: TypeAlias = Callable[[Any, Sequence[Message]], Any]
 H = TypeVar("H")
 
 DEFAULT_QUEUE: Final = "default"

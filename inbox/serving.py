@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
-from inbox.leased import AnyHandler
+from inbox.kinds import AnyHandler
 from inbox.routes import DEFAULT_QUEUE, Routes
 from inbox.source import Source
 from outbox.entry_points import implementation

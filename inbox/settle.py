@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any, Final
 
+from inbox.batch import Batches, Batching
 from inbox.dead_letter import DeadLetterWriter, Failure
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import (
@@ -28,8 +29,8 @@ from inbox.events import (
 )
 from inbox.flight import Flight
 from inbox.handle import Handling, connection_broke
+from inbox.kinds import AnyHandler
 from inbox.leased import (
-    AnyHandler,
     JobCancelled,
     JobReturned,
     LongHandler,
@@ -69,6 +70,7 @@ class Settlement:
         self._consumer = dead_letters.consumer
         self._routes = routes
         self._handling = handling
+        self._batches: dict[Batching, Batches] = {}
         self._long = LongHandling(handling, dead_letters.consumer, retry)
         self._retry = retry
         self._notify = observers.notify
@@ -154,6 +156,11 @@ class Settlement:
     ) -> bool:
         if isinstance(handler, LongHandler):
             return await self._long.run(handler, message, flight.stopping)
+        if isinstance(handler, Batching):
+            batches = self._batches.get(handler)
+            if batches is None:
+                batches = self._batches[handler] = Batches(handler, self._handling)
+            return await batches.handle(message)
         return await self._handling.handle(handler, message)
 
     async def _cancelled(self, delivery: Delivery) -> None:

@@ -22,9 +22,10 @@ from typing import Any, TypeAlias
 from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handle import Handling, Sessions, connection_broke, handling
+from inbox.handle import Handling, connection_broke
 from inbox.receipt import check_text
 from inbox.routes import Handler, Routes
+from inbox.sessions import Sessions, handling
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier

@@ -10,7 +10,7 @@ from sqlalchemy.orm import sessionmaker
 from inbox import Consumer, DeadLetter
 from inbox.dead_letter import DeadLetterWriter
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.handle import handling
+from inbox.sessions import handling
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.abreast import abreast

@@ -1,0 +1,132 @@
+"""Plain functions, in threads."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from sqlalchemy import Executable
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.errors import InvalidReceiptError
+from inbox.handle import TABLES
+from inbox.idempotent import is_async, is_idempotent
+from inbox.job import Job
+from inbox.jobs import JobKey, Leased
+from inbox.receipt import record_receipt, record_receipts
+from inbox.routes import BatchHandler, Handler, SyncHandler, name_of
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.message import Message
+
+T = TypeVar("T")
+
+
+class SyncHandling:
+    """Sync handlers in threads, as many as may be in flight."""
+
+    def __init__(
+        self, sessions: sessionmaker[Session], consumer: str, max_in_flight: int
+    ) -> None:
+        self._sessions = sessions
+        self._consumer = consumer
+        self._max_threads = max_in_flight
+        self._threads: ThreadPoolExecutor | None = None
+
+    def check(self, handler: Handler) -> None:
+        """Refuse a coroutine function."""
+        if is_async(handler):
+            raise ConfigError(
+                f"handler {name_of(handler)} is async, and sessions a sessionmaker: "
+                "write def, or pass an async_sessionmaker"
+            )
+
+    async def handle(self, handler: Handler, message: Message) -> bool:
+        """Run the handler in a thread."""
+        return cast("bool", await self._in_thread(self._handle, handler, message))
+
+    async def handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
+        """Run the handler in a thread."""
+        return cast(
+            "set[UUID]", await self._in_thread(self._handle_batch, handler, messages)
+        )
+
+    async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
+        """Execute in a thread."""
+        await self._in_thread(self._execute, statement, values)
+
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run in a thread."""
+        return cast("T", await self._in_thread(self._transact, function))
+
+    def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
+        """Make a job for a plain function."""
+        return Job(self._sessions, key, leased, message)
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in a thread."""
+        return await self._in_thread(handler, *arguments)
+
+    def interrupt(self, call: asyncio.Future[Any]) -> None:
+        """Leave it: it sees that its job is cancelled."""
+
+    async def probe(self) -> None:
+        """Read no row."""
+        await self._in_thread(self._execute, TABLES, {})
+
+    def close(self) -> None:
+        """End idle threads; those at work end with their handler."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(
+                self._max_threads, f"inbox {self._consumer}"
+            )
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, context.run, function, *arguments
+        )
+
+    def _handle(self, handler: SyncHandler, message: Message) -> bool:
+        with self._sessions() as session, session.begin():
+            try:
+                session.connection()
+                is_new = is_idempotent(handler) or record_receipt(
+                    session, message.id, self._consumer
+                )
+            except InvalidReceiptError:
+                raise
+            except Exception as error:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            if is_new:
+                handler(session, message)
+        return is_new
+
+    def _handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
+        with self._sessions() as session, session.begin():
+            try:
+                session.connection()
+                new = record_receipts(session, [m.id for m in messages], self._consumer)
+            except InvalidReceiptError:
+                raise
+            except Exception as error:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            if new:
+                handler(session, [m for m in messages if m.id in new])
+        return new
+
+    def _transact(self, function: Callable[[Session], T]) -> T:
+        with self._sessions() as session, session.begin():
+            return function(session)
+
+    def _execute(self, statement: Executable, values: dict[str, Any]) -> None:
+        with self._sessions() as session, session.begin():
+            session.execute(statement, values)

@@ -1,0 +1,29 @@
+"""Which way to handle, by the kind of the session factory."""
+
+from typing import TypeAlias
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.handle import Handling
+from inbox.handle_in_loop import AsyncHandling
+from inbox.handle_in_threads import SyncHandling
+from outbox.errors import ConfigError, shorten
+
+Sessions: TypeAlias = async_sessionmaker[AsyncSession] | sessionmaker[Session]
+
+
+def handling(sessions: Sessions, consumer: str, max_in_flight: int) -> Handling:
+    """Choose by the kind of the session factory.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(sessions, async_sessionmaker):
+        return AsyncHandling(sessions, consumer)
+    if isinstance(sessions, sessionmaker):
+        return SyncHandling(sessions, consumer, max_in_flight)
+    raise ConfigError(
+        f"sessions {shorten(sessions)}: isn't a session factory; pass SQLAlchemy's "
+        "async_sessionmaker(engine) or sessionmaker(engine)"
+    )
