@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from inbox.batch import Batching
 from inbox.idempotent import is_async
 from inbox.routes import AsyncHandler, Handler, SyncHandler
 from outbox.dead_letters import Candidate, Statement, statement
@@ -28,7 +29,7 @@ class TakenError(Exception):
     """Somebody else has the dead letter, or has settled it."""
 
 
-def bracketed(handler: Handler, candidate: Candidate) -> Handler:
+def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
     """Give a handler of the same colour that locks the dead letter and settles it.
 
     It raises `TakenError` if there is nothing to lock.
@@ -40,7 +41,8 @@ def bracketed(handler: Handler, candidate: Candidate) -> Handler:
     def succeed(session: Session) -> None:
         _first(session, Statement.MARK_SUCCEEDED, candidate)
 
-    if is_async(handler):
+    # One of a batch handler's messages is a batch of its own.
+    if is_async(handler.handler if isinstance(handler, Batching) else handler):
         handle_async = cast("AsyncHandler", handler)
 
         @functools.wraps(handler)

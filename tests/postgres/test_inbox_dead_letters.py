@@ -1,6 +1,6 @@
 """The inbox's dead letters are handled once more, and their effects happen once."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -218,3 +218,42 @@ async def test_plain_functions_are_retried_in_a_thread(database_url: str) -> Non
             assert await scheduler.take_turn() is None
         assert await scheduler.take_turn() == Tally()
     assert effects(database_url) == ["done"]
+
+
+async def test_a_batch_handler_is_given_one_dead_letter_at_a_time(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles("orders", batch=10)
+    async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
+        for message in messages:
+            await note(session, message)
+        if messages[0].payload == b"bad":
+            raise ValueError("bad")
+
+    give_up(
+        database_url,
+        Message("orders", b"bad"),
+        Message("orders", b"good"),
+        schema="inbox",
+    )
+
+    assert await retry(consumer.retrier()) == Tally(succeeded=1, failed=1)
+    assert effects(database_url) == ["good"]
+    assert receipts(database_url) == 1
+
+
+async def test_a_batch_handler_may_be_a_plain_function(database_url: str) -> None:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    with sessions_of(database_url) as sessions:
+        consumer = consumer_of(sessions)
+
+        @consumer.handles("orders", batch=10)
+        def handle(session: Session, messages: Sequence[Message]) -> None:
+            session.execute(text("INSERT INTO effect VALUES ('done')"))
+
+        give_up(database_url, Message("orders", b""), schema="inbox")
+        assert await retry(consumer.retrier()) == Tally(succeeded=1)
+    assert effects(database_url) == ["done"]
+    assert receipts(database_url) == 1
