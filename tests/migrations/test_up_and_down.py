@@ -80,7 +80,7 @@ def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> Non
             pool.submit(migrate, empty_database_url, with_cron=False) for _ in range(3)
         ]
         for run in runs:
-            run.result(timeout=30)
+            run.result(timeout=120)
 
     assert not is_empty(snapshot(empty_database_url))
 
@@ -92,7 +92,7 @@ def test_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> N
         subprocess.Popen([sys.executable, "-c", command, *arguments]) for _ in range(3)
     ]
 
-    assert [run.wait(30) for run in runs] == [0, 0, 0]
+    assert [run.wait(120) for run in runs] == [0, 0, 0]
     assert not is_empty(snapshot(empty_database_url))
 
 
