@@ -22,6 +22,8 @@ from tests.fixtures.effects import effects, note, receipts
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 
+pytestmark = pytest.mark.timeout(180)
+
 PENDING = Criteria()
 
 
@@ -89,10 +91,11 @@ async def test_a_retry_and_a_redelivery_at_once_have_one_effect(
         wait_for,
         "the redelivery waits at the receipt for the retry's transaction",
         lambda: execute(database_url, waiting) == [(1,)],
+        seconds=60,
     )
     go_on.set()
     assert await retrying == Tally(succeeded=1)
-    await asyncio.to_thread(wait_for, "it is acked", lambda: source.acked)
+    await asyncio.to_thread(wait_for, "it is acked", lambda: source.acked, seconds=60)
     consumer.stop()
     await at_run
     assert effects(database_url) == ["once"]

@@ -22,6 +22,8 @@ from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions
 from tests.fixtures.dead_letters import states
 from tests.fixtures.relay import execute
 
+pytestmark = pytest.mark.timeout(180)
+
 
 def count(url: str) -> int:
     ((rows,),) = execute(url, "SELECT count(*) FROM inbox.dead_letter")

@@ -15,6 +15,8 @@ from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, running
 from tests.fixtures.waiting import wait_for
 
+pytestmark = pytest.mark.timeout(180)
+
 HOUR = timedelta(hours=1)
 
 

@@ -29,6 +29,8 @@ from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute
 
+pytestmark = pytest.mark.timeout(180)
+
 PENDING = Criteria()
 
 
