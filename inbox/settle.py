@@ -5,6 +5,7 @@
     raised            ──▶ again with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
     database away     ──▶ again when it is back; no attempt is counted
+    started as often as may be, without an end ──▶ dead letter, not tried again
 
 Meanwhile later messages of the key wait, and all others go on.
 """
@@ -87,12 +88,21 @@ class Settlement:
                 f"consumer {self._consumer!r} has no handler for topic "
                 f"{shorten(message.topic)}"
             )
+        elif self._killed_whoever_tried(handler, delivery):
+            failure = f"was started {delivery.attempts} times and never came to an end"
         else:
             outcome = await self._handle(handler, delivery, flight)
             if isinstance(outcome, bool):
                 return outcome
             return await self._give_up(delivery, flight, *outcome)
         return await self._give_up(delivery, flight, failure, delivery.attempts)
+
+    def _killed_whoever_tried(self, handler: AnyHandler, delivery: Delivery) -> bool:
+        # The last attempt that came to an end gave it up: after it nothing comes again.
+        # Of a long handler the job itself knows its starts.
+        return self._retry.spent(delivery.attempts) and not isinstance(
+            handler, LongHandler
+        )
 
     async def _handle(
         self, handler: AnyHandler, delivery: Delivery, flight: Flight

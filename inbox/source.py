@@ -16,7 +16,11 @@ class Delivery(Protocol):
 
     @property
     def attempts(self) -> int:
-        """How many attempts to handle it the broker knows to have failed before."""
+        """How many attempts to handle it the broker knows to have failed before.
+
+        Those count too that never came to an end, because their process died, as far
+        as the broker can tell. Its last attempt behind it, it isn't handled again.
+        """
 
     @property
     def problem(self) -> str | None:

@@ -182,3 +182,29 @@ async def test_a_redact_that_fails_leaves_nothing_of_the_error(
     query = "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
     left_out = "left out: redact raised KeyError"
     assert execute(database_url, query) == [(left_out, left_out)]
+
+
+async def test_what_was_started_too_often_without_an_end_is_not_started_again(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        handled: list[bytes] = []
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            handled.append(message.payload)
+
+        async with running(consumer) as events:
+            # As a broker counts them whose consumers died, the policy's three times.
+            for attempts in (3, 2):
+                payload = str(attempts).encode()
+                source.return_later(Message("orders", payload), attempts, timedelta(0))
+            await events.wait_for(MessageDeadLettered, timeout=60)
+            await events.wait_for(MessageHandled, timeout=60)
+    assert handled == [b"2"]
+    (given_up,) = events.of(MessageDeadLettered)
+    assert given_up.attempts == 3
+    assert given_up.reason == "was started 3 times and never came to an end"
+    assert len(source.acked) == 2
