@@ -7,6 +7,7 @@ from outbox.errors import OutboxError
 
 __all__ = [
     "DeadLetter",
+    "DuplicateMessageError",
     "HandlerTimeoutError",
     "InvalidReceiptError",
     "JobLostError",
@@ -44,6 +45,18 @@ class MessageTooNewError(InvalidReceiptError):
             f"message id {message_id}: says it was made at {message_at.isoformat()}, "
             "and inbox.receipt has no partition for that day yet; check the clock of "
             "its producer, and that outbox.maintain() runs"
+        )
+
+
+class DuplicateMessageError(OutboxError):
+    """The message was handled before, and the handler was not called."""
+
+    def __init__(self, message_id: object, consumer: str) -> None:
+        self.message_id = message_id
+        self.consumer = consumer
+        super().__init__(
+            f"message id {message_id}: consumer {consumer!r} has handled it before; "
+            'ack it, or say on_duplicate="skip"'
         )
 
 

@@ -3,19 +3,34 @@
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, Generic, Protocol, TypeVar, cast, overload
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
+from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
-from inbox.errors import DeadLetter
+from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.receipt import MessageId, check_text, record_receipt
-from outbox.errors import CodecError, NotASessionError, shorten
+from inbox.replay import replay_caused_by
+from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
 
 M = TypeVar("M")
 R = TypeVar("R")
+
+OnDuplicate: TypeAlias = Literal["skip", "raise", "replay"]
 
 _MARK: Final = "__idempotent_consumer__"
 
@@ -41,12 +56,20 @@ class Guard(Protocol[M]):
 
 @overload
 def idempotent(
-    *, consumer: str, codec: PayloadCodec | None = None
+    *,
+    consumer: str,
+    codec: PayloadCodec | None = None,
+    on_duplicate: OnDuplicate = "skip",
 ) -> Guard[Message]: ...
 
 
 @overload
-def idempotent(*, consumer: str, key: Callable[[M], MessageId]) -> Guard[M]: ...
+def idempotent(
+    *,
+    consumer: str,
+    key: Callable[[M], MessageId],
+    on_duplicate: OnDuplicate = "skip",
+) -> Guard[M]: ...
 
 
 def idempotent(
@@ -54,6 +77,7 @@ def idempotent(
     consumer: str,
     key: Callable[[Any], MessageId] = message_id,
     codec: PayloadCodec | None = None,
+    on_duplicate: OnDuplicate = "skip",
 ) -> Guard[Any]:
     """Make a handler `(session, message)` run once for each message and consumer.
 
@@ -66,14 +90,24 @@ def idempotent(
         consumer: whose receipt it is: each consumer handles a message once.
         key: reads the id out of the message: a UUIDv7, or a `ForeignId`.
         codec: decodes the payloads that were added with it, for the handler.
+        on_duplicate: `"skip"` it, `"raise"` a `DuplicateMessageError`, or `"replay"`:
+            publish once more the messages that the first handling added, for those
+            who may have lost them.
 
     Raises:
         InvalidReceiptError: `consumer` can't be used; when called also what
             `record_receipt` raises.
+        ConfigError: `on_duplicate` is none of these.
+        DuplicateMessageError: when called, if it was asked for.
         DeadLetter: when called, the payload can't be decoded.
     """
     check_text("consumer", consumer)
-    return cast("Guard[Any]", _Guard(consumer, key, codec))
+    known = get_args(OnDuplicate)
+    if on_duplicate not in known:
+        raise ConfigError(
+            f"on_duplicate={on_duplicate!r}: use one of {', '.join(known)}"
+        )
+    return cast("Guard[Any]", _Guard(consumer, key, codec, on_duplicate))
 
 
 class _Guard(Generic[M]):
@@ -82,8 +116,10 @@ class _Guard(Generic[M]):
         consumer: str,
         key: Callable[[M], MessageId],
         codec: PayloadCodec | None,
+        on_duplicate: OnDuplicate,
     ) -> None:
         self._consumer = consumer
+        self._on_duplicate = on_duplicate
         self._key = key
         self._codec = codec
 
@@ -96,6 +132,7 @@ class _Guard(Generic[M]):
         @functools.wraps(handler)
         def handle_once(session: Session, message: M) -> Any:
             if not record_receipt(session, self._key(message), self._consumer):
+                self._repeat(session, message)
                 return None
             return handler(session, self._read(message))
 
@@ -107,10 +144,18 @@ class _Guard(Generic[M]):
             if not await record_receipt_async(
                 session, self._key(message), self._consumer
             ):
+                await session.run_sync(self._repeat, message)
                 return None
             return await handler(session, self._read(message))
 
         return handle_once
+
+    def _repeat(self, session: Session, message: M) -> None:
+        id = self._key(message)
+        if self._on_duplicate == "raise":
+            raise DuplicateMessageError(id, self._consumer)
+        if self._on_duplicate == "replay" and isinstance(id, UUID):
+            replay_caused_by(session, id)
 
     def _read(self, message: M) -> M:
         if self._codec is None or not isinstance(message, Message):

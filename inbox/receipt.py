@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, scoped_session
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
 from outbox.array_literal import moment_array, plain_array
+from outbox.causation import note_cause
 from outbox.errors import NotASessionError, shorten
 from outbox.identifier import is_uuid7, moment_of
 from outbox.statement import load
@@ -110,12 +111,15 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
         "consumer": consumer,
     }
     try:
-        return _is_new(session, _INSERT, values)
+        is_new = _is_new(session, _INSERT, values)
     except DBAPIError as error:
         refused = refusal(error, message_id)
         if refused is None:
             raise
         raise refused from error
+    if is_new:
+        note_cause(session, message_id)
+    return is_new
 
 
 def record_receipts(

@@ -31,6 +31,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.orm import registry as orm_registry
 
 from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
+from outbox.causation import cause_of, caused
 from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
 from outbox.limits import Limits
@@ -99,7 +100,8 @@ def add(
     They are published if and only if that transaction commits. No I/O happens
     here, so there is nothing to await: the rows leave with the next flush, at the
     latest with the commit. With `Session(binds=…)`, bind `outbox.schema.metadata`'s
-    tables too. As thread-safe as the session, that is, not at all.
+    tables too. As thread-safe as the session, that is, not at all. In the transaction
+    of a receipt, the messages carry the id of what is handled as `causation-id`.
 
     Args:
         limits: what a message may be, before and after the codec.
@@ -116,6 +118,9 @@ def add(
     messages = _checked(messages, limits, registry, codec)
     if not messages:
         return
+    cause = cause_of(target)
+    if cause is not None:
+        messages = tuple(caused(message, cause) for message in messages)
     if target._flushing:
         # A listener of this flush adds: what is pending now, the ORM would insert.
         _write_waiting(target)

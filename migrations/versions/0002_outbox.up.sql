@@ -51,6 +51,9 @@ CREATE INDEX message_waiting_idx ON outbox.message (available_at)
 CREATE INDEX message_blocked_idx ON outbox.message (lane, key)
     WHERE attempts > 0 AND available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL;
 
+-- What a handler added, by the message that it handled: to publish it once more.
+CREATE INDEX message_cause_idx ON outbox.message ((headers ->> 'causation-id')) WHERE headers ? 'causation-id';
+
 -- Storage parameters can't be set on a partitioned table: pg_partman copies them from here.
 CREATE TABLE outbox.message_template (LIKE outbox.message);
 ALTER TABLE outbox.message_template SET (

@@ -114,6 +114,28 @@ SELECT d.id, d.created_at, d.updated_at, d.status, d.retry_count, d.retry_after,
 COMMENT ON VIEW inbox.readable_dead_letter IS
     'dead letters with their payload as JSON where it is JSON; not for the monitor, who reads no payloads';
 
+-- A consumer may have published again what it caused, and nothing else of the outbox.
+CREATE FUNCTION outbox.replay_caused_by(cause uuid) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_count int;
+BEGIN
+    UPDATE outbox.message
+       SET published_at = NULL
+     WHERE headers ? 'causation-id'
+       AND headers ->> 'causation-id' = cause::text
+       AND created_at >= inbox.moment_of(cause) - interval '1 hour'
+       AND published_at IS NOT NULL;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$body$;
+COMMENT ON FUNCTION outbox.replay_caused_by IS 'publish once more what the handling of a message added; gives how many';
+REVOKE ALL ON FUNCTION outbox.replay_caused_by(uuid) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.replay_caused_by(uuid) TO {consumer};
+
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};

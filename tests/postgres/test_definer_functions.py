@@ -29,6 +29,10 @@ DEFINERS = {
     "outbox.trim_foreign_receipts_batch()": (
         *("maintainer", "SELECT outbox.trim_foreign_receipts_batch()"),
     ),
+    "outbox.replay_caused_by(uuid)": (
+        "consumer",
+        "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
+    ),
     "outbox.upkeep_plan()": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
     "outbox.finish_detached(text)": (
         *("maintainer", "SELECT * FROM outbox.finish_detached('outbox.message')"),

@@ -1,0 +1,53 @@
+"""Which message made which: what a handler adds carries the id of what it handled.
+
+The inbox notes the cause when it records a receipt, and `add` writes it into a header
+of every message of the same transaction.
+"""
+
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy.orm import Session, SessionTransaction
+
+from outbox.message import Message
+
+HEADER: Final = "causation-id"
+_CAUSE: Final = "outbox.cause"
+
+
+def note_cause(session: Session, id: UUID) -> None:
+    """Note what the transaction of a session is about, until that ends."""
+    session.info[_CAUSE] = (_root(session), id)
+
+
+def cause_of(session: Session) -> UUID | None:
+    """Tell what the running transaction of a session is about, if it was noted."""
+    noted: tuple[Any, UUID] | None = session.info.get(_CAUSE)
+    if noted is None:
+        return None
+    if noted[0] is _root(session):
+        return noted[1]
+    del session.info[_CAUSE]
+    return None
+
+
+def caused(message: Message, cause: UUID) -> Message:
+    """Give a message that names its cause, unless it names one already."""
+    if HEADER in message.headers:
+        return message
+    return Message(
+        message.topic,
+        message.payload,
+        key=message.key,
+        tenant=message.tenant,
+        headers={**message.headers, HEADER: str(cause)},
+        id=message.id,
+        content_type=message.content_type,
+        schema_version=message.schema_version,
+        priority=message.priority,
+        available_at=message.available_at,
+    )
+
+
+def _root(session: Session) -> SessionTransaction | None:
+    return session.get_transaction()

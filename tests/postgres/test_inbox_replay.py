@@ -1,0 +1,121 @@
+"""What becomes of a duplicate: it is skipped, it is an error, or it replays."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+
+import outbox
+from inbox import idempotent
+from inbox.errors import DuplicateMessageError
+from outbox import Message, uuid7
+from outbox.errors import ConfigError
+from tests.fixtures.consumers import async_sessions_of, sessions_of
+from tests.fixtures.relay import execute
+
+PUBLISHED = "UPDATE outbox.message SET published_at = now()"
+READY = """
+    SELECT topic, headers ->> 'causation-id' FROM outbox.message
+     WHERE published_at IS NULL ORDER BY seq
+"""
+
+
+@pytest.fixture
+def sessions(database_url: str) -> Iterator[sessionmaker[Session]]:
+    with sessions_of(database_url) as made:
+        yield made
+
+
+def answer(session: Session, message: Message) -> str:
+    outbox.add(session, Message("orders.billed", b"1"), Message("orders.mailed", b"2"))
+    return "handled"
+
+
+def test_what_a_handler_adds_names_what_it_handled(
+    database_url: str, sessions: sessionmaker[Session]
+) -> None:
+    message = Message("orders.placed", b"")
+    with sessions() as session:
+        with session.begin():
+            assert idempotent(consumer="billing")(answer)(session, message) == "handled"
+        with session.begin():
+            outbox.add(session, Message("unrelated", b""))
+
+    assert execute(database_url, READY) == [
+        ("orders.billed", str(message.id)),
+        ("orders.mailed", str(message.id)),
+        ("unrelated", None),
+    ]
+
+
+def test_a_cause_that_the_handler_names_itself_is_kept(
+    database_url: str, sessions: sessionmaker[Session]
+) -> None:
+    @idempotent(consumer="billing")
+    def handle(session: Session, message: Message) -> None:
+        headers = {"causation-id": "mine"}
+        outbox.add(session, Message("orders.billed", b"", headers=headers))
+
+    with sessions.begin() as session:
+        handle(session, Message("orders.placed", b""))
+    assert execute(database_url, READY) == [("orders.billed", "mine")]
+
+
+def test_a_duplicate_publishes_again_what_the_first_handling_added(
+    database_url: str, sessions: sessionmaker[Session]
+) -> None:
+    message, other = Message("orders.placed", b""), Message("orders.placed", b"")
+    handle = idempotent(consumer="billing", on_duplicate="replay")(answer)
+    for one in (message, other):
+        with sessions.begin() as session:
+            handle(session, one)
+    execute(database_url, PUBLISHED)
+
+    with sessions.begin() as session:
+        assert handle(session, message) is None
+
+    assert execute(database_url, READY) == [
+        ("orders.billed", str(message.id)),
+        ("orders.mailed", str(message.id)),
+    ]
+
+
+async def test_an_async_handler_replays_too(database_url: str) -> None:
+    message = Message("orders.placed", b"")
+
+    @idempotent(consumer="billing", on_duplicate="replay")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        outbox.add(session, Message("orders.billed", b""))
+
+    async with async_sessions_of(database_url, "asyncpg") as sessions:
+        async with sessions.begin() as session:
+            await handle(session, message)
+        execute(database_url, PUBLISHED)
+        async with sessions.begin() as session:
+            await handle(session, message)
+    assert execute(database_url, READY) == [("orders.billed", str(message.id))]
+
+
+def test_a_duplicate_may_be_an_error(sessions: sessionmaker[Session]) -> None:
+    message = Message("orders.placed", b"")
+    handle = idempotent(consumer="billing", on_duplicate="raise")(answer)
+    with sessions.begin() as session:
+        handle(session, message)
+
+    with (
+        pytest.raises(DuplicateMessageError, match="handled it before"),
+        sessions.begin() as session,
+    ):
+        handle(session, message)
+
+
+def test_a_consumer_may_replay_and_change_nothing_else(database_url: str) -> None:
+    url = f"{database_url}?options=-crole%3Dpillarbox_consumer"
+    ((count,),) = execute(url, f"SELECT outbox.replay_caused_by('{uuid7()}')")
+    assert count == 0
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="skip, raise, replay"):
+        idempotent(consumer="billing", on_duplicate="again")  # type: ignore[call-overload]
