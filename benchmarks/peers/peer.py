@@ -109,3 +109,5 @@ class Peer:
 TXOUTBOX = Peer("txoutbox 0.2.2", "txoutbox")
 FASTSTREAM_OUTBOX = Peer("faststream-outbox 0.19.0", "faststream_outbox")
 AIO_PIKA = Peer("aio-pika 10.2.1", "aio_pika")
+PGQUEUER = Peer("pgqueuer 1.6.0", "pgqueuer")
+PROCRASTINATE = Peer("procrastinate 3.10.0", "procrastinate")

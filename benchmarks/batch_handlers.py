@@ -1,0 +1,103 @@
+"""How much faster batch handlers are than those of one message, in one consumer.
+
+The source is a list in this process, so that nothing but the handling is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import psycopg
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from benchmarks.conditions import Conditions, show
+from benchmarks.consuming import BATCHES, CONNECTIONS, NAME, SINGLE, Way
+from benchmarks.measure import Answer, Variant, at_least, measure
+from benchmarks.workload import TOPIC, Workload
+from inbox.consumer import Consumer
+from inbox.events import MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox.database import sqlalchemy_url
+from outbox.events import Event
+from outbox.message import Message
+
+TABLE = "CREATE TABLE effect (id bigserial PRIMARY KEY, payload bytea NOT NULL)"
+EFFECT = text("INSERT INTO effect (payload) VALUES (:payload)")
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    workload = Workload(messages=conditions.size(20_000, quick=5_000))
+    batches, single = (
+        Variant(label=way.label, run=rate(conditions, workload, way))
+        for way in (BATCHES, SINGLE)
+    )
+    found = measure(
+        batches,
+        single,
+        runs=conditions.runs(),
+        on_run=lambda label, figure: show(label, figure, "/s"),
+    )
+    yield Answer(
+        question=f"batch handlers of {BATCHES.batch}: against one message at a time",
+        figure=found.ratio(single.label),
+        target=at_least(5.0),
+        noise=found.noise,
+        detail=f"{workload.messages:,} messages, a row each: {found.medians('/s')}",
+    )
+
+
+def rate(conditions: Conditions, workload: Workload, way: Way) -> Callable[[], float]:
+    """Messages handled a second, each with a row of its own and a receipt."""
+
+    def run() -> float:
+        with conditions.migrated_database() as url:
+            with psycopg.connect(url) as connection:
+                connection.execute(TABLE)
+            return workload.messages / asyncio.run(handled(url, workload, way))
+
+    return run
+
+
+async def handled(url: str, workload: Workload, way: Way) -> float:
+    """Seconds from the consumer's start to its end, which is after the last ack."""
+    engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
+    messages = [Message(TOPIC, payload, key=key) for key, payload in workload]
+    count = 0
+
+    def stop_after_the_last(event: Event) -> None:
+        nonlocal count
+        count += isinstance(event, MessageHandled)
+        if count == workload.messages:
+            consumer.stop()
+
+    consumer = Consumer(
+        MemorySource(*messages),
+        async_sessionmaker(engine),
+        name=NAME,
+        max_in_flight=way.max_in_flight,
+        observers=[stop_after_the_last],
+    )
+    if way.batch is None:
+        consumer.handles(TOPIC)(handle)
+    else:
+        consumer.handles(TOPIC, batch=way.batch)(handle_batch)
+    started = time.perf_counter()
+    await consumer.run()
+    seconds = time.perf_counter() - started
+    await engine.dispose()
+    return seconds
+
+
+async def handle(session: AsyncSession, message: Message) -> None:
+    await session.execute(EFFECT, row_of(message))
+
+
+async def handle_batch(session: AsyncSession, messages: Sequence[Message]) -> None:
+    await session.execute(EFFECT, [row_of(message) for message in messages])
+
+
+def row_of(message: Message) -> Mapping[str, bytes]:
+    return {"payload": message.payload}

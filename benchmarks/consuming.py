@@ -1,0 +1,120 @@
+"""A consumer with an empty handler in a process of its own, and how long it takes.
+
+`consume` starts the process; `python -m benchmarks.consuming` is what it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from benchmarks.drain import REPOSITORY
+from benchmarks.workload import TOPIC
+from inbox.consumer import Consumer
+from inbox.events import MessageHandled
+from outbox.database import sqlalchemy_url
+from outbox.errors import OutboxError
+from outbox.events import Event
+from outbox.message import Message
+
+NAME = "benchmark"
+CONNECTIONS = 16
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How messages are handled.
+
+    Attributes:
+        batch: messages in one transaction, None for a handler of one.
+        max_in_flight: handlers at work, or messages that are in a batch or gather.
+    """
+
+    label: str
+    batch: int | None
+    max_in_flight: int
+
+
+# While one batch is at work another one gathers, so there are two in flight.
+BATCHES = Way(label="in batches", batch=BATCH, max_in_flight=2 * BATCH)
+SINGLE = Way(label="one by one", batch=None, max_in_flight=CONNECTIONS)
+WAYS = {way.label: way for way in (BATCHES, SINGLE)}
+
+
+def consume(database_url: str, broker_url: str, messages: int, way: Way) -> float:
+    """Handle all messages of a broker; give messages a second, receipts included.
+
+    The time goes from the consumer's start until it has written the last ack.
+    """
+    command = [sys.executable, "-m", "benchmarks.consuming", database_url, broker_url]
+    done = subprocess.run(
+        [*command, str(messages), way.label],
+        cwd=REPOSITORY,
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise OutboxError(f"the consumer ended with {done.returncode}")
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("SELECT count(*) FROM inbox.receipt").fetchone()
+    assert row is not None
+    if row[0] != messages:
+        raise OutboxError(f"{row[0]} receipts for {messages} messages")
+    return messages / float(done.stdout)
+
+
+async def main(database_url: str, broker_url: str, messages: int, way: Way) -> None:
+    engine = create_async_engine(sqlalchemy_url(database_url), pool_size=CONNECTIONS)
+    handled = 0
+
+    def stop_after_the_last(event: Event) -> None:
+        nonlocal handled
+        handled += isinstance(event, MessageHandled)
+        if handled == messages:
+            consumer.stop()
+
+    consumer = Consumer(
+        broker_url,
+        async_sessionmaker(engine),
+        name=NAME,
+        max_in_flight=way.max_in_flight,
+        observers=[stop_after_the_last],
+    )
+    if way.batch is None:
+        consumer.handles(TOPIC)(handle_nothing)
+    else:
+        consumer.handles(TOPIC, batch=way.batch)(handle_no_batch)
+    started = time.perf_counter()
+    await consumer.run()
+    print(time.perf_counter() - started)
+    await engine.dispose()
+
+
+async def handle_nothing(session: AsyncSession, message: Message) -> None:
+    """Every message is accepted at once."""
+
+
+async def handle_no_batch(session: AsyncSession, messages: Sequence[Message]) -> None:
+    """Every batch is accepted at once."""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("database_url")
+    parser.add_argument("broker_url")
+    parser.add_argument("messages", type=int)
+    parser.add_argument("way", choices=WAYS)
+    given = parser.parse_args()
+    asyncio.run(
+        main(given.database_url, given.broker_url, given.messages, WAYS[given.way])
+    )
