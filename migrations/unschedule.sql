@@ -3,6 +3,10 @@
 
 DO $schedule$
 BEGIN
+    IF to_regclass('outbox.alembic_version') IS NULL THEN
+        RAISE EXCEPTION 'database % has no schema outbox of ours', current_database()
+            USING HINT = 'there is nothing to remove';
+    END IF;
     IF to_regclass('cron.job') IS NOT NULL AND has_schema_privilege({maintainer_name}, 'cron', 'USAGE') THEN
         SET LOCAL ROLE {maintainer};
         PERFORM cron.unschedule(jobid) FROM cron.job WHERE jobname LIKE 'pillarbox %' AND database = current_database();

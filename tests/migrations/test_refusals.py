@@ -143,7 +143,7 @@ def test_a_server_that_does_not_load_pg_cron() -> None:
 
 
 def test_removing_what_is_not_there(empty_database_url: str) -> None:
-    with pytest.raises(MigrationError):
+    with pytest.raises(MigrationError, match="nothing to remove"):
         unmigrate(empty_database_url)
 
     assert is_empty(snapshot(empty_database_url))
