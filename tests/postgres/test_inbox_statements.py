@@ -1,0 +1,85 @@
+"""What the guard and the consumer add to a handler's transaction, in statements."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.orm import Session
+
+from inbox import Consumer, guard, idempotent
+from inbox.events import MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from tests.fixtures.consumers import numbered, running, sessions_of
+from tests.fixtures.relay import execute
+
+EFFECT = text("INSERT INTO effect (what) VALUES (:what)")
+RECEIPT = ["INSERT INTO inbox.receipt"]
+OWN = ["INSERT INTO effect", "COMMIT"]
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    return database_url
+
+
+@contextmanager
+def noted(engine: Engine) -> Iterator[list[str]]:
+    """The first words of what this engine executes, and its commits."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(" ".join(statement.split()[:3]))
+
+    def note_commit(_connection: Any) -> None:
+        seen.append("COMMIT")
+
+    event.listen(engine, "before_cursor_execute", note)
+    event.listen(engine, "commit", note_commit)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+        event.remove(engine, "commit", note_commit)
+
+
+def handle(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": message.payload.decode()})
+
+
+def handle_in_guard(session: Session, message: Message) -> None:
+    with guard(session, message.id, consumer="billing") as is_new:
+        assert is_new
+        handle(session, message)
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [idempotent(consumer="billing")(handle), handle_in_guard],
+    ids=["decorator", "context manager"],
+)
+def test_the_guard_is_one_statement_more(
+    guarded: Callable[[Session, Message], None], url: str
+) -> None:
+    with sessions_of(url) as sessions, noted(sessions.kw["bind"]) as seen:
+        for message in numbered(2):
+            with sessions.begin() as session:
+                guarded(session, message)
+
+    assert seen == [*RECEIPT, *OWN] * 2
+
+
+async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
+    with sessions_of(url) as sessions:
+        source = MemorySource(*numbered(3))
+        consumer = Consumer(source, sessions, name="billing", max_in_flight=1)
+        consumer.handles("*")(handle)
+        with noted(sessions.kw["bind"]) as seen:
+            async with running(consumer) as events:
+                await events.wait_for(MessageHandled, 3)
+
+    look = ["SELECT 1 FROM", "COMMIT"]  # before the first: is the inbox there?
+    assert seen == look + [*RECEIPT, *OWN] * 3
