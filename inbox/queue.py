@@ -12,6 +12,7 @@ import psycopg
 from inbox.claim import read_delivery
 from inbox.lanes import SKEW, Claimed, Lanes, Snapshot
 from inbox.subscribe import subscribe
+from inbox.suspects import Suspects
 from inbox.tenants import Tenants
 from outbox.database import Link
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -28,10 +29,14 @@ _MAX_DUE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a delivery: acked, or to be tried again after the delay."""
+    """What became of a delivery: acked, failed, or, `counted` already, untried."""
 
     row: Claimed
     delay: timedelta | None
+    """Until it is to be tried again; None if it was acked, or untried."""
+    counted: bool = False
+    """Its attempt, when it was handed out."""
+    tried: bool = True
 
 
 class Queue:
@@ -44,6 +49,7 @@ class Queue:
         self,
         link: Link,
         lanes: Lanes,
+        suspects: Suspects,
         *,
         consumer: str,
         prefetch: int,
@@ -51,6 +57,7 @@ class Queue:
     ) -> None:
         self._link = link
         self._lanes = lanes
+        self._suspects = suspects
         self._consumer = consumer
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
@@ -114,10 +121,34 @@ class Queue:
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
     ) -> list[Claimed]:
-        """Give at most `limit` of what was read, its tenants in turn."""
-        rows = self._lanes.hand_out(limit, leased, without)
+        """Give at most `limit` of what was read, its tenants in turn.
+
+        Call `count_attempts` with them before they are handled.
+        """
+        rows, later = self._suspects.choose(
+            self._lanes.hand_out(limit, leased, without)
+        )
+        self._lanes.put_back(later)
         self._tenants.handed_out(len(rows))
         return rows
+
+    async def count_attempts(self, rows: Sequence[Claimed]) -> list[Claimed]:
+        """Count an attempt for the suspects among rows; give those still to handle."""
+        suspects = self._suspects.hand_out(rows)
+        if not suspects:
+            return list(rows)
+        counted = await self._execute(
+            "count_attempts",
+            **_span(suspects),
+            attempts=[row.attempts for row in suspects],
+        )
+        gone = {row.seq for row in suspects} - {seq for (seq,) in counted}
+        for row in rows:
+            if row.seq in gone:
+                # Settled by whoever had the lane before.
+                self._suspects.settle(row)
+                self._lanes.give_back(row)
+        return [row for row in rows if row.seq not in gone]
 
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes down, after which their deliveries are held no longer.
@@ -125,23 +156,28 @@ class Queue:
         Raises:
             BrokerUnavailableError: the database is away; to be called again.
         """
-        acked = [outcome.row for outcome in batch if outcome.delay is None]
-        failed = [(o.row, o.delay) for o in batch if o.delay is not None]
+        acked = [o.row for o in batch if o.tried and o.delay is None]
+        again = [o for o in batch if not o.tried or o.delay is not None]
         try:
             if acked:
                 await self._execute("mark_acked", **_span(acked))
-            if failed:
-                rows = [row for row, _ in failed]
+            if again:
                 await self._execute(
                     "schedule_redelivery",
-                    **_span(rows),
-                    delays=[delay.total_seconds() for _, delay in failed],
-                    attempts=[row.attempts for row in rows],
+                    **_span([o.row for o in again]),
+                    delays=[o.delay and o.delay.total_seconds() for o in again],
+                    found=[o.row.attempts + o.counted for o in again],
+                    attempts=[o.row.attempts + o.tried for o in again],
                 )
         except AWAY as error:
             raise BrokerUnavailableError(str(error)) from error
         for outcome in batch:
             self._lanes.let_go(outcome.row)
+            if not outcome.tried:
+                row = outcome.row
+                self._lanes.made_ready(
+                    row.lane, row.seq, row.message.key, row.created_at
+                )
 
     async def close(self) -> None:
         """Disconnect; the next call connects again."""
@@ -180,11 +216,13 @@ class Queue:
         heads = await self._execute("find_heads", lanes=lanes)
         now = heads[0][3]
         self._clock_offset = now - datetime.now(UTC)
+        self._suspects.looked_into(strange, now)
         self._lanes.oldest = min([now, *(at for _, _, at, _ in heads if at)]) - SKEW
         for lane, seq, _, _ in heads:
             self._lanes.found_head(lane, seq)
         for lane, seq, key, at in due:
             self._lanes.made_ready(lane, seq, key, at)
+            self._suspects.came_to_an_end(lane, seq)
         if len(due) == _MAX_DUE:
             self.sweep_at = 0.0
 

@@ -1,7 +1,8 @@
 """Deliveries out of `inbox.delivery`: PostgreSQL as the broker.
 
 The replicas of a consumer share 16 lanes by leases, so a key is with one of them at
-a time. Claiming writes nothing; see `inbox.lanes` for what is known in the process.
+a time. Claiming writes nothing; see `inbox.lanes` for what is known in the process,
+and `inbox.suspects` for what may have killed another.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from inbox.lanes import Claimed, Lanes
 from inbox.outcomes import Outcomes
 from inbox.queue import AWAY, Outcome, Queue
 from inbox.source import Delivery
+from inbox.suspects import Suspects
 from outbox.database import Link, conninfo, refuse_pooler, without_password
 from outbox.doorbell import Doorbell
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -91,18 +93,20 @@ class PostgresSource:
         self._lanes = Lanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
         )
+        self._suspects = Suspects()
         self._lease = Lease(
             url,
             lock_class=consumer_class(consumer),
             groups=[range(BUCKETS)],
             limit=lease,
             application_name=f"{self._application} lease",
-            on_take=self._lanes.take,
-            on_lose=self._lanes.lose,
+            on_take=self._take,
+            on_lose=self._lose,
         )
         self._queue = Queue(
             Link(url, application_name=self._application, settings=_SETTINGS),
             self._lanes,
+            self._suspects,
             consumer=consumer,
             prefetch=prefetch,
             sweep_interval=sweep_interval,
@@ -162,6 +166,8 @@ class PostgresSource:
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what was settled, then give the lanes back."""
         holding, writing = self._tasks
+        for row in self._suspects.in_work:
+            self.nacked(row, None)
         self._outcomes.close()
         await asyncio.wait({writing}, timeout=_LAST_WRITE)
         holding.cancel()
@@ -186,17 +192,31 @@ class PostgresSource:
 
     def acked(self, row: Claimed) -> None:
         """Have a delivery marked as acked."""
+        self._suspects.settle(row)
         self._outcomes.add(Outcome(row, None))
 
     def nacked(self, row: Claimed, delay: timedelta | None) -> None:
         """Give a delivery back: it is claimable at once, or waits with its key."""
-        if delay is None:
-            self._lanes.give_back(row)
-        else:
+        counted = self._suspects.settle(row)
+        if delay is not None:
             self._lanes.block(row)
-            self._outcomes.add(Outcome(row, delay))
+            self._outcomes.add(Outcome(row, delay, counted))
             due = time.monotonic() + delay.total_seconds() + _LAST_LOOK
             self._queue.sweep_at = min(self._queue.sweep_at, due)
+        elif counted:
+            self._suspects.acquit(row)
+            self._lanes.block(row)
+            self._outcomes.add(Outcome(row, None, counted, tried=False))
+        else:
+            self._lanes.give_back(row)
+
+    def _take(self, lanes: Collection[int]) -> None:
+        self._lanes.take(lanes)
+        self._suspects.take(lanes)
+
+    def _lose(self, lanes: Collection[int]) -> None:
+        self._lanes.lose(lanes)
+        self._suspects.lose(lanes)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
         # Who is left out may be let in again any moment: then our caller says so.
@@ -214,11 +234,16 @@ class PostgresSource:
                 raise
             return given
         while not given and time.monotonic() < deadline:
-            if not await self._bell.arm():
+            if self._suspects.holds_up:
+                await self._suspects.wait()
+                given = await self._look(limit)
+            elif not await self._bell.arm():
                 # A writer is under way: its rows come any moment.
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
-            elif not (given := await self._look(limit)):
+            elif not (given := await self._look(limit)) and not (
+                self._suspects.holds_up
+            ):
                 until = min(deadline, self._queue.sweep_at)
                 await self._bell.wait(max(0.0, until - time.monotonic()))
             given = given or await self._look(limit)
@@ -230,4 +255,10 @@ class PostgresSource:
             await self._queue.claim(self._lease.lanes)
         await self._queue.claim_tenants(self._lease.lanes, without)
         rows = self._queue.hand_out(limit, self._lease.lanes, without)
-        return [PostgresDelivery(self, row) for row in rows]
+        try:
+            counted = await self._queue.count_attempts(rows)
+        except BaseException:
+            for row in rows:
+                self.nacked(row, None)
+            raise
+        return [PostgresDelivery(self, row) for row in counted]
