@@ -41,7 +41,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
         ours,
         single,
         *peers,
-        runs=conditions.runs(),
+        runs=conditions.runs(3),
         on_run=lambda label, figure: show(label, figure, "/s"),
     )
     detail = f"{workload.messages:,} messages: {found.medians('/s')}"
