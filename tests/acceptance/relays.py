@@ -1,7 +1,7 @@
 """Relay processes of one database."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -40,13 +40,15 @@ class Relays:
 
     def start_without_waiting(self, broker: str, *options: str) -> RunningProcess:
         """Start one more; it may well fail."""
-        return self.command("run", *options, broker=broker)
+        return self.command("run", broker=broker, options=options)
 
-    def command(self, *words: str, broker: str) -> RunningProcess:
+    def command(
+        self, *words: str, broker: str, options: Sequence[str] = ()
+    ) -> RunningProcess:
         """Start another command of the relay, for the same database."""
-        line = command_line(
-            "relay", *words, f"--database={self._url}", f"--broker={broker}"
-        )
+        ours = (f"--database={self._url}", f"--broker={broker}")
+        # Of an option that stands twice the last one counts.
+        line = command_line("relay", *words, *ours, *options)
         log = self._directory / f"relay-{next(self._numbers)}.log"
         relay = RunningProcess(line, log, self._environment)
         self._started.append(relay)
