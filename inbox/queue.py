@@ -147,6 +147,7 @@ class Queue:
             if row.seq in gone:
                 # Settled by whoever had the lane before.
                 self._suspects.settle(row)
+                self._suspects.wrote(row)
                 self._lanes.give_back(row)
         return [row for row in rows if row.seq not in gone]
 
@@ -173,6 +174,7 @@ class Queue:
             raise BrokerUnavailableError(str(error)) from error
         for outcome in batch:
             self._lanes.let_go(outcome.row)
+            self._suspects.wrote(outcome.row)
             if not outcome.tried:
                 row = outcome.row
                 self._lanes.made_ready(

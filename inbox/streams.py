@@ -22,6 +22,8 @@ RETURNED: Final = "returned"
 _AT_ONCE: Final = 7 * 86_400_000
 _DISCOVERY: Final = 5.0
 _PAGE: Final = 1000
+# Times delivered: to two that died, and now to us.
+_SUSPECT: Final = 3
 
 
 class EntryId(NamedTuple):
@@ -38,6 +40,8 @@ class Entry(NamedTuple):
     message: Message
     attempts: int
     problem: str | None
+    suspect: bool = False
+    """Whether two died that had it, so that it may have been the cause."""
 
 
 class Streams:
@@ -117,6 +121,9 @@ class Streams:
         for stream in list(self._known):
             if len(entries) >= limit:
                 break
+            returned = {
+                item["message_id"] for item in await self._pending(stream, RETURNED)
+            }
             answer: Any = await self._client.xautoclaim(
                 stream,
                 self._group,
@@ -128,11 +135,21 @@ class Streams:
             if not taken:
                 continue
             times = await self._times_delivered(stream, taken)
-            entries += [
-                _read(EntryId(stream, id), fields, times.get(id, 1) - 1)
+            found = [
+                _read(EntryId(stream, id), fields, times.get(id, 1) - 1)._replace(
+                    suspect=id not in returned and times.get(id, 1) >= _SUSPECT
+                )
                 for id, fields in taken.items()
             ]
+            entries += found
+            await self._set_counts(
+                {e.at.id: e.attempts for e in found if e.suspect}, stream
+            )
         return entries
+
+    async def count_start(self, entry: Entry) -> None:
+        """Count that a suspect is handed out."""
+        await self._set_counts({entry.at.id: entry.attempts + 1}, entry.at.stream)
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
         """Reset the idle time of entries that are ours; give those that aren't."""
@@ -161,7 +178,7 @@ class Streams:
             attempts: how many have failed, of entries with any.
         """
         for stream in self._known:
-            while pending := await self._pending(stream):
+            while pending := await self._pending(stream, self._member):
                 pipeline = self._client.pipeline(transaction=False)
                 for item in pending:
                     id = item["message_id"]
@@ -179,11 +196,25 @@ class Streams:
                 await pipeline.execute()
             await self._client.xgroup_delconsumer(stream, self._group, self._member)
 
-    async def _pending(self, stream: bytes) -> Sequence[Mapping[str, Any]]:
+    async def _pending(self, stream: bytes, member: str) -> Sequence[Mapping[str, Any]]:
         pending: Sequence[Mapping[str, Any]] = await self._client.xpending_range(
-            stream, self._group, "-", "+", _PAGE, self._member
+            stream, self._group, "-", "+", _PAGE, member
         )
         return pending
+
+    async def _set_counts(self, counts: Mapping[bytes, int], stream: bytes) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for id, times in counts.items():
+            pipeline.xclaim(
+                stream,
+                self._group,
+                self._member,
+                0,
+                [id],
+                retrycount=times,
+                justid=True,
+            )
+        await pipeline.execute()
 
     async def _times_delivered(
         self, stream: bytes, ids: Collection[bytes]

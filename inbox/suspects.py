@@ -100,6 +100,8 @@ class Suspects:
         if self._out and (self._until is None or self.holds_up):
             self._until = self._until or time.monotonic() + self._alone
             return [], list(rows)
+        # What is still out has lived long enough: no reason to wait for it again.
+        self._out.clear()
         self._lone = rows[0].seq
         self._until = time.monotonic() + self._alone
         return [rows[0]], list(rows[1:])
@@ -118,11 +120,14 @@ class Suspects:
 
     def settle(self, row: Claimed) -> bool:
         """Note that a delivery is settled; tell whether its attempt was counted."""
+        return self._counted.pop(row.seq, None) is not None
+
+    def wrote(self, row: Claimed) -> None:
+        """Note that its outcome is written, too: the death of another can't undo it."""
         self._out.discard(row.seq)
         if row.seq == self._lone or not self._out:
             self._lone = self._until = None
             self._settled.set()
-        return self._counted.pop(row.seq, None) is not None
 
     def acquit(self, row: Claimed) -> None:
         """Note that a suspect was given back untried: it is to come once more."""

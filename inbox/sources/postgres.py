@@ -208,6 +208,7 @@ class PostgresSource:
             self._lanes.block(row)
             self._outcomes.add(Outcome(row, None, counted, tried=False))
         else:
+            self._suspects.wrote(row)
             self._lanes.give_back(row)
 
     def _take(self, lanes: Collection[int]) -> None:

@@ -8,6 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from inbox import Consumer
+from inbox.source import Source
+from inbox.sources.redis import RedisSource
 from outbox.database import sqlalchemy_url
 from outbox.message import Message
 from outbox.retry import RetryPolicy
@@ -29,8 +31,17 @@ async def note(session: AsyncSession, message: Message) -> None:
 def killer() -> Consumer:
     """Make the consumer."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
+    broker = os.environ["PILLARBOX_BROKER_URL"]
+    source: Source | str = broker
+    if broker.startswith("redis:"):
+        source = RedisSource(
+            broker,
+            consumer="killer",
+            topics=[TOPIC],
+            reclaim_after=timedelta(seconds=1),
+        )
     consumer = Consumer(
-        os.environ["PILLARBOX_BROKER_URL"],
+        source,
         async_sessionmaker(create_async_engine(sqlalchemy_url(url))),
         name="killer",
         retry=RetryPolicy(

@@ -56,7 +56,7 @@ def test_one_that_was_counted_before_waits_for_what_is_out(suspects: Suspects) -
 
     assert suspects.choose([known, rest]) == ([], [known, rest])
     held_up = suspects.holds_up
-    suspects.settle(first)
+    suspects.wrote(first)
     assert (held_up, suspects.holds_up) == (True, False)
     assert suspects.choose([known, rest]) == ([known], [rest])
 
@@ -68,7 +68,7 @@ def test_the_rest_waits_for_one_that_is_alone(suspects: Suspects) -> None:
 
     assert suspects.choose([rest]) == ([], [rest])
 
-    suspects.settle(known)
+    suspects.wrote(known)
     assert suspects.choose([rest]) == ([rest], [])
 
 
@@ -101,11 +101,11 @@ def test_one_that_was_given_back_untried_makes_room_for_another(
         suspects.acquit(row(1))
 
 
-async def test_a_wait_ends_when_what_is_out_is_settled(suspects: Suspects) -> None:
+async def test_a_wait_ends_when_what_is_out_is_written(suspects: Suspects) -> None:
     first, known = row(1), row(2, attempts=1)
     suspects.hand_out([first])
     assert suspects.choose([known]) == ([], [known])
-    suspects.settle(first)
+    suspects.wrote(first)
 
     await suspects.wait()
 
