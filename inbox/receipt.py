@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
-from sqlalchemy import CursorResult, TextualSelect, Uuid, bindparam, text
+from sqlalchemy import CursorResult, TextualSelect, Uuid, bindparam, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
@@ -120,6 +120,16 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     if is_new:
         note_cause(session, message_id)
     return is_new
+
+
+def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
+    """Tell whether the consumer is known to have handled the message."""
+    found = (
+        select(receipt_table.c.message_id)
+        .where(receipt_table.c.message_id == message_id)
+        .where(receipt_table.c.consumer == consumer)
+    )
+    return session.execute(found).first() is not None
 
 
 def record_receipts(

@@ -13,6 +13,7 @@ Meanwhile later messages of the key wait, and all others go on.
 import asyncio
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from inbox.batch import Batches, Batching
@@ -37,6 +38,7 @@ from inbox.leased import (
     LongHandler,
     LongHandling,
 )
+from inbox.receipt import has_receipt
 from inbox.routes import Routes
 from inbox.source import Delivery
 from outbox.errors import (
@@ -90,6 +92,9 @@ class Settlement:
             )
         elif self._killed_whoever_tried(handler, delivery):
             failure = f"was started {delivery.attempts} times and never came to an end"
+            if await self._was_handled(message, flight):
+                await self._handled(delivery, False, 0.0)
+                return True
         else:
             outcome = await self._handle(handler, delivery, flight)
             if isinstance(outcome, bool):
@@ -103,6 +108,15 @@ class Settlement:
         return self._retry.spent(delivery.attempts) and not isinstance(
             handler, LongHandler
         )
+
+    async def _was_handled(self, message: Message, flight: Flight) -> bool:
+        # Its process may have died between the commit and the ack.
+        look = partial(has_receipt, message.id, self._consumer)
+        try:
+            async with flight.turn(message):
+                return await self._handling.transact(look)
+        except Exception:  # noqa: BLE001 (a retry of the dead letter finds it, too)
+            return False
 
     async def _handle(
         self, handler: AnyHandler, delivery: Delivery, flight: Flight
