@@ -4,7 +4,8 @@
 of its own: for each of its queues it fetches (`receive`) from a `source`
 (implementations in `sources/`), keeps what it has in order (`flight`), gives each its
 turn (`turns`), runs its handler in a transaction (`handle`) and settles it (`settle`).
-`lanes`, `queue`, `claim` and `tenants` serve the postgres source, `streams` redis.
+Handlers may be long (`leased`, `job`), of many messages (`batch`) and of one schema
+version (`versions`).
 """
 
 from inbox.consumer import Consumer

@@ -119,7 +119,7 @@ async def test_who_is_refused_alone_is_charged_until_it_may_be_the_host(
 async def test_who_is_refused_on_and_on_is_charged_once_others_are_answered(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.host._DOUBT", 0.0)
+    monkeypatch.setattr("relay.publishers.http.host._DOUBT", 0.0)
     bad = [Message("bad", b"", key=f"bad {n}") for n in range(30)]
     good = [Message("good", b"", key=f"good {n}") for n in range(3)]
 

@@ -13,7 +13,7 @@ from inbox.testing.source_suite import SourceSuite
 from outbox import Message
 from outbox.testing.kafka import KafkaCluster
 from relay.publishers.kafka import KafkaPublisher
-from relay.record import record_of
+from relay.publishers.kafka.record import record_of
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.kafka import client_config, messages
 from tests.fixtures.proxy import MakeProxy

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from inbox.rabbitmq_queue import QueueConfig, binding_key
 from inbox.source import Delivery
 from inbox.sources.rabbitmq import RabbitMQSource
+from inbox.sources.rabbitmq.queue import QueueConfig, binding_key
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.rabbitmq import RabbitMQServer

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inbox.offsets import Offsets
+from inbox.sources.kafka.offsets import Offsets
 
 
 @st.composite

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from relay.address import is_public, socket_maker
+from relay.publishers.http.address import is_public, socket_maker
 
 PUBLIC = ["1.1.1.1", "93.184.215.14", "172.32.0.1", "2606:4700:4700::1111"]
 NOT_PUBLIC = [

@@ -4,8 +4,8 @@ import pytest
 
 from outbox import uuid7
 from outbox.errors import BrokerUnavailableError
-from relay import host as host_module
-from relay.host import Host
+from relay.publishers.http import host as host_module
+from relay.publishers.http.host import Host
 
 
 class Clock:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from inbox.lanes import Claimed, Lanes, Snapshot
+from inbox.sources.postgres.lanes import Claimed, Lanes, Snapshot
 from outbox import Message
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

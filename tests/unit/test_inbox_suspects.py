@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 
-from inbox.lanes import Claimed
-from inbox.suspects import Suspects
+from inbox.sources.postgres.lanes import Claimed
+from inbox.sources.postgres.suspects import Suspects
 from outbox import Message
 
 TAKEN_AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from inbox.ready import Ready
 from inbox.sources.memory import MemoryDelivery, MemorySource
-from inbox.tenants import Tenants
+from inbox.sources.postgres.ready import Ready
+from inbox.sources.postgres.tenants import Tenants
 from outbox import Message
 
 

@@ -1,0 +1,290 @@
+"""Deliveries out of Kafka: the topic is the topic, the consumer group the consumer.
+
+Kafka keeps one offset for each Kafka partition, so only the settled messages before the
+first unsettled one are committed. What is nacked waits here, with what follows of its
+key. A Kafka partition that is to go to another replica is left when all is settled that
+was handed over of it, or after `handover`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final, Self
+
+import confluent_kafka
+from confluent_kafka import Message as Record
+
+from inbox.backlog import Backlog
+from inbox.source import Delivery
+from inbox.sources.kafka.log import Entry, Log
+from inbox.sources.kafka.reader import Part, Reader
+from inbox.sources.kafka.record import message_of
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.kafka import check_config, kafka_away, kafka_config
+from outbox.message import Message
+
+_MAX_HELD: Final = 500
+_MAX_HELD_WHILE_KEYS_WAIT: Final = 5000
+_DEFAULTS: Final = {
+    "auto.commit.interval.ms": 100,
+    "auto.offset.reset": "earliest",
+    "fetch.queue.backoff.ms": 50,
+    "queued.max.messages.kbytes": 16_384,
+}
+_COOPERATIVE: Final = {"partition.assignment.strategy": "cooperative-sticky"}
+# New topics that begin as `orders.*` says are found within that time.
+_DISCOVERY: Final = {"topic.metadata.refresh.interval.ms": 5000}
+
+
+class KafkaDelivery:
+    """One record of a topic."""
+
+    def __init__(self, source: "KafkaSource", entry: Entry) -> None:
+        self.message: Message
+        self.problem: str | None
+        self.message, self.problem = message_of(entry.record)
+        self.attempts: int = entry.attempts
+        self._source = source
+        self._entry = entry
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have its offset committed once all before it are settled."""
+        if not self._settled:
+            self._settled = True
+            self._source.acked(self._entry)
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        if not self._settled:
+            self._settled = True
+            self._source.nacked(self._entry, delay)
+
+
+class KafkaSource:
+    """The records of one consumer's topics.
+
+    Args:
+        url: `kafka://host:port,…/?option=…` with librdkafka's options.
+        consumer: the name of the group, which begins with the oldest records.
+        topics: names, or their beginnings followed by `*`; topics that come later are
+            found within 5 s.
+        poll_interval: how long one `receive` waits.
+        handover: how long another replica waits at most for what is in work here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        poll_interval: timedelta = timedelta(seconds=1),
+        handover: timedelta = timedelta(seconds=10),
+    ) -> None:
+        ours = {"group.id": consumer, "enable.auto.offset.store": False}
+        ours["enable.auto.commit"] = True
+        self._name, config = kafka_config(url, ours)
+        defaults: dict[str, Any] = dict(_DEFAULTS)
+        if config.get("group.protocol", "classic") == "classic":
+            defaults |= _COOPERATIVE
+        if any(topic.endswith("*") for topic in topics):
+            defaults |= _DISCOVERY
+        self._config: Mapping[str, Any] = {**defaults, **config}
+        check_config(confluent_kafka.Consumer, self._config)
+        self._topics = topics
+        self._poll = poll_interval.total_seconds()
+        self._handover = handover.total_seconds()
+        self._backlog: Backlog[Entry] = Backlog()
+        self._place = count()
+        self._held = 0
+        self._room = _MAX_HELD
+        self._logs: dict[Part, Log] = {}
+        self._moved: set[Log] = set()
+        self._wakeup = asyncio.Event()
+        self._reader: Reader | None = None
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from a URL of Kafka.
+
+        Raises:
+            ConfigError: it isn't one.
+        """
+        return cls(url, consumer=consumer, topics=topics)
+
+    async def __aenter__(self) -> Self:
+        """Join the group.
+
+        Raises:
+            BrokerUnavailableError: no broker can be reached.
+            ConfigError: a topic isn't there, or the brokers refuse us.
+        """
+        reader = self._reader = self._new_reader()
+        try:
+            await reader.require_topics()
+        except BaseException as error:
+            await self.__aexit__()
+            if reader.refusal is not None and isinstance(error, Exception):
+                raise ConfigError(
+                    f"broker {self._name} refuses us: {reader.refusal}"
+                ) from error
+            raise
+        reader.join()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Commit what was acked, and leave the group with everything else."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._store(reader)
+            self.lost(list(self._logs))
+            await reader.close()
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what came, what was nacked at its time."""
+        until = time.monotonic() + self._poll
+        while True:
+            if entries := self._take(limit):
+                return [KafkaDelivery(self, entry) for entry in entries]
+            await self._look_after_reader()
+            patience = until - time.monotonic()
+            if patience <= 0:
+                return []
+            due = self._backlog.seconds_until_due()
+            self._wakeup.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(
+                    patience if due is None else min(patience, due)
+                ):
+                    await self._wakeup.wait()
+
+    def acked(self, entry: Entry) -> None:
+        """Settle an entry."""
+        log = entry.log
+        if log.ours and log.offsets.settle(entry.offset):
+            if not self._moved:
+                asyncio.get_running_loop().call_soon(self._store)
+            self._moved.add(log)
+        self._landed(log)
+
+    def nacked(self, entry: Entry, delay: timedelta | None) -> None:
+        """Put an entry before those that follow it, or aside for a while."""
+        if entry.log.ours and entry.log.landed is None:
+            if delay is None:
+                self._backlog.add(entry)
+            else:
+                failed = replace(entry, attempts=entry.attempts + 1)
+                self._backlog.put_aside(failed, delay.total_seconds())
+            self._count(1)
+            self._wakeup.set()
+        self._landed(entry.log)
+
+    def assigned(self, parts: Sequence[Part]) -> None:
+        """Begin with Kafka partitions."""
+        for part in parts:
+            self._logs[part] = Log(part)
+
+    def arrived(self, records: Sequence[Record]) -> None:
+        """Take records in."""
+        for record in records:
+            topic, number, offset = record.topic(), record.partition(), record.offset()
+            assert topic is not None
+            assert number is not None
+            assert offset is not None
+            log = self._logs.get((topic, number))
+            if log is None or log.landed is not None:
+                continue
+            if not log.offsets.follows(offset):
+                # The log was cut back and written anew.
+                self.lost([log.part])
+                log = self._logs[log.part] = Log(log.part)
+            log.offsets.add(offset)
+            raw = record.key()
+            key = None if raw is None else raw.decode(errors="surrogateescape")
+            self._backlog.add(Entry(log, next(self._place), key, offset, record))
+            self._count(1)
+        self._wakeup.set()
+
+    def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
+        """Hand nothing more over of Kafka partitions, and wait for what is in work."""
+        logs = [self._logs[part] for part in parts if part in self._logs]
+        for log in logs:
+            log.landed = lambda: self._leave_if_landed(logs, left)
+        self._leave_if_landed(logs, left)
+
+    def lost(self, parts: Sequence[Part]) -> None:
+        """Forget Kafka partitions; what is still in work of them isn't committed."""
+        for part in parts:
+            log = self._logs.pop(part, None)
+            if log is not None:
+                log.ours = False
+
+    def changed(self) -> None:
+        """Look after the reader."""
+        self._wakeup.set()
+
+    def _leave_if_landed(self, logs: Sequence[Log], left: Callable[[], None]) -> None:
+        if not any(log.in_flight and log.ours for log in logs):
+            self._store()
+            left()
+
+    def _landed(self, log: Log) -> None:
+        log.in_flight -= 1
+        if log.landed is not None:
+            log.landed()
+
+    def _store(self, reader: Reader | None = None) -> None:
+        reader = reader or self._reader
+        moved, self._moved = self._moved, set()
+        positions = {
+            log.part: log.offsets.position
+            for log in moved
+            if log.ours and log.offsets.position is not None
+        }
+        if positions and reader is not None:
+            reader.store(positions)
+
+    def _new_reader(self) -> Reader:
+        return Reader(
+            self._config,
+            self._name,
+            self._topics,
+            self,
+            room=lambda: self._room,
+            handover=self._handover,
+        )
+
+    def _take(self, limit: int) -> list[Entry]:
+        ours: list[Entry] = []
+        while taken := self._backlog.take(limit - len(ours)):
+            self._count(-len(taken))
+            for entry in taken:
+                if entry.log.ours and entry.log.landed is None:
+                    entry.log.in_flight += 1
+                    ours.append(entry)
+        return ours
+
+    def _count(self, more: int) -> None:
+        self._held += more
+        keys_wait = self._backlog.seconds_until_due() is not None
+        limit = _MAX_HELD_WHILE_KEYS_WAIT if keys_wait else _MAX_HELD
+        self._room = limit - self._held
+
+    async def _look_after_reader(self) -> None:
+        reader = self._reader
+        if reader is None:
+            raise BrokerUnavailableError(f"the source of {self._name} was left")
+        if reader.down:
+            await reader.topics(0)
+        if (trouble := reader.trouble) is not None:
+            reader.trouble = None
+            if reader.ended.is_set():
+                self.lost(list(self._logs))
+                self._reader = self._new_reader()
+                self._reader.join()
+            raise kafka_away(self._name, trouble)

@@ -1,0 +1,144 @@
+"""Pulls from the durable consumers of JetStream, over one connection."""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Final
+
+from nats.aio.msg import Msg
+
+from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
+from outbox.errors import InvalidMessageError
+from outbox.message import Message
+from outbox.nats import NatsConnection
+from outbox.nats_message import decode_message, plain_headers
+
+_ACK: Final = "$JS.ACK."
+_SHORT_ACK: Final = 9
+_GRACE: Final = 5.0
+# The pull ended without, or with fewer, messages.
+_ENDED: Final = frozenset({"404", "408"})
+
+
+class Pulls:
+    """The open pulls of one connection on the durables of a consumer."""
+
+    def __init__(
+        self, connection: NatsConnection, api: str, durables: Collection[Durable]
+    ) -> None:
+        self.connection = connection
+        self._api = api
+        self._inbox = f"{connection.client.new_inbox()}."
+        self._durables = {durable.place: durable for durable in durables}
+
+    def __getitem__(self, place: str) -> Durable:
+        """Give the durable of a place."""
+        return self._durables[place]
+
+    @property
+    def ack_wait(self) -> float:
+        """The shortest of the durables', in seconds."""
+        return min(durable.ack_wait for durable in self._durables.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something can still come."""
+        return self.connection.lost is None and any(
+            durable.outstanding > 0 for durable in self._durables.values()
+        )
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether JetStream owes us the end of a pull."""
+        latest = time.monotonic() - _GRACE
+        return any(
+            durable.outstanding > 0 and durable.ends_at < latest
+            for durable in self._durables.values()
+        )
+
+    def aside(self, place: str) -> list[Entry]:
+        """Give what is set aside of a durable, for the next connection."""
+        return self._durables[place].aside if place in self._durables else []
+
+    def take(self) -> list[Entry]:
+        """Give what was set aside and needn't wait any more."""
+        return [e for durable in self._durables.values() for e in durable.take()]
+
+    async def look(self, held: Callable[[str], int]) -> None:
+        """See whether others settled what we wait for; tell how much we hold."""
+        for place, durable in self._durables.items():
+            if durable.aside:
+                await durable.look(self.connection, held(place))
+
+    async def listen(self, heard: Callable[[Msg], Awaitable[None]]) -> None:
+        """Have `heard` called with what comes, in its order."""
+        await self.connection.client.subscribe(
+            f"{self._inbox}>", cb=heard, pending_bytes_limit=0
+        )
+
+    async def ask(self, limit: int, wait: float) -> None:
+        """Pull from each durable on which no pull is open."""
+        request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
+        for place, durable in self._durables.items():
+            if not durable.may_pull:
+                continue
+            durable.outstanding = limit
+            durable.ends_at = time.monotonic() + wait
+            await self.connection.client.publish(
+                f"{self._api}.CONSUMER.MSG.NEXT.{place}",
+                json.dumps(request).encode(),
+                f"{self._inbox}{place}",
+            )
+
+    async def read(self, got: Msg) -> Entry | None:
+        """Read a message of a stream; None for JetStream's own word about a pull."""
+        if not got.reply.startswith(_ACK):
+            await self._end(got)
+            return None
+        tokens = got.reply.split(".")
+        # Newer servers put the domain and the account before the stream.
+        first = 2 if len(tokens) == _SHORT_ACK else 4
+        stream, name, delivered, sequence = tokens[first : first + 4]
+        durable = self._durables[f"{stream}.{name}"]
+        durable.outstanding -= 1
+        headers = got.headers or {}
+        problem = None
+        try:
+            message = decode_message(headers, got.data)
+        except InvalidMessageError as error:
+            message = Message(got.subject, got.data, headers=plain_headers(headers))
+            problem = str(error)
+        if durable.max_deliver is not None and int(delivered) >= durable.max_deliver:
+            problem = problem or (
+                f"was handed over {delivered} times without an outcome, and NATS "
+                "would not hand it over again (max_deliver)"
+            )
+        return Entry(
+            durable.place,
+            int(sequence),
+            got.reply,
+            delivered == "1",
+            message,
+            problem,
+        )
+
+    async def _end(self, got: Msg) -> None:
+        place = got.subject.removeprefix(self._inbox)
+        if place in self._durables:
+            self._durables[place].outstanding = 0
+        headers = got.headers or {}
+        if headers.get("Status") not in _ENDED:
+            said = headers.get("Description") or f"{place} is gone"
+            await self.connection.drop(f"it ended the pull: {said}")
+
+
+async def give_back(
+    connection: NatsConnection, entries: Iterable[tuple[Entry, float]]
+) -> None:
+    """Have entries handed over again, each after so many seconds, in their order."""
+    for entry, delay in entries:
+        word = b"-NAK"
+        if delay:
+            word += b' {"delay": %d}' % int(delay * NANOSECONDS)
+        await connection.client.publish(entry.reply, word)
+    await connection.flush()

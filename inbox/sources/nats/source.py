@@ -1,0 +1,292 @@
+"""Deliveries out of NATS JetStream, by durable pull consumers.
+
+JetStream hands messages to whichever replica asks, so a key is in order with one
+replica; with several it may not be, nor after a crash, since what was held comes back
+only when `ack_wait` is over. Receipts still let nothing happen twice. What a replica
+holds is kept by heartbeats, and what waits for its time holds back its key here.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from inbox.backlog import Backlog
+from inbox.outcomes import Outcomes
+from inbox.source import Delivery
+from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
+from inbox.sources.nats.pull import Pulls, give_back
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message import Message
+from outbox.nats import ApiError, NatsConnection
+from outbox.nats_url import NatsSettings, name_option
+from outbox.url import whole_number
+
+_OPTIONS: Final = ("ack_wait", "max_deliver", "max_ack_pending")
+_DEFAULT: Final = {
+    "ack_wait": 30 * NANOSECONDS,
+    "max_deliver": -1,
+    "max_ack_pending": 10_000,
+}
+_LAST_WRITE: Final = 5.0
+_BEATS: Final = 2
+_BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
+
+
+class NatsDelivery:
+    """One message of a stream."""
+
+    def __init__(self, source: "NatsSource", entry: Entry) -> None:
+        self.message: Message = entry.message
+        self.attempts: int = entry.attempts
+        self.problem: str | None = entry.problem
+        self._entry = entry
+        self._source = source
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have it acked within milliseconds."""
+        self._settle(lambda: self._source.acked(self._entry))
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        self._settle(lambda: self._source.nacked(self._entry, delay))
+
+    def _settle(self, how: Callable[[], None]) -> None:
+        if not self._settled:
+            self._settled = True
+            how()
+
+
+class NatsSource:
+    """The messages of one consumer's topics, from the oldest that a stream has.
+
+    Failed attempts are counted by the replica that holds a message: NATS counts how
+    often it handed one over, for whatever reason.
+
+    Args:
+        url: `nats://` or `tls://`, with the options of `outbox.nats_url`.
+        consumer: begins the names of the durables.
+        topics: subjects, or their beginnings followed by `.*`.
+        poll_interval: how long one pull waits.
+        ack_wait: after that what a dead replica held is handed over again.
+        max_deliver: a message that is handed over so often without an outcome has a
+            problem; None is without end.
+        max_ack_pending: how many messages all replicas together may hold; 1 keeps
+            the order of each topic whatever happens, one message at a time.
+
+    What is None is left as it is in a durable that is there already; a new one has
+    30 s, no end, and 10,000.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        poll_interval: timedelta = timedelta(seconds=1),
+        ack_wait: timedelta | None = None,
+        max_deliver: int | None = None,
+        max_ack_pending: int | None = None,
+    ) -> None:
+        if ack_wait is not None and ack_wait <= timedelta(0):
+            raise ConfigError(f"ack_wait={ack_wait}: must be above 0")
+        self._settings, _ = NatsSettings.from_url(url, _OPTIONS)
+        self._consumer = name_option("consumer", consumer)
+        self._topics = topics
+        self._poll = poll_interval.total_seconds()
+        wanted = {"max_deliver": max_deliver, "max_ack_pending": max_ack_pending}
+        self._wanted: dict[str, Any] = {n: v for n, v in wanted.items() if v}
+        if ack_wait is not None:
+            self._wanted["ack_wait"] = int(ack_wait.total_seconds() * NANOSECONDS)
+        self._connecting = asyncio.Lock()
+        self._entered = False
+        self._pulls: Pulls | None = None
+        self._came = asyncio.Event()
+        self._held: dict[tuple[str, int], Entry] = {}
+        self._backlog: Backlog[Entry] = Backlog()
+        self._outcomes: Outcomes[Entry] = Outcomes(self._acknowledge)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from `nats://host:4222?stream=…&ack_wait=…`, in seconds.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        _, options = NatsSettings.from_url(url, _OPTIONS)
+        numbers: dict[str, Any] = {n: whole_number(n, v) for n, v in options.items()}
+        if "ack_wait" in numbers:
+            numbers["ack_wait"] = timedelta(seconds=numbers["ack_wait"])
+        return cls(url, consumer=consumer, topics=topics, **numbers)
+
+    async def __aenter__(self) -> Self:
+        """Connect, and make the durables.
+
+        Raises:
+            BrokerUnavailableError: NATS can't be reached, or refuses us.
+            ConfigError: no stream captures a topic, or a durable is none of ours.
+        """
+        self._entered = True
+        await self._connected()
+        self._tasks = [
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._outcomes.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Write what was acked, and give back everything else."""
+        beating, writing = self._tasks
+        self._outcomes.close()
+        with suppress(*_BROKEN):
+            async with asyncio.timeout(_LAST_WRITE):
+                await self._leave(writing)
+        self._entered = False
+        beating.cancel()
+        writing.cancel()
+        await asyncio.gather(beating, writing, return_exceptions=True)
+        if self._pulls is not None:
+            await self._pulls.connection.drop("source was left")
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what comes, and what has waited for its time."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        try:
+            pulls = await self._connected()
+            entries = self._backlog.take(limit)
+            if not entries:
+                await self._fetch(pulls, limit)
+                entries = self._backlog.take(limit)
+        except ConfigError as error:
+            # It was right at the start.
+            raise BrokerUnavailableError(str(error)) from error
+        except (NatsError, OSError) as error:
+            raise self._settings.away(error) from error
+        return [NatsDelivery(self, entry) for entry in entries]
+
+    def acked(self, entry: Entry) -> None:
+        """Have an entry acked."""
+        self._outcomes.add(entry)
+
+    def nacked(self, entry: Entry, delay: timedelta | None) -> None:
+        """Put an entry back into its place, or aside for a while."""
+        if delay is None:
+            self._backlog.add(entry)
+        else:
+            entry.attempts += 1
+            self._backlog.put_aside(entry, delay.total_seconds())
+        self._came.set()
+
+    async def _fetch(self, pulls: Pulls, limit: int) -> None:
+        self._came.clear()
+        await pulls.ask(limit, self._poll)
+        due = self._backlog.seconds_until_due()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                self._poll if due is None else min(self._poll, due)
+            ):
+                await self._came.wait()
+        await pulls.look(self._count_held)
+        self._release(pulls)
+        if pulls.is_overdue:
+            await pulls.connection.drop("it doesn't answer")
+        if pulls.connection.lost is not None:
+            raise pulls.connection.lost
+
+    async def _hear(self, got: Msg) -> None:
+        if self._pulls is not None and (entry := await self._pulls.read(got)):
+            at = entry.durable, entry.place
+            if at in self._held:
+                # It came late to us, or our heartbeat to NATS; we have it still.
+                self._held[at].reply = entry.reply
+            else:
+                self._held[at] = entry
+                self._pulls[entry.durable].sort(entry)
+                self._release(self._pulls)
+        self._came.set()
+
+    def _release(self, pulls: Pulls) -> None:
+        for entry in pulls.take():
+            self._backlog.add(entry)
+
+    def _count_held(self, place: str) -> int:
+        return sum(held == place for held, _ in self._held)
+
+    async def _leave(self, writing: asyncio.Task[None]) -> None:
+        # A pull can't be taken back, so its messages are waited for.
+        while self._pulls is not None and self._pulls.is_open:
+            self._came.clear()
+            await self._came.wait()
+        await asyncio.wait({writing})
+        if self._pulls is None or self._pulls.connection.lost is not None:
+            return
+        delays = {id(entry): left for entry, left in self._backlog.waiting()}
+        await give_back(
+            self._pulls.connection,
+            [
+                (entry, delays.get(id(entry), 0.0))
+                for _, entry in sorted(self._held.items())
+            ],
+        )
+
+    async def _acknowledge(self, entries: Sequence[Entry]) -> None:
+        try:
+            connection = (await self._connected()).connection
+            for entry in entries:
+                await connection.client.publish(entry.reply, b"+ACK")
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
+        except (NatsError, OSError) as error:
+            raise self._settings.away(error) from error
+        await connection.flush()
+        for entry in entries:
+            self._held.pop((entry.durable, entry.place), None)
+
+    async def _beat(self) -> None:
+        while True:
+            if self._pulls is None:
+                return
+            await asyncio.sleep(self._pulls.ack_wait / _BEATS)
+            with suppress(NatsError, OSError):
+                for entry in list(self._held.values()):
+                    client = self._pulls.connection.client
+                    await client.publish(entry.reply, b"+WPI")
+
+    async def _connected(self) -> Pulls:
+        async with self._connecting:
+            if not self._entered:
+                raise self._settings.away("source was left")
+            if self._pulls is not None and self._pulls.connection.lost is None:
+                return self._pulls
+            connection = NatsConnection(self._settings, on_lost=self._lost)
+            await connection.open()
+            try:
+                durables = await find_durables(
+                    connection, self._consumer, self._topics, self._settings.stream
+                )
+                for durable in durables:
+                    held = self._count_held(durable.place)
+                    await durable.join(connection, self._wanted, _DEFAULT, held)
+                    if self._pulls is not None:
+                        durable.aside = self._pulls.aside(durable.place)
+                pulls = Pulls(connection, self._settings.api, durables)
+                await pulls.listen(self._hear)
+            except BaseException as error:
+                await connection.drop()
+                if isinstance(error, NatsError | ApiError):
+                    raise self._settings.away(error) from error
+                raise
+            self._pulls = pulls
+            return pulls
+
+    def _lost(self, reason: BrokerUnavailableError) -> None:
+        self._came.set()

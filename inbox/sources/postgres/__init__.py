@@ -1,0 +1,5 @@
+"""Deliveries out of `inbox.delivery`: PostgreSQL as the broker."""
+
+from inbox.sources.postgres.source import PostgresSource
+
+__all__ = ["PostgresSource"]

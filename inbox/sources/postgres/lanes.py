@@ -1,0 +1,275 @@
+"""What a replica knows of the lanes that it leases from the postgres broker.
+
+Nothing is written down when a delivery is claimed: what is *held* (claimed, and its
+outcome not yet written) is known here only, and found again by whoever has the lane
+next. The *floor* of a lane is the seq at or below which nothing is left to claim:
+dead index entries behind it are never walked again. Whatever makes a delivery
+claimable again rewinds it; a sweep every few seconds finds what was changed by hand.
+
+The floor lags behind the claims. A publisher draws a seq before it commits, so a
+claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
+what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
+claim, which began after all transactions of that time had ended, and so found 11.
+
+A key is *blocked* while a delivery of it waits to be tried again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from inbox.sources.postgres.ready import Ready
+from outbox.message import Message
+
+BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
+# seq and created_at are drawn by one statement, but not in the same instant.
+SKEW: Final = timedelta(hours=1)
+
+
+class Claimed(NamedTuple):
+    """A delivery as it was read, with what is wrong with its row if anything is."""
+
+    lane: int
+    seq: int
+    created_at: datetime
+    attempts: int
+    message: Message
+    problem: str | None
+
+
+class Snapshot(NamedTuple):
+    """Which transactions a claim could not see, by their ids."""
+
+    oldest: int
+    """All below had ended."""
+    end: int
+    """None from here on had begun to write: an id drawn by the claim itself."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One leased lane."""
+
+    floor: int = -1
+    highest: int = -1
+    seen: tuple[int, int] | None = None
+    """Up to which seq a claim saw what had committed, and that snapshot's end."""
+    rewound: bool = False
+    """Since the claim that is under way began."""
+    waiting: dict[str, set[int]] = field(default_factory=dict)
+    strange: bool = True
+
+    def rewind(self, seq: int) -> None:
+        """Make a delivery claimable again."""
+        self.floor = min(self.floor, seq - 1)
+        self.seen = None
+        self.rewound = True
+
+    def claimed_up_to(self, seq: int, snapshot: Snapshot) -> None:
+        """Raise the floor as far as no open transaction may still bring a row."""
+        if self.rewound:
+            return
+        if self.seen is not None and snapshot.oldest >= self.seen[1]:
+            self.floor = max(self.floor, min(seq, self.seen[0]))
+            self.seen = None
+        if self.seen is None:
+            self.seen = (seq, snapshot.end)
+
+
+class Lanes:
+    """The lanes of this replica. Pure bookkeeping, for one event loop.
+
+    Args:
+        on_use, on_leave: called with a lane when something of it begins to be held,
+            and when nothing is held any more.
+    """
+
+    def __init__(
+        self, on_use: Callable[[int], None], on_leave: Callable[[int], None]
+    ) -> None:
+        self.oldest = BEGINNING
+        self._on_use = on_use
+        self._on_leave = on_leave
+        self._lanes: dict[int, Lane] = {}
+        self._held: dict[int, int] = {}
+        self._count: Counter[int] = Counter()
+        self._ready: Ready[Claimed] = Ready()
+        self._first = 0
+
+    @property
+    def strange(self) -> list[int]:
+        """Lanes that came and were not looked into yet."""
+        return [number for number, lane in self._lanes.items() if lane.strange]
+
+    @property
+    def blocked(self) -> list[str]:
+        """The keys of which nothing may be claimed."""
+        return [key for lane in self._lanes.values() for key in lane.waiting]
+
+    @property
+    def ready(self) -> int:
+        """How many deliveries were claimed and not handed out yet."""
+        return len(self._ready)
+
+    @property
+    def ready_tenants(self) -> list[str]:
+        """The tenants of those."""
+        return self._ready.tenants
+
+    def is_stuck(self, without: Collection[str]) -> bool:
+        """Tell whether there are some, and leaving these tenants out, none."""
+        return self._ready.has_only(without)
+
+    def take(self, lanes: Collection[int]) -> None:
+        """Begin with lanes that were just leased."""
+        for number in lanes:
+            self._lanes[number] = Lane()
+
+    def lose(self, lanes: Collection[int]) -> None:
+        """Forget lanes whose lease is gone; what was handed out stays held."""
+        for number in lanes:
+            self._lanes.pop(number, None)
+        self._drop(lambda row: row.lane in lanes)
+
+    def floors(self, leased: Collection[int]) -> dict[int, int]:
+        """Give the floors of the lanes to claim from, each time with another first.
+
+        Call `claimed` with what that claim gives.
+        """
+        floors = self.current_floors(leased)
+        for number in floors:
+            self._lanes[number].rewound = False
+        return floors
+
+    def current_floors(self, leased: Collection[int]) -> dict[int, int]:
+        """Give the same floors, for a look that raises none."""
+        ours = sorted(
+            number
+            for number in leased
+            if number in self._lanes and not self._lanes[number].strange
+        )
+        start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
+        turn = ours[start:] + ours[:start]
+        return {number: self._lanes[number].floor for number in turn}
+
+    def held_above(self, floors: dict[int, int]) -> list[int]:
+        """Give the held deliveries that a claim with these floors would find again."""
+        return [seq for seq, lane in self._held.items() if seq > floors.get(lane, seq)]
+
+    def claimed(
+        self,
+        rows: Sequence[Claimed],
+        lanes: Sequence[int],
+        snapshot: Snapshot | None,
+        *,
+        full: bool,
+    ) -> None:
+        """Hold what was claimed from `lanes`, in that order, and raise their floors.
+
+        A full claim says nothing about the lanes after its last row.
+        """
+        last = {row.lane: row.seq for row in rows}
+        seen = not full
+        for number in reversed(lanes):
+            lane = self._lanes.get(number)
+            if lane is None:
+                continue
+            lane.highest = max(lane.highest, last.get(number, -1))
+            if snapshot is not None and (seen or number in last):
+                up_to = lane.highest if seen else last[number]
+                lane.claimed_up_to(up_to, snapshot)
+            seen = seen or number in last
+        if rows:
+            self._first = rows[-1].lane + 1
+        self.claimed_aside(rows)
+
+    def claimed_aside(self, rows: Iterable[Claimed]) -> None:
+        """Hold what was claimed out of the lanes' order; their floors stay."""
+        for row in rows:
+            if row.lane in self._lanes and row.seq not in self._held:
+                self._hold(row)
+                self._ready.add(row)
+
+    def hand_out(
+        self, limit: int, leased: Collection[int], without: Collection[str] = ()
+    ) -> list[Claimed]:
+        """Give at most `limit` of what was claimed from lanes that are still leased.
+
+        Tenants take turns; those of `without` get none. So the order of a key holds
+        only if all its messages are of one tenant.
+        """
+        self._drop(lambda row: row.lane not in leased or self._is_blocked(row))
+        return self._ready.take(limit, without)
+
+    def put_back(self, rows: Sequence[Claimed]) -> None:
+        """Have what was to be handed out be the next again."""
+        self._ready.put_back(rows)
+
+    def block(self, row: Claimed) -> None:
+        """Let the rest of the key wait for a delivery that is given back."""
+        lane = self._lanes.get(row.lane)
+        if lane is not None and row.message.key is not None:
+            lane.waiting.setdefault(row.message.key, set()).add(row.seq)
+
+    def found_waiting(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """Note lane, seq and key of deliveries that wait in lanes that just came."""
+        for number, seq, key in rows:
+            if number in self._lanes:
+                self._lanes[number].waiting.setdefault(key, set()).add(seq)
+
+    def made_ready(self, lane: int, seq: int, key: str | None, at: datetime) -> None:
+        """Note that a delivery that waited can be claimed again."""
+        self.rewind(lane, seq, at)
+        if key is None or lane not in self._lanes:
+            return
+        waiting = self._lanes[lane].waiting
+        waiting.get(key, set()).discard(seq)
+        if not waiting.get(key):
+            waiting.pop(key, None)
+
+    def found_head(self, lane: int, seq: int | None) -> None:
+        """Note the first ready delivery of a lane, from which on to claim."""
+        if lane in self._lanes:
+            self._lanes[lane].strange = False
+            if seq is not None and seq <= self._lanes[lane].floor:
+                self._lanes[lane].rewind(seq)
+
+    def rewind(self, lane: int, seq: int, at: datetime) -> None:
+        """Make a delivery claimable again."""
+        known = self._lanes.get(lane)
+        if known is not None:
+            known.rewind(seq)
+            self.oldest = min(self.oldest, at - SKEW)
+
+    def give_back(self, row: Claimed) -> None:
+        """Make a delivery that was handed out claimable, before the rest of its key."""
+        self.let_go(row)
+        self.rewind(row.lane, row.seq, row.created_at)
+        key = row.message.key
+        if key is not None:
+            self._drop(lambda other: other.message.key == key)
+
+    def let_go(self, row: Claimed) -> None:
+        """Hold a delivery no longer: its outcome is written, or it has none."""
+        if self._held.pop(row.seq, None) is None:
+            return
+        self._count[row.lane] -= 1
+        if not self._count[row.lane]:
+            self._on_leave(row.lane)
+
+    def _hold(self, row: Claimed) -> None:
+        self._held[row.seq] = row.lane
+        self._count[row.lane] += 1
+        if self._count[row.lane] == 1:
+            self._on_use(row.lane)
+
+    def _is_blocked(self, row: Claimed) -> bool:
+        lane = self._lanes.get(row.lane)
+        return lane is not None and row.message.key in lane.waiting
+
+    def _drop(self, unwanted: Callable[[Claimed], bool]) -> None:
+        for row in self._ready.remove(unwanted):
+            self.let_go(row)
+            self.rewind(row.lane, row.seq, row.created_at)

@@ -1,0 +1,252 @@
+"""The statements on `inbox.delivery`, and what their answers mean for the lanes."""
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+
+from inbox.sources.postgres.claim import read_delivery
+from inbox.sources.postgres.lanes import SKEW, Claimed, Lanes, Snapshot
+from inbox.sources.postgres.suspects import Suspects
+from inbox.sources.postgres.tenants import Tenants
+from inbox.subscribe import subscribe
+from outbox.database import Link
+from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.statement import load
+
+AWAY: Final = (
+    DatabaseUnavailableError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+_MAX_BYTES: Final = 8 * 1024 * 1024
+_MAX_DUE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a delivery: acked, failed, or, `counted` already, untried."""
+
+    row: Claimed
+    delay: timedelta | None
+    """Until it is to be tried again; None if it was acked, or untried."""
+    counted: bool = False
+    """Its attempt, when it was handed out."""
+    tried: bool = True
+
+
+class Queue:
+    """The deliveries of one consumer, seen from one replica. For one event loop.
+
+    Each method raises what `AWAY` lists when the database is away.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        lanes: Lanes,
+        suspects: Suspects,
+        *,
+        consumer: str,
+        prefetch: int,
+        sweep_interval: timedelta,
+    ) -> None:
+        self._link = link
+        self._lanes = lanes
+        self._suspects = suspects
+        self._consumer = consumer
+        self._prefetch = prefetch
+        self._tenants = Tenants(prefetch)
+        self._sweep_interval = sweep_interval.total_seconds()
+        self._turn = asyncio.Lock()
+        self._clock_offset = timedelta(0)
+        self.sweep_at = 0.0
+        """When to look everywhere again, by the monotonic clock."""
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Have the consumer's deliveries made from now on."""
+        async with self._turn:
+            await subscribe(await self._link.connection(), self._consumer, topics)
+
+    async def claim(self, leased: Collection[int]) -> None:
+        """Read what is next in these lanes; at most `prefetch`."""
+        if self._lanes.strange or time.monotonic() >= self.sweep_at:
+            await self._sweep(leased)
+        floors = self._lanes.floors(leased)
+        if not floors:
+            return
+        rows = await self._execute("claim_deliveries", **self._bounds(floors))
+        claimed = [read_delivery(row) for row in rows]
+        full = self._is_full(claimed)
+        snapshot = _read_snapshot(rows[0][-1]) if rows else None
+        self._lanes.claimed(claimed, list(floors), snapshot, full=full)
+        self._tenants.claimed([row.message.tenant for row in claimed], full=full)
+
+    async def claim_tenants(
+        self, leased: Collection[int], without: Collection[str]
+    ) -> None:
+        """Read the first of tenants that wait behind others' floods, if it is time.
+
+        Args:
+            without: tenants to leave out.
+        """
+        ready = self._lanes.ready_tenants
+        stuck = self._lanes.is_stuck(without)
+        if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
+            return
+        floors = self._lanes.current_floors(leased)
+        if not floors:
+            return
+        rows = await self._execute(
+            "claim_tenants",
+            **self._bounds(floors),
+            known=list({*ready, *without}),
+            after=self._tenants.after,
+            max_steps=self._tenants.max_steps,
+            max_rows_each=self._tenants.rows_each,
+        )
+        claimed = [read_delivery(row[1:]) for row in rows if row[1] is not None]
+        self._lanes.claimed_aside(claimed)
+        self._tenants.looked(
+            [row[0] for row in rows],
+            [row[8] for row in rows if row[1] is not None],
+            ready=ready,
+            cut=len(rows) >= self._prefetch or self._is_full(claimed),
+        )
+
+    def hand_out(
+        self, limit: int, leased: Collection[int], without: Collection[str]
+    ) -> list[Claimed]:
+        """Give at most `limit` of what was read, its tenants in turn.
+
+        Call `count_attempts` with them before they are handled.
+        """
+        rows, later = self._suspects.choose(
+            self._lanes.hand_out(limit, leased, without)
+        )
+        self._lanes.put_back(later)
+        self._tenants.handed_out(len(rows))
+        return rows
+
+    async def count_attempts(self, rows: Sequence[Claimed]) -> list[Claimed]:
+        """Count an attempt for the suspects among rows; give those still to handle."""
+        suspects = self._suspects.hand_out(rows)
+        if not suspects:
+            return list(rows)
+        counted = await self._execute(
+            "count_attempts",
+            **_span(suspects),
+            attempts=[row.attempts for row in suspects],
+        )
+        gone = {row.seq for row in suspects} - {seq for (seq,) in counted}
+        for row in rows:
+            if row.seq in gone:
+                # Settled by whoever had the lane before.
+                self._suspects.settle(row)
+                self._suspects.wrote(row)
+                self._lanes.give_back(row)
+        return [row for row in rows if row.seq not in gone]
+
+    async def write(self, batch: Sequence[Outcome]) -> None:
+        """Write outcomes down, after which their deliveries are held no longer.
+
+        Raises:
+            BrokerUnavailableError: the database is away; to be called again.
+        """
+        acked = [o.row for o in batch if o.tried and o.delay is None]
+        again = [o for o in batch if not o.tried or o.delay is not None]
+        try:
+            if acked:
+                await self._execute("mark_acked", **_span(acked))
+            if again:
+                await self._execute(
+                    "schedule_redelivery",
+                    **_span([o.row for o in again]),
+                    delays=[o.delay and o.delay.total_seconds() for o in again],
+                    found=[o.row.attempts + o.counted for o in again],
+                    attempts=[o.row.attempts + o.tried for o in again],
+                )
+        except AWAY as error:
+            raise BrokerUnavailableError(str(error)) from error
+        for outcome in batch:
+            self._lanes.let_go(outcome.row)
+            self._suspects.wrote(outcome.row)
+            if not outcome.tried:
+                row = outcome.row
+                self._lanes.made_ready(
+                    row.lane, row.seq, row.message.key, row.created_at
+                )
+
+    async def close(self) -> None:
+        """Disconnect; the next call connects again."""
+        await self._link.close()
+
+    def _bounds(self, floors: dict[int, int]) -> dict[str, Any]:
+        return {
+            "lanes": list(floors),
+            "floors": list(floors.values()),
+            "held": self._lanes.held_above(floors),
+            "blocked": self._lanes.blocked,
+            "oldest": self._lanes.oldest,
+            "newest": datetime.now(UTC) + self._clock_offset + SKEW,
+            "max_rows": self._prefetch,
+            "max_bytes": _MAX_BYTES,
+        }
+
+    def _is_full(self, claimed: Sequence[Claimed]) -> bool:
+        return (
+            len(claimed) >= self._prefetch
+            or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
+        )
+
+    async def _sweep(self, leased: Collection[int]) -> None:
+        """Look everywhere: for what is due, for late commits, into new lanes."""
+        strange = self._lanes.strange
+        lanes = sorted({*leased, *strange})
+        self.sweep_at = time.monotonic() + self._sweep_interval
+        if strange:
+            waiting = await self._execute("list_waiting", lanes=strange)
+            self._lanes.found_waiting((lane, seq, key) for lane, seq, key in waiting)
+        # Also without lanes: leases end with the database, and somebody has to say so.
+        due = await self._execute("ready_due", lanes=lanes, max_rows=_MAX_DUE)
+        if not lanes:
+            return
+        heads = await self._execute("find_heads", lanes=lanes)
+        now = heads[0][3]
+        self._clock_offset = now - datetime.now(UTC)
+        self._suspects.looked_into(strange, now)
+        self._lanes.oldest = min([now, *(at for _, _, at, _ in heads if at)]) - SKEW
+        for lane, seq, _, _ in heads:
+            self._lanes.found_head(lane, seq)
+        for lane, seq, key, at in due:
+            self._lanes.made_ready(lane, seq, key, at)
+            self._suspects.came_to_an_end(lane, seq)
+        if len(due) == _MAX_DUE:
+            self.sweep_at = 0.0
+
+    async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:
+        async with self._turn:
+            connection = await self._link.connection()
+            cursor = connection.cursor(binary=True)
+            await cursor.execute(
+                load("inbox", name), {"consumer": self._consumer, **parameters}
+            )
+            return await cursor.fetchall() if cursor.description else []
+
+
+def _read_snapshot(text: str) -> Snapshot:
+    oldest, end, _ = text.split(":")
+    return Snapshot(int(oldest), int(end))
+
+
+def _span(rows: Sequence[Claimed]) -> dict[str, Any]:
+    """Give what an UPDATE needs to find rows without looking into every partition."""
+    return {
+        "seqs": [row.seq for row in rows],
+        "first": min(row.created_at for row in rows),
+        "last": max(row.created_at for row in rows),
+    }

@@ -1,0 +1,265 @@
+"""Deliveries out of `inbox.delivery`: PostgreSQL as the broker.
+
+The replicas of a consumer share 16 lanes by leases, so a key is with one of them at
+a time. Claiming writes nothing; see `lanes` for what is known in the process, and
+`suspects` for what may have killed another.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Final, Self
+
+import psycopg
+
+from inbox.outcomes import Outcomes
+from inbox.source import Delivery
+from inbox.sources.postgres.lanes import Claimed, Lanes
+from inbox.sources.postgres.queue import AWAY, Outcome, Queue
+from inbox.sources.postgres.suspects import Suspects
+from outbox.database import Link, conninfo, refuse_pooler, without_password
+from outbox.doorbell import Doorbell
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.lane import BUCKETS
+from outbox.lease import Lease
+from outbox.lock import Lock, consumer_class
+from outbox.message import Message
+
+# An ack lost in a crash of the server means one more delivery, which its receipt
+# absorbs; so no ack waits for the disk.
+_SETTINGS: Final = {"synchronous_commit": "off"}
+_LAST_WRITE: Final = 10.0
+_FIRST_LOOK: Final = 0.005
+_LAST_LOOK: Final = 0.05
+
+
+class PostgresDelivery:
+    """One delivery of a lane."""
+
+    def __init__(self, source: "PostgresSource", row: Claimed) -> None:
+        self.message: Message = row.message
+        self.attempts: int = row.attempts
+        self.problem: str | None = row.problem
+        self._row = row
+        self._source = source
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have it marked as acked within milliseconds."""
+        self._settle(lambda: self._source.acked(self._row))
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Give it back; with a delay its key waits, in every replica."""
+        self._settle(lambda: self._source.nacked(self._row, delay))
+
+    def _settle(self, how: Callable[[], None]) -> None:
+        if not self._settled:
+            self._settled = True
+            how()
+
+
+class PostgresSource:
+    """The deliveries of one consumer, for which it subscribes when entered.
+
+    Args:
+        url: of the database, reached directly, not through a transaction pooler.
+        consumer: whose deliveries; its replicas share them.
+        topics: to subscribe to; exact ones, or beginnings followed by `*`.
+        lease: how long a replica that hangs keeps its lanes.
+        poll_interval: how often to look without being woken.
+        sweep_interval: how often to look for what committed late or is due again.
+        prefetch: how many to claim at once; they wait in memory, in no transaction.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        lease: timedelta = timedelta(seconds=10),
+        poll_interval: timedelta = timedelta(seconds=1),
+        sweep_interval: timedelta = timedelta(seconds=5),
+        prefetch: int = 256,
+    ) -> None:
+        conninfo(url)
+        if prefetch < 1:
+            raise ConfigError(f"prefetch={prefetch}: must be at least 1")
+        self._url = url
+        self._topics = list(topics)
+        self._poll = poll_interval.total_seconds()
+        self._application = f"pillarbox inbox {consumer}"
+        self._lanes = Lanes(
+            lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
+        )
+        self._suspects = Suspects()
+        self._lease = Lease(
+            url,
+            lock_class=consumer_class(consumer),
+            groups=[range(BUCKETS)],
+            limit=lease,
+            application_name=f"{self._application} lease",
+            on_take=self._take,
+            on_lose=self._lose,
+        )
+        self._queue = Queue(
+            Link(url, application_name=self._application, settings=_SETTINGS),
+            self._lanes,
+            self._suspects,
+            consumer=consumer,
+            prefetch=prefetch,
+            sweep_interval=sweep_interval,
+        )
+        self._bell = Doorbell(
+            url,
+            lock=Lock.INBOX_DOORBELL,
+            channel="inbox_delivery",
+            application_name=f"{self._application} bell",
+        )
+        self._outcomes: Outcomes[Outcome] = Outcomes(self._queue.write)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._left_out: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from a URL of PostgreSQL.
+
+        Raises:
+            ConfigError: it isn't one.
+        """
+        return cls(url, consumer=consumer, topics=topics)
+
+    async def __aenter__(self) -> Self:
+        """Subscribe, and take lanes.
+
+        Raises:
+            BrokerUnavailableError: the database can't be reached.
+            ConfigError: it has no table `inbox.delivery`, we may not use it, or a
+                pooler is in between.
+        """
+        name = without_password(self._url)
+        try:
+            await refuse_pooler(self._url, application_name=self._application)
+            await self._queue.subscribe(self._topics)
+            await self._lease.beat()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            await self._queue.close()
+            raise ConfigError(
+                f"broker {name} has no schema inbox: run outbox migrate --database URL "
+                "for it"
+            ) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            await self._queue.close()
+            raise ConfigError(
+                f"broker {name}: {error}; grant the role pillarbox_consumer to its user"
+            ) from None
+        except AWAY as error:
+            await self._queue.close()
+            raise BrokerUnavailableError(str(error)) from error
+        self._tasks = [
+            asyncio.create_task(self._lease.run()),
+            asyncio.create_task(self._outcomes.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Write what was settled, then give the lanes back."""
+        holding, writing = self._tasks
+        for row in self._suspects.in_work:
+            self.nacked(row, None)
+        self._outcomes.close()
+        await asyncio.wait({writing}, timeout=_LAST_WRITE)
+        holding.cancel()
+        writing.cancel()
+        await asyncio.gather(holding, writing, return_exceptions=True)
+        await self._bell.close()
+        await self._queue.close()
+
+    def leave_out(self, tenants: Collection[str]) -> None:
+        """Receive nothing of these tenants until another call says otherwise."""
+        self._left_out = frozenset(tenants)
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what is ready in our lanes; sleep on the doorbell when nothing is."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        try:
+            return await self._receive(limit)
+        except AWAY as error:
+            raise BrokerUnavailableError(str(error)) from error
+
+    def acked(self, row: Claimed) -> None:
+        """Have a delivery marked as acked."""
+        self._suspects.settle(row)
+        self._outcomes.add(Outcome(row, None))
+
+    def nacked(self, row: Claimed, delay: timedelta | None) -> None:
+        """Give a delivery back: it is claimable at once, or waits with its key."""
+        counted = self._suspects.settle(row)
+        if delay is not None:
+            self._lanes.block(row)
+            self._outcomes.add(Outcome(row, delay, counted))
+            due = time.monotonic() + delay.total_seconds() + _LAST_LOOK
+            self._queue.sweep_at = min(self._queue.sweep_at, due)
+        elif counted:
+            self._suspects.acquit(row)
+            self._lanes.block(row)
+            self._outcomes.add(Outcome(row, None, counted, tried=False))
+        else:
+            self._suspects.wrote(row)
+            self._lanes.give_back(row)
+
+    def _take(self, lanes: Collection[int]) -> None:
+        self._lanes.take(lanes)
+        self._suspects.take(lanes)
+
+    def _lose(self, lanes: Collection[int]) -> None:
+        self._lanes.lose(lanes)
+        self._suspects.lose(lanes)
+
+    async def _receive(self, limit: int) -> Sequence[Delivery]:
+        # Who is left out may be let in again any moment: then our caller says so.
+        poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
+        deadline = time.monotonic() + poll
+        look = _FIRST_LOOK
+        given = await self._look(limit)
+        if given:
+            # Enough to do: writers need not ring until that is over.
+            try:
+                await self._bell.disarm()
+            except BaseException:
+                for delivery in given:
+                    await delivery.nack()
+                raise
+            return given
+        while not given and time.monotonic() < deadline:
+            if self._suspects.holds_up:
+                await self._suspects.wait()
+                given = await self._look(limit)
+            elif not await self._bell.arm():
+                # A writer is under way: its rows come any moment.
+                await asyncio.sleep(look)
+                look = min(look * 2, _LAST_LOOK)
+            elif not (given := await self._look(limit)) and not (
+                self._suspects.holds_up
+            ):
+                until = min(deadline, self._queue.sweep_at)
+                await self._bell.wait(max(0.0, until - time.monotonic()))
+            given = given or await self._look(limit)
+        return given
+
+    async def _look(self, limit: int) -> Sequence[Delivery]:
+        without = self._left_out
+        if not self._lanes.ready:
+            await self._queue.claim(self._lease.lanes)
+        await self._queue.claim_tenants(self._lease.lanes, without)
+        rows = self._queue.hand_out(limit, self._lease.lanes, without)
+        try:
+            counted = await self._queue.count_attempts(rows)
+        except BaseException:
+            for row in rows:
+                self.nacked(row, None)
+            raise
+        return [PostgresDelivery(self, row) for row in counted]

@@ -1,0 +1,297 @@
+"""Deliveries out of a queue of RabbitMQ; the queue is the consumer's.
+
+RabbitMQ hands messages to whichever replica has room, so a key is in order with one
+replica; with several, `single_active_consumer` lets one work and the others wait.
+What waits for its retry, and what comes after it of its key, is held here unacked:
+whatever happens to us, RabbitMQ hands it over again.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Final, Self
+
+from pika import BasicProperties, spec
+
+from inbox.backlog import Backlog
+from inbox.source import Delivery
+from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
+from inbox.sources.rabbitmq.recent import Recent
+from outbox.amqp import Link
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message import Message
+from outbox.rabbitmq import (
+    BROKEN,
+    EXCHANGE,
+    checked_name,
+    choice,
+    rabbitmq_away,
+    rabbitmq_parameters,
+)
+from outbox.rabbitmq_message import from_delivery
+from outbox.url import take_options, whole_number
+
+_OPTIONS: Final = (
+    "exchange",
+    "queue",
+    "queue_type",
+    "single_active_consumer",
+    "prefetch",
+)
+_QUEUE_TYPES: Final = ("quorum", "classic")
+_LEAST_PREFETCH: Final = 100
+_MAX_PREFETCH: Final = 65_535
+
+
+class RabbitMQDelivery:
+    """One delivery on one channel."""
+
+    def __init__(
+        self,
+        source: "RabbitMQSource",
+        queue: Queue,
+        place: int,
+        message: Message,
+        problem: str | None,
+    ) -> None:
+        self.message = message
+        self.attempts = 0
+        self.problem = problem
+        self.place = place
+        self.queue = queue
+        self._source = source
+        self._settled = True
+
+    @property
+    def key(self) -> str | None:
+        """The message's key."""
+        return self.message.key
+
+    def hand_over(self) -> Self:
+        """Let it be settled, once."""
+        self._settled = False
+        return self
+
+    async def ack(self) -> None:
+        """Have it acked within milliseconds, unless its connection was lost since."""
+        if not self._settled:
+            self._settled = True
+            self._source.acked(self)
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        if not self._settled:
+            self._settled = True
+            self._source.nacked(self, delay)
+
+
+class RabbitMQSource:
+    """The messages of one consumer's queue.
+
+    Args:
+        url: `amqp://`, `amqps://` or `rabbitmq://`, as pika takes it.
+        consumer: the name of the queue, if `queue` doesn't say another.
+        topics: whole topics, or their beginnings up to a dot followed by `*`, for
+            which the queue is bound.
+        exchange: to which it is bound; made if it isn't there.
+        queue: its name; one that is there is used as it is.
+        classic: make a classic queue, not a quorum queue.
+        single_active_consumer: one replica at a time gets messages.
+        prefetch: how many messages are held here at most, with those that wait for
+            their retry; None is four times the first `limit`, and at least 100.
+        poll_interval: how long `receive` waits.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        exchange: str = EXCHANGE,
+        queue: str | None = None,
+        classic: bool = False,
+        single_active_consumer: bool = False,
+        prefetch: int | None = None,
+        poll_interval: timedelta = timedelta(seconds=1),
+    ) -> None:
+        self._url = url
+        self._parameters = rabbitmq_parameters(url)
+        for topic in topics:
+            binding_key(topic)
+        self._config = QueueConfig(
+            name=checked_name("queue", queue or consumer),
+            exchange=checked_name("exchange", exchange),
+            topics=tuple(topics),
+            classic=classic,
+            single=single_active_consumer,
+        )
+        if prefetch is not None and not 1 <= prefetch <= _MAX_PREFETCH:
+            raise ConfigError(
+                f"prefetch={prefetch}: must be from 1 to {_MAX_PREFETCH:,}"
+            )
+        self._prefetch = prefetch
+        self._poll = poll_interval.total_seconds()
+        self._link: Link | None = None
+        self._queue: Queue | None = None
+        self._backlog: Backlog[RabbitMQDelivery] = Backlog()
+        self._arrived = asyncio.Event()
+        # They outlive a channel: what isn't acked comes again on the next.
+        self._failures: Recent[tuple[int, float]] = Recent()
+        self._done: Recent[bool] = Recent()
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from `amqp://user:password@host:port/vhost?exchange=…`.
+
+        Further options are `queue`, `queue_type=classic`,
+        `single_active_consumer=true`, `prefetch`, and those of pika.
+
+        Raises:
+            ConfigError: it isn't such a URL, or a topic can't be bound.
+        """
+        rest, options = take_options(url, _OPTIONS)
+        kind = choice(options, "queue_type", _QUEUE_TYPES)
+        single = choice(options, "single_active_consumer", ("false", "true"))
+        return cls(
+            rest,
+            consumer=consumer,
+            topics=topics,
+            exchange=options.get("exchange", EXCHANGE),
+            queue=options.get("queue"),
+            classic=kind == "classic",
+            single_active_consumer=single == "true",
+            prefetch=whole_number("prefetch", options["prefetch"])
+            if "prefetch" in options
+            else None,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Connect, and make exchange, queue and bindings if they aren't there.
+
+        Raises:
+            BrokerUnavailableError: RabbitMQ can't be reached, or refuses us.
+            ConfigError: something isn't there, and we may not make it.
+        """
+        try:
+            await self._connect()
+        except BaseException as error:
+            await self._disconnect()
+            if isinstance(error, BROKEN):
+                raise rabbitmq_away(self._url, error) from error
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Ack what is to be acked, and give back everything else."""
+        queue, link = self._queue, self._link
+        if queue is not None and link is not None and queue.why_lost is None:
+            with suppress(*BROKEN):
+                await queue.settle()
+            if self._config.single:
+                # In order means cancelling first: the next replica would begin
+                # before it has what we give back.
+                link.abort()
+        await self._disconnect()
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what is there, at most `limit`."""
+        try:
+            queue = self._queue
+            if queue is None:
+                queue = await self._connect()
+            elif (reason := queue.why_lost) is not None:
+                self._forget()
+                raise reason
+            if not queue.consuming:
+                self._prefetch = self._prefetch or max(_LEAST_PREFETCH, 4 * limit)
+                prefetch = min(self._prefetch, _MAX_PREFETCH)
+                await queue.consume(prefetch, partial(self._keep, queue))
+            if not self._backlog.ready:
+                queue.flush()
+                await self._wait(queue)
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
+        except BROKEN as error:
+            raise rabbitmq_away(self._url, error) from error
+        return [delivery.hand_over() for delivery in self._backlog.take(limit)]
+
+    def acked(self, delivery: RabbitMQDelivery) -> None:
+        """Have a delivery acked."""
+        self._failures.forget(delivery.message.id)
+        self._done.note(delivery.message.id, True)
+        if delivery.queue is self._queue:
+            delivery.queue.ack(delivery.place)
+
+    def nacked(self, delivery: RabbitMQDelivery, delay: timedelta | None) -> None:
+        """Put a delivery at its place again, or aside for a while."""
+        if delay is not None:
+            delivery.attempts += 1
+            due = time.monotonic() + delay.total_seconds()
+            self._failures.note(delivery.message.id, (delivery.attempts, due))
+        if delivery.queue is not self._queue:
+            return  # it comes again without being asked for
+        if delay is None:
+            self._backlog.add(delivery)
+        else:
+            self._backlog.put_aside(delivery, delay.total_seconds())
+        self._arrived.set()
+
+    async def _connect(self) -> Queue:
+        if self._link is None or not self._link.is_open:
+            self._link = await Link.open(self._parameters)
+        queue = await Queue.open(self._link, self._config)
+        self._queue = queue
+        queue.when_lost(self._arrived.set)
+        return queue
+
+    async def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        self._forget()
+        if link is not None:
+            await link.close()
+
+    def _forget(self) -> None:
+        """Forget a channel and all that came on it."""
+        self._queue = None
+        self._backlog.clear()
+
+    def _keep(
+        self,
+        queue: Queue,
+        method: spec.Basic.Deliver,
+        properties: BasicProperties,
+        body: bytes,
+    ) -> None:
+        if queue is not self._queue:
+            return
+        tag, routing_key = method.delivery_tag, method.routing_key
+        assert tag is not None
+        assert routing_key is not None
+        message, problem = from_delivery(properties, routing_key, body)
+        if method.redelivered and self._done.get(message.id):
+            queue.ack(tag)  # the first ack was lost with its connection
+            return
+        delivery = RabbitMQDelivery(self, queue, tag, message, problem)
+        delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)
+        wait = due - time.monotonic()
+        if due and wait > 0:
+            self._backlog.put_aside(delivery, wait)
+        else:
+            self._backlog.add(delivery)
+        self._arrived.set()
+
+    async def _wait(self, queue: Queue) -> None:
+        deadline = time.monotonic() + self._poll
+        while not self._backlog.ready and queue.why_lost is None:
+            patience = deadline - time.monotonic()
+            if patience <= 0:
+                return
+            due = self._backlog.seconds_until_due()
+            self._arrived.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(patience, due or patience)):
+                    await self._arrived.wait()

@@ -1,0 +1,253 @@
+"""Deliveries out of Redis Streams: the stream is the topic, the group the consumer.
+
+Redis hands entries to whichever replica asks, so a key is in order with one replica;
+with several it may not be, but receipts still let nothing happen twice. What a
+replica holds is kept alive by a heartbeat; what a dead one left is taken over after
+`reclaim_after`.
+"""
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Final, Self
+
+from redis.exceptions import ResponseError
+
+from inbox.outcomes import Outcomes
+from inbox.source import Delivery
+from inbox.sources.redis.streams import Entry, EntryId, Streams
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message import Message
+from outbox.redis import BROKEN, cancellable, redis_away, redis_client
+
+_LAST_WRITE: Final = 10.0
+_RECLAIM_INTERVAL: Final = 5.0
+_BEATS: Final = 3
+_ALONE: Final = 2.0
+
+
+class RedisDelivery:
+    """One entry of a stream."""
+
+    def __init__(self, source: "RedisSource", entry: Entry) -> None:
+        self.message: Message = entry.message
+        self.attempts: int = entry.attempts
+        self.problem: str | None = entry.problem
+        self._entry = entry
+        self._source = source
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have it acknowledged for the group within milliseconds."""
+        self._settle(lambda: self._source.acked(self._entry))
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        self._settle(lambda: self._source.nacked(self._entry, delay))
+
+    def _settle(self, how: Callable[[], None]) -> None:
+        if not self._settled:
+            self._settled = True
+            how()
+
+
+class RedisSource:
+    """The entries of one consumer's streams. Needs Redis 6.2.
+
+    Args:
+        url: `redis://` or `rediss://`, as redis-py takes it.
+        consumer: the name of the group, which begins with the oldest entries.
+        topics: names of streams, or their beginnings followed by `*`; streams that
+            come later are found within 5 s.
+        poll_interval: how long one read waits.
+        reclaim_after: how long an entry lies idle before it is taken over.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        poll_interval: timedelta = timedelta(seconds=1),
+        reclaim_after: timedelta = timedelta(seconds=60),
+    ) -> None:
+        if reclaim_after <= timedelta(0):
+            raise ConfigError(f"reclaim_after={reclaim_after}: must be above 0")
+        self._url = url
+        self._poll = poll_interval.total_seconds()
+        self._reclaim_after = reclaim_after.total_seconds()
+        self._client = redis_client(url)
+        self._streams = Streams(self._client, group=consumer, topics=topics)
+        self._ready: deque[Entry] = deque()
+        self._waiting: list[tuple[float, int, Entry]] = []
+        self._ticket = count()
+        self._held: dict[EntryId, int] = {}
+        self._suspects: deque[Entry] = deque()
+        self._out: set[EntryId] = set()
+        self._lone: EntryId | None = None
+        self._settled = asyncio.Event()
+        self._reclaim_at = 0.0
+        self._outcomes: Outcomes[EntryId] = Outcomes(self._acknowledge)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from a URL of Redis.
+
+        Raises:
+            ConfigError: it isn't one.
+        """
+        return cls(url, consumer=consumer, topics=topics)
+
+    async def __aenter__(self) -> Self:
+        """Join the groups of the streams.
+
+        Raises:
+            BrokerUnavailableError: Redis can't be reached, or refuses us.
+            ConfigError: a topic is no stream, or Redis is older than 6.2.
+        """
+        try:
+            await self._streams.join()
+            await self._reclaim(1)
+        except BROKEN as error:
+            await self._client.aclose()
+            if isinstance(error, ResponseError) and "unknown command" in str(error):
+                raise ConfigError(f"broker: {error}; use Redis 6.2 or newer") from None
+            raise redis_away(self._url, error) from error
+        except ConfigError:
+            await self._client.aclose()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._outcomes.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Write what was acked, and give back everything else."""
+        beating, writing = self._tasks
+        self._outcomes.close()
+        await asyncio.wait({writing}, timeout=_LAST_WRITE)
+        beating.cancel()
+        writing.cancel()
+        await asyncio.gather(beating, writing, return_exceptions=True)
+        # If Redis is away now, others take it over later.
+        with suppress(*BROKEN, TimeoutError):
+            async with asyncio.timeout(_LAST_WRITE):
+                await self._streams.leave(self._held)
+        await self._client.aclose()
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what comes, and now and then what a dead replica left."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        try:
+            if self._suspects or self._lone:
+                await self._wait_for_what_is_out()
+            self._wake_waiting()
+            if not self._ready and time.monotonic() >= self._reclaim_at:
+                with cancellable():
+                    await self._reclaim(limit)
+            if self._suspects:
+                return await self._hand_out_alone()
+            if not self._ready:
+                with cancellable():
+                    self._keep(await self._streams.read(limit, self._patience()))
+                self._wake_waiting()
+        except BROKEN as error:
+            raise redis_away(self._url, error) from error
+        size = min(limit, len(self._ready))
+        given = [self._ready.popleft() for _ in range(size)]
+        self._out.update(entry.at for entry in given)
+        return [RedisDelivery(self, entry) for entry in given]
+
+    def acked(self, entry: Entry) -> None:
+        """Have an entry acknowledged."""
+        self._outcomes.add(entry.at)
+
+    def nacked(self, entry: Entry, delay: timedelta | None) -> None:
+        """Put an entry before all others, or aside for a while."""
+        self._let_go(entry.at)
+        if delay is None:
+            self._ready.appendleft(entry)
+            return
+        failed = entry._replace(attempts=entry.attempts + 1)
+        self._held[entry.at] = failed.attempts
+        due = time.monotonic() + delay.total_seconds()
+        heapq.heappush(self._waiting, (due, next(self._ticket), failed))
+
+    async def _hand_out_alone(self) -> Sequence[Delivery]:
+        """Hand out what may have killed others, so that it is known who does."""
+        if self._out:
+            await self._wait_for_what_is_out()
+        entry = self._suspects[0]
+        if entry.at in self._held:
+            with cancellable():
+                await self._streams.count_start(entry)
+        self._suspects.popleft()
+        if entry.at not in self._held:
+            return []
+        self._lone = entry.at
+        self._out.add(entry.at)
+        return [RedisDelivery(self, entry)]
+
+    async def _wait_for_what_is_out(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ALONE):
+                while self._out:
+                    self._settled.clear()
+                    await self._settled.wait()
+        # What is still out has lived long enough: no reason to wait for it again.
+        self._out.clear()
+        self._lone = None
+
+    def _let_go(self, at: EntryId) -> None:
+        self._out.discard(at)
+        self._settled.set()
+
+    async def _reclaim(self, limit: int) -> None:
+        entries = await self._streams.reclaim(self._reclaim_after, limit)
+        # In a flood of entries left behind, go on with the next call.
+        if len(entries) < limit:
+            interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
+            self._reclaim_at = time.monotonic() + interval
+        self._keep(entry for entry in entries if entry.at not in self._held)
+
+    def _keep(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._held[entry.at] = entry.attempts
+            (self._suspects if entry.suspect else self._ready).append(entry)
+
+    def _wake_waiting(self) -> None:
+        while self._waiting and self._waiting[0][0] <= time.monotonic():
+            self._ready.append(heapq.heappop(self._waiting)[2])
+
+    def _patience(self) -> float:
+        until = min(time.monotonic() + self._poll, self._reclaim_at)
+        if self._waiting:
+            until = min(until, self._waiting[0][0])
+        return max(0.0, until - time.monotonic())
+
+    async def _acknowledge(self, entries: Sequence[EntryId]) -> None:
+        try:
+            with cancellable():
+                await self._streams.acknowledge(entries)
+        except BROKEN as error:
+            raise redis_away(self._url, error) from error
+        for entry in entries:
+            self._held.pop(entry, None)
+            self._let_go(entry)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._reclaim_after / _BEATS)
+            with cancellable(), suppress(*BROKEN, BrokerUnavailableError):
+                for lost in await self._streams.keep_alive(list(self._held)):
+                    self._held.pop(lost, None)

@@ -1,0 +1,98 @@
+"""What a source of SQS holds: ready to be handed over, with a consumer, or waiting.
+
+In a FIFO queue what waits for its retry holds back the later ones of its group, since
+SQS gives out several of a group together and would not put them back in order
+uncounted. So these wait here, and stay invisible to others.
+"""
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from inbox.sources.sqs.queue import Received
+
+
+class Holding:
+    """The messages that are ours now. For one event loop."""
+
+    def __init__(self) -> None:
+        self.ours: dict[Received, None] = {}
+        """All of them, in the order in which they came."""
+        self.waiting: dict[Received, float] = {}
+        """When those that wait are due, by the monotonic clock."""
+        self._ready: deque[Received] = deque()
+        self._due: list[tuple[float, int, Received]] = []
+
+    def add(self, received: Iterable[Received]) -> None:
+        """Hold what has come."""
+        for item in received:
+            self.ours[item] = None
+            self._ready.append(item)
+
+    def drop(self, item: Received) -> None:
+        """Hold it no longer: it is settled, or somebody else's."""
+        self.ours.pop(item, None)
+        self.waiting.pop(item, None)
+        if item in self._ready:
+            self._ready.remove(item)
+
+    def lose(self, item: Received) -> None:
+        """Hold it no longer, nor what would overtake it when it comes again."""
+        self.drop(item)
+        if item.line is not None:
+            for other in list(self._ready):
+                if other.line == item.line and other.number > item.number:
+                    self.drop(other)
+
+    def put_back(self, item: Received) -> None:
+        """Have it handed over again, before the later ones of its line."""
+        if item not in self.ours:
+            return
+        for place, other in enumerate(self._ready):
+            if item.line == other.line and other.number > item.number:
+                self._ready.insert(place, item)
+                return
+        self._ready.appendleft(item)
+
+    def wait(self, item: Received, seconds: float) -> None:
+        """Have it handed over after a while, and the later ones of its line then."""
+        if item in self.ours:
+            due = min(time.monotonic() + seconds, item.ours_until)
+            self.waiting[item] = due
+            heapq.heappush(self._due, (due, item.number, item))
+
+    def take(self, limit: int) -> list[Received]:
+        """Give up to `limit` that may be handed over now."""
+        self._wake()
+        now = time.monotonic()
+        first: dict[tuple[str, str] | None, int] = {}
+        for item in self.waiting:
+            first[item.line] = min(item.number, first.get(item.line, item.number))
+        taken: list[Received] = []
+        kept: list[Received] = []
+        while self._ready and len(taken) < limit:
+            item = self._ready.popleft()
+            if item.until <= now:
+                self.lose(item)
+                continue
+            blocker = None if item.line is None else first.get(item.line)
+            if blocker is not None and blocker < item.number:
+                kept.append(item)
+            else:
+                taken.append(item)
+        self._ready.extendleft(reversed(kept))
+        return taken
+
+    def next_due(self) -> float | None:
+        """Tell when the next of those that wait is due."""
+        while self._due and self._due[0][2] not in self.waiting:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def _wake(self) -> None:
+        now = time.monotonic()
+        while (due := self.next_due()) is not None and due <= now:
+            item = heapq.heappop(self._due)[2]
+            del self.waiting[item]
+            self.put_back(item)

@@ -1,0 +1,74 @@
+"""The requests that wait at Amazon SQS for messages, each in a task of its own.
+
+They are no part of `receive`: cancelled, they would lose what SQS just gave them, until
+its time is over. A queue has one, and more while they come back full.
+"""
+
+import asyncio
+from itertools import count
+from typing import Final
+
+from inbox.sources.sqs.holding import Holding
+from inbox.sources.sqs.queue import MAX_RECEIVED, SqsQueue
+from outbox.abreast import end
+from outbox.sqs import BROKEN
+
+_MAX_POLLS: Final = 4
+# What comes to a poll that was given up is invisible until its time is over.
+_LAST_POLL: Final = 2.0
+
+
+class Polls:
+    """Fills a holding. For one event loop.
+
+    Args:
+        wait, visibility: in seconds, as SQS takes them.
+
+    Attributes:
+        queues: by name.
+        news: set when something has come, or failed.
+        failure: why the last poll failed, if it did.
+    """
+
+    def __init__(self, holding: Holding, *, wait: int, visibility: int) -> None:
+        self.queues: dict[str, SqsQueue] = {}
+        self.news = asyncio.Event()
+        self.failure: BaseException | None = None
+        self._holding = holding
+        self._wait = wait
+        self._visibility = visibility
+        self._numbers = count()
+        self._tasks: dict[asyncio.Task[None], SqsQueue] = {}
+        self._wanted: dict[SqsQueue, int] = {}
+
+    def start(self, limit: int) -> None:
+        """Have as many under way as the queues seem to need."""
+        at_work = list(self._tasks.values())
+        for queue in self.queues.values():
+            for _ in range(self._wanted.get(queue, 1) - at_work.count(queue)):
+                task = asyncio.create_task(self._poll(queue, min(limit, MAX_RECEIVED)))
+                self._tasks[task] = queue
+                task.add_done_callback(self._tasks.pop)
+
+    async def stop(self) -> None:
+        """Let them end if they do so soon."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_POLL)
+        await end(self._tasks)
+
+    async def _poll(self, queue: SqsQueue, limit: int) -> None:
+        try:
+            received = await queue.receive(
+                limit,
+                wait=self._wait,
+                visibility=self._visibility,
+                numbers=self._numbers,
+            )
+        except BROKEN as error:
+            self.failure = error
+            self._wanted[queue] = 1
+        else:
+            self._holding.add(received)
+            wanted = self._wanted.get(queue, 1) + 1 if len(received) == limit else 1
+            self._wanted[queue] = min(_MAX_POLLS, wanted)
+        self.news.set()

@@ -1,0 +1,277 @@
+"""Deliveries out of queues of Amazon SQS, which may be subscribed to topics of SNS.
+
+What a replica holds is kept invisible to others by a heartbeat; what a dead one held
+becomes visible when its time is over. A FIFO queue keeps the order of its groups,
+also over retries; what was given back by a replica that stops counts as an attempt,
+because SQS counts how often it gave a message out.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
+from typing import Any, Final, NamedTuple, Self
+
+from inbox.outcomes import Outcomes
+from inbox.source import Delivery
+from inbox.sources.sqs.holding import Holding
+from inbox.sources.sqs.polls import Polls
+from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
+from outbox.abreast import end
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message import Message
+from outbox.sqs import BROKEN, SqsSettings
+from outbox.url import whole_number
+
+_CONNECTIONS: Final = 32
+_ANSWER: Final = 10.0
+_LAST_WRITE: Final = 10.0
+_DISCOVERY: Final = 30.0
+_BEATS: Final = 4
+# A little more than half of the time, so that no beat comes just too early.
+_HALF: Final = 0.55
+_MAX_WAIT: Final = timedelta(seconds=20)
+_MAX_VISIBILITY: Final = timedelta(hours=12)
+
+
+class _Outcome(NamedTuple):
+    item: Received
+    visible_after: int | None
+    """Seconds; None settles it."""
+
+
+class SqsDelivery:
+    """One message of a queue."""
+
+    def __init__(self, source: "SqsSource", item: Received) -> None:
+        self.message: Message = item.message
+        self.attempts: int = item.attempts
+        self.problem: str | None = item.problem
+        self._settle: Callable[[timedelta | None, bool], None] | None
+        self._settle = lambda delay, acked: source.settle(item, delay, acked=acked)
+
+    async def ack(self) -> None:
+        """Have it deleted within milliseconds."""
+        settle, self._settle = self._settle, None
+        if settle is not None:
+            settle(None, True)
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        settle, self._settle = self._settle, None
+        if settle is not None:
+            settle(delay, False)
+
+
+class SqsSource:
+    """The messages of one consumer's queues.
+
+    Args:
+        settings: of the connection and the names.
+        consumer: may be a part of the names of queues.
+        topics: names of topics, or their beginnings followed by `*`; queues that come
+            later are found within 30 s.
+        queue: the name of a topic's queue, with `{topic}`, `{consumer}` or both.
+        poll_interval: how long one call waits.
+        wait: how long one request waits at SQS, in whole seconds up to 20.
+        visibility: how long a message stays invisible to others after the last
+            heartbeat of its replica, in whole seconds.
+    """
+
+    def __init__(
+        self,
+        settings: SqsSettings,
+        *,
+        consumer: str,
+        topics: Sequence[str],
+        queue: str | None = None,
+        poll_interval: timedelta = timedelta(seconds=1),
+        wait: timedelta = timedelta(seconds=20),
+        visibility: timedelta = timedelta(seconds=30),
+    ) -> None:
+        for name, value, least, most in (
+            ("wait", wait, timedelta(0), _MAX_WAIT),
+            ("visibility", visibility, timedelta(seconds=1), _MAX_VISIBILITY),
+        ):
+            if not least <= value <= most or value % timedelta(seconds=1):
+                raise ConfigError(
+                    f"{name}={value}: must be whole seconds from {least} to {most}"
+                )
+        self._settings = settings
+        self._names, self._prefixes = queue_names(queue, settings, consumer, topics)
+        self._poll_interval = poll_interval.total_seconds()
+        self._wait = int(wait.total_seconds())
+        self._visibility = int(visibility.total_seconds())
+        self._exit = AsyncExitStack()
+        self._client: Any = None
+        self._discover_at = 0.0
+        self._holding = Holding()
+        self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
+        self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
+        self._changing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
+        """Make one from `sqs://region/?option=…` or `sns://region/?option=…`.
+
+        With `sns://` each consumer has its own queue of a topic.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        settings = SqsSettings.from_url(url)
+        options = settings.options
+        seconds = {
+            name: timedelta(seconds=whole_number(name, options[name]))
+            for name in ("wait", "visibility")
+            if name in options
+        }
+        return cls(
+            settings,
+            consumer=consumer,
+            topics=topics,
+            queue=options.get("queue"),
+            **seconds,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Find the queues.
+
+        Raises:
+            BrokerUnavailableError: AWS can't be reached.
+            ConfigError: a queue is missing, or credentials or region are, or wrong.
+        """
+        try:
+            self._client = await self._exit.enter_async_context(
+                self._settings.client(
+                    "sqs", connections=_CONNECTIONS, read_timeout=self._wait + _ANSWER
+                )
+            )
+            await self._discover()
+        except BROKEN as error:
+            await self._exit.aclose()
+            if unusable := self._settings.unusable(error):
+                raise unusable from None
+            raise self._settings.away(error) from error
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._outcomes.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Write what was acked, and give back everything else."""
+        _, writing = self._tasks
+        self._outcomes.close()
+        await asyncio.gather(
+            self._polls.stop(), asyncio.wait({writing}, timeout=_LAST_WRITE)
+        )
+        await end(self._tasks)
+        # If AWS is away now, it becomes visible later.
+        with suppress(*BROKEN):
+            async with asyncio.timeout(_LAST_WRITE):
+                await self._give_back()
+        await self._exit.aclose()
+
+    async def receive(self, *, limit: int) -> Sequence[Delivery]:
+        """Give what comes; what a dead replica held comes from SQS like the rest."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        until = time.monotonic() + self._poll_interval
+        while True:
+            self._polls.news.clear()
+            taken = self._holding.take(limit)
+            failure = None if taken else self._polls.failure
+            if failure is not None:
+                self._polls.failure = None
+                raise self._settings.away(failure) from failure
+            if len(taken) < limit:
+                await self._poll(limit)
+            if taken or time.monotonic() >= until:
+                return [SqsDelivery(self, item) for item in taken]
+            due = self._holding.next_due() or until
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(until, due) - time.monotonic()):
+                    await self._polls.news.wait()
+
+    def settle(self, item: Received, delay: timedelta | None, *, acked: bool) -> None:
+        """Have an item settled, handed over again, or handed over after a while."""
+        if acked:
+            item.settled = True
+            self._outcomes.add(_Outcome(item, None))
+        elif delay is None:
+            self._holding.put_back(item)
+            self._polls.news.set()
+        elif item.line is not None:
+            item.attempts += 1
+            self._holding.wait(item, delay.total_seconds())
+            self._polls.news.set()
+        else:
+            seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
+            self._holding.drop(item)
+            self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
+
+    async def _poll(self, limit: int) -> None:
+        try:
+            if self._prefixes and time.monotonic() >= self._discover_at:
+                await self._discover()
+        except BROKEN as error:
+            raise self._settings.away(error) from error
+        self._polls.start(limit)
+
+    async def _discover(self) -> None:
+        found = await queues_of(
+            self._client, self._settings, self._names, self._prefixes
+        )
+        for name, queue in found.items():
+            self._polls.queues.setdefault(name, queue)
+        self._discover_at = time.monotonic() + _DISCOVERY
+
+    async def _write(self, outcomes: Sequence[_Outcome]) -> None:
+        settled = [item for item, seconds in outcomes if seconds is None]
+        hidden = {item: seconds for item, seconds in outcomes if seconds is not None}
+        try:
+            async with self._changing, asyncio.timeout(_ANSWER):
+                again = await delete(settled)
+                again += (await hide(hidden))[0]
+        except BROKEN as error:
+            raise self._settings.away(error) from error
+        if again:
+            raise BrokerUnavailableError(
+                f"broker {self._settings.url} takes no more outcomes now"
+            )
+        for item in settled:
+            self._holding.drop(item)
+
+    async def _give_back(self) -> None:
+        now = time.monotonic()
+        await hide(
+            {
+                item: max(0, math.ceil(self._holding.waiting.get(item, now) - now))
+                for item in self._holding.ours
+                if not item.settled
+            }
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._visibility / _BEATS)
+            async with self._changing:
+                half = time.monotonic() + self._visibility * _HALF
+                due = {
+                    item: self._visibility
+                    for item in self._holding.ours
+                    if item.until < half and item.until < item.ours_until
+                }
+                with suppress(*BROKEN):
+                    async with asyncio.timeout(_ANSWER):
+                        _, lost = await hide(due)
+                        for item in lost:
+                            self._holding.lose(item)

@@ -1,0 +1,146 @@
+"""One message to one address: the request, and what its answer says."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from outbox.errors import shorten
+from outbox.message import Message
+from outbox.webhook import ID, SIGNATURE, TIMESTAMP, Secret
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.http.host import Host
+
+_MAX_ANSWER_BYTES: Final = 16 * 1024
+_ACKED: Final = Acked()
+# Statuses that ask for another attempt; all of 500 and above do, too.
+_AGAIN: Final = frozenset({408, 425, 429})
+_PAUSING: Final = frozenset({429, 503})
+_SECONDS: Final = re.compile(r"[0-9]{1,9}")
+
+
+class Mailbox:
+    """An address on a host, to which messages are posted one by one.
+
+    Args:
+        secrets: each signs every request; with none it isn't signed.
+        max_retry_after: the longest pause that the host may ask for, in seconds.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: URL,
+        host: Host,
+        secrets: Sequence[Secret],
+        max_retry_after: float,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._host = host
+        self._secrets = secrets
+        self._max_retry_after = max_retry_after
+
+    async def post(
+        self, message: Message, headers: Mapping[str, str]
+    ) -> Confirmation | None:
+        """Post a message. Gives None when the host is away, and tells it so."""
+        id = str(message.id)
+        prepared = {**headers, ID: id, "Idempotency-Key": id}
+        if self._secrets:
+            now = int(time.time())
+            prepared[TIMESTAMP] = str(now)
+            prepared[SIGNATURE] = " ".join(
+                secret.sign(id, now, message.payload) for secret in self._secrets
+            )
+        try:
+            try:
+                return await self._ask(message, prepared)
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                # It may have closed an idle connection just when we took it.
+                return await self._ask(message, prepared)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            self._host.lose(f"can't be reached: {one_line(error)}")
+            return None
+        except TimeoutError:
+            return self._unanswered(message, "gave no answer in time")
+        except (aiohttp.ClientError, OSError) as error:
+            return self._unanswered(message, f"gave no answer: {one_line(error)}")
+
+    async def _ask(
+        self, message: Message, headers: Mapping[str, str]
+    ) -> Confirmation | None:
+        async with self._session.post(
+            self._url, data=message.payload, headers=headers, allow_redirects=False
+        ) as response:
+            said = b""
+            try:
+                while len(said) < _MAX_ANSWER_BYTES and not response.content.at_eof():
+                    said += await response.content.readany()
+            except (TimeoutError, aiohttp.ClientError):
+                # The status is the answer; the rest would have been talk.
+                response.close()
+            if not response.content.at_eof():
+                response.close()
+            return self._judge(message, response, said)
+
+    def _judge(
+        self, message: Message, response: aiohttp.ClientResponse, said: bytes
+    ) -> Confirmation | None:
+        status = response.status
+        if 200 <= status < 300:
+            self._host.answered(message.id)
+            return _ACKED
+        if 300 <= status < 400:
+            where = response.headers.get("Location", "")
+            self._host.lose(
+                f"answers {status} to {shorten(where)}, and redirects are not "
+                "followed: change the URL"
+            )
+            return None
+        reason = f"HTTP {status} {response.reason or ''}".rstrip()
+        if text := " ".join(said[:400].decode(errors="replace").split()):
+            reason = f"{reason}: {text[:200]}"
+        pause = (
+            self._pause(response.headers.get("Retry-After", ""))
+            if status in _PAUSING
+            else None
+        )
+        if pause is not None:
+            self._host.pause(pause)
+            return None
+        if status >= 500 or status in _AGAIN:
+            self._host.refused(reason)
+            return Nacked(reason)
+        self._host.answered(message.id)
+        return Nacked(reason, permanent=True)
+
+    def _unanswered(self, message: Message, reason: str) -> Nacked | None:
+        if self._host.blames(message.id):
+            return Nacked(reason)
+        self._host.lose(reason)
+        return None
+
+    def _pause(self, value: str) -> float | None:
+        """Read Retry-After, which is a number of seconds or a date."""
+        if _SECONDS.fullmatch(value):
+            seconds = float(value)
+        else:
+            try:
+                moment = parsedate_to_datetime(value)
+            except ValueError:
+                return None
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            seconds = (moment - datetime.now(UTC)).total_seconds()
+        return min(max(seconds, 0.0), self._max_retry_after)
+
+
+def one_line(error: BaseException) -> str:
+    """Say an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

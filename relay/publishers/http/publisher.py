@@ -1,0 +1,182 @@
+"""Publishes to a web hook: one POST for each message, as a signed CloudEvent.
+
+HTTP has no batches: the messages of a key go one after the other, each after the 2xx
+of the one before, and keys go side by side over connections that are kept alive.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import aiohttp
+
+from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
+from outbox.http import to_request
+from outbox.message import Message
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.http.address import is_public, socket_maker
+from relay.publishers.http.host import Host
+from relay.publishers.http.post import Mailbox, one_line
+from relay.publishers.http.round import Round
+from relay.publishers.http.url import HttpSettings
+from relay.taken import Taken
+
+
+class HttpPublisher:
+    """Publishes by POST to one address."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._url = settings.target
+        self._tls = settings.tls()
+        self._name = f"broker {settings.name}"
+        self._host = Host(self._name)
+        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._taken = Taken()
+        self._session: aiohttp.ClientSession | None = None
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `https://host/path?secret_env=WEBHOOK_SECRET`.
+
+        `secret_env` names the variable that holds the secrets, separated by white
+        space; `unsigned=true` does without. Further options are those of
+        `HttpSettings`, times in seconds. The rest of the query is the receiver's.
+
+        Raises:
+            ConfigError: it isn't such a URL, or there is no secret.
+        """
+        return cls(HttpSettings.from_url(url))
+
+    async def __aenter__(self) -> Self:
+        """Connect once, to see that it can be done.
+
+        Raises:
+            BrokerUnavailableError: the host can't be reached.
+            ConfigError: it is in a private network, or its certificate isn't trusted.
+        """
+        settings = self._settings
+        connect_timeout = settings.connect_timeout.total_seconds()
+        try:
+            async with asyncio.timeout(connect_timeout):
+                await self._connect()
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(
+                f"{self._name}: its certificate isn't trusted: "
+                f"{error.verify_message}; name its authority with ca_file=…"
+            ) from error
+        except OSError as error:
+            raise BrokerUnavailableError(
+                f"{self._name} can't be reached: {one_line(error)}"
+            ) from error
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=settings.max_connections,
+                ssl=self._tls or True,
+                socket_factory=socket_maker(allow_private=settings.allow_private),
+            ),
+            timeout=aiohttp.ClientTimeout(
+                total=settings.timeout.total_seconds(), sock_connect=connect_timeout
+            ),
+            headers={"User-Agent": "pillarbox", "Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Post the batch: keys side by side, one message of a key at a time.
+
+        Raises:
+            BrokerUnavailableError: the host can't be reached, gives no answer, asked
+                for a pause or refuses everything. What it took until then is not
+                posted again by this publisher.
+        """
+        if self._session is None:
+            raise BrokerUnavailableError(f"{self._name}: its publisher is not entered")
+        mailbox = Mailbox(
+            self._session,
+            self._url,
+            self._host,
+            self._settings.secrets,
+            self._settings.max_retry_after.total_seconds(),
+        )
+        headers: list[Mapping[str, str]] = [{}] * len(batch)
+        answers: list[Confirmation | None] = [None] * len(batch)
+        for i, message in enumerate(batch):
+            if self._taken.pop(message.id):
+                answers[i] = Acked()
+                continue
+            try:
+                headers[i] = self._headers_of(message)
+            except InvalidMessageError as error:
+                answers[i] = Nacked(str(error), permanent=True)
+
+        async def send(i: int) -> Confirmation | None:
+            async with self._slots:
+                return await mailbox.post(batch[i], headers[i])
+
+        width = self._settings.max_connections
+        try:
+            if None in answers:
+                self._host.check_pause()
+                await Round(batch, answers, self._host, send, width=width).run()
+        except BaseException:
+            self._taken.add(
+                message.id
+                for message, answer in zip(batch, answers, strict=True)
+                if isinstance(answer, Acked)
+            )
+            raise
+        return [answer for answer in answers if answer is not None]
+
+    def _headers_of(self, message: Message) -> Mapping[str, str]:
+        size, limit = len(message.payload), self._settings.max_payload_bytes
+        if size > limit:
+            raise InvalidMessageError(
+                "payload",
+                f"{size} bytes",
+                f"is over the publisher's limit of {limit} bytes",
+                "raise max_payload_bytes if the receiver takes more",
+            )
+        return to_request(message)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = self._url.raw_host or "", self._url.port or 0
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(info[4][0]) for info in infos]
+        if not self._settings.allow_private:
+            private = addresses
+            addresses = list(filter(is_public, addresses))
+            if not addresses:
+                raise ConfigError(
+                    f"{self._name}: {private[0]} is no public address; write "
+                    "allow_private=true if webhooks may go into your own network"
+                )
+        failure: OSError | None = None
+        for address in addresses:
+            try:
+                _, writer = await asyncio.open_connection(
+                    address,
+                    port,
+                    ssl=self._tls,
+                    server_hostname=None if self._tls is None else host,
+                )
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                failure = error
+            else:
+                writer.transport.abort()
+                return
+        raise failure or OSError("its name has no address")

@@ -1,0 +1,125 @@
+"""One batch on its way by single requests: keys side by side, each in its order."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from outbox.errors import BrokerUnavailableError
+from outbox.message import Message
+from relay.publisher import Confirmation, Nacked
+from relay.publishers.http.host import Host
+
+Send: TypeAlias = Callable[[int], Awaitable[Confirmation | None]]
+"""Sends the message of that place in the batch; None: the host is away."""
+
+_MAX_TRIALS: Final = 3
+
+
+class Round:
+    """Sends what has no answer yet, one message of a key at a time.
+
+    Args:
+        answers: one for each message of the batch, filled in as they come.
+        width: how many requests at once at most.
+    """
+
+    def __init__(
+        self,
+        batch: Sequence[Message],
+        answers: list[Confirmation | None],
+        host: Host,
+        send: Send,
+        *,
+        width: int,
+    ) -> None:
+        self._batch = batch
+        self._answers = answers
+        self._host = host
+        self._send = send
+        self._width = width
+        self._lost: BrokerUnavailableError | None = None
+        self._refused: list[tuple[int, list[int]]] = []
+        # It was away, and answered since: what it refuses now, it refuses for itself.
+        self._proven = False
+        lines: dict[str | UUID, deque[int]] = {}
+        for i, message in enumerate(batch):
+            if answers[i] is None:
+                name = message.id if message.key is None else message.key
+                lines.setdefault(name, deque()).append(i)
+        # Whose request failed lately goes last, lest it hold up all the others.
+        self._lines = deque(
+            sorted(lines.values(), key=lambda line: host.suspects(batch[line[0]].id))
+        )
+
+    async def run(self) -> None:
+        """Send everything.
+
+        Raises:
+            BrokerUnavailableError: the host is away, and messages are left over.
+        """
+        await self._try_host()
+        if self._lost is None and len(self._lines) == 1:
+            await self._carry(self._lines.popleft())
+        elif self._lost is None and self._lines:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._width, len(self._lines))):
+                    group.create_task(self._carry_lines())
+        self._settle_refusals()
+        if self._lost is not None and None in self._answers:
+            raise self._lost
+        for i, _ in self._refused:
+            self._host.forget(self._batch[i].id)
+
+    async def _try_host(self) -> None:
+        """Send one request at a time for as long as the host counts as away."""
+        was_away = self._host.away is not None
+        trials = 0
+        while self._lines and self._host.away is not None and self._lost is None:
+            if trials == _MAX_TRIALS:
+                self._lose()
+                return
+            line = self._lines.popleft()
+            i = line[0]
+            await self._carry_first(line)
+            if line:
+                self._lines.append(line)
+            # Who is to blame itself says nothing of the host.
+            trials += not self._host.blames(self._batch[i].id)
+        if self._host.away is not None:
+            self._lose()
+        self._proven = was_away and self._host.away is None
+
+    async def _carry_lines(self) -> None:
+        while self._lines and self._lost is None:
+            await self._carry(self._lines.popleft())
+
+    async def _carry(self, line: deque[int]) -> None:
+        while line and self._lost is None:
+            await self._carry_first(line)
+            if self._host.away is not None and not self._proven:
+                self._lose()
+
+    async def _carry_first(self, line: deque[int]) -> None:
+        i = line.popleft()
+        answer = self._answers[i] = await self._send(i)
+        if answer is None:
+            self._lose()
+        elif isinstance(answer, Nacked) and not answer.permanent:
+            self._refused.append((i, list(line)))
+            line.clear()
+
+    def _settle_refusals(self) -> None:
+        """Take back what was refused by a host that turned out to be away."""
+        taken_back = self._lost is not None and not self._proven
+        for i, followers in self._refused:
+            if taken_back and not self._host.blames(self._batch[i].id):
+                self._answers[i] = None
+                continue
+            for follower in followers:
+                self._answers[follower] = Nacked("waits for one of its key")
+
+    def _lose(self) -> None:
+        if self._lost is None:
+            self._lost = self._host.error()

@@ -1,0 +1,245 @@
+"""One producer of librdkafka, with the thread that hears its reports.
+
+A producer keeps the order of each Kafka partition, whatever goes wrong: it retries by
+itself, and once the broker refuses something it takes no more (its fatal error
+"gapless guarantee"). So it is dead after any failure, and the next one goes on with
+whatever was not reported.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from outbox.errors import BrokerUnavailableError
+from outbox.kafka import kafka_away, reason_of
+from relay.publishers.kafka.record import Record
+
+UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)
+"""Stands for a report that never came: the record may have arrived."""
+
+_POLL: Final = 0.1
+_SLICE: Final = 1.0
+_PATIENCE: Final = 2.0
+_FULL_PAUSE: Final = 0.005
+_LAST_POLLS: Final = 20
+_MAX_LEFT: Final = 5000
+_LAST_WAIT: Final = 10.0
+
+
+class _Reports:
+    """The reports of one call, gathered by the thread."""
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.errors: list[KafkaError | None] = [UNREPORTED] * count
+        self.moved = asyncio.Event()
+        self.heard = 0
+        self.heard_when_down = 0
+        self.started_at = loop.time()
+        self._loop = loop
+        self._expected: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.heard == self._expected
+
+    def expect(self, count: int) -> None:
+        self._expected = count
+
+    def hear(self, index: int, error: KafkaError | None, _: object) -> None:
+        self.errors[index] = error
+        self.heard += 1
+        if self.complete:
+            # A loop that is closed has nobody left who waits.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.moved.set)
+
+
+class Producer:
+    """A producer for one event loop.
+
+    Args:
+        config: librdkafka's; the callbacks are set here.
+        name: of the broker, for errors.
+    """
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.dead = False
+        self.refusal: str | None = None
+        """Why the broker refused our credentials, if it did."""
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._client: confluent_kafka.Producer | None = confluent_kafka.Producer(
+            {**config, "error_cb": self._hear_error}
+        )
+        self._reason = "no broker answered"
+        self._down_at: float | None = None
+        self._open: set[_Reports] = set()
+        self._stop = threading.Event()
+        self.ended = asyncio.Event()
+        """Set when the thread and the connections are gone."""
+        threading.Thread(
+            target=self._run, args=(self._client,), name="kafka", daemon=True
+        ).start()
+
+    async def send(
+        self, records: Sequence[Record], until: float
+    ) -> Sequence[KafkaError | None]:
+        """Send records in this order and give an error, or None, for each.
+
+        Raises:
+            BrokerUnavailableError: not all were reported `until` that time of the loop;
+                the producer is dead then.
+        """
+        reports = _Reports(len(records), self._loop)
+        self._open.add(reports)
+        try:
+            reports.expect(await self._produce(records, reports, until))
+            while not (reports.complete or self.ended.is_set()):
+                await self._wait(reports, until)
+        except asyncio.CancelledError:
+            # What nobody waits for must not pile up behind a broker that hangs; but a
+            # new producer takes up to a second to start, which can be too long.
+            if self._client is not None and len(self._client) > _MAX_LEFT:
+                self.abandon()
+            raise
+        finally:
+            self._open.discard(reports)
+        # By identity: to compare an error with None by == breaks the interpreter.
+        if any(error is None for error in reports.errors):
+            self._down_at = None
+        return reports.errors
+
+    async def topics(
+        self, until: float, topic: str | None = None
+    ) -> Mapping[str, KafkaError | None]:
+        """Give the topics, or one of them, each with what is wrong with it.
+
+        Raises:
+            BrokerUnavailableError: nobody tells; the producer is dead then.
+        """
+        named = {} if topic is None else {"topic": topic}
+        while (client := self._client) is not None:
+            try:
+                # Short, because a thread can't be cancelled.
+                found = await asyncio.to_thread(
+                    client.list_topics, timeout=_SLICE, **named
+                )
+            except KafkaException as error:
+                if self._down_at is None and self.refusal is None:
+                    self._reason = reason_of(error)
+                    if self._loop.time() < until:
+                        continue
+                break
+            else:
+                return {name: each.error for name, each in found.topics.items()}
+        raise self.abandon()
+
+    def abandon(self, reason: str | None = None) -> BrokerUnavailableError:
+        """Drop what is not reported, for good, and give the error to raise."""
+        self.dead = True
+        self._stop.set()
+        return kafka_away(self._name, reason or self._reason)
+
+    async def close(self) -> None:
+        """Drop what is not reported, and disconnect."""
+        self.abandon()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WAIT):
+                await self.ended.wait()
+
+    async def _produce(
+        self, records: Sequence[Record], reports: _Reports, until: float
+    ) -> int:
+        """Hand over records up to the first that librdkafka refuses; count them."""
+        for index, (topic, key, value, headers) in enumerate(records):
+            hear = partial(reports.hear, index)
+            while True:
+                client = self._client
+                if self.dead or client is None:
+                    return index
+                try:
+                    client.produce(
+                        topic,
+                        value,
+                        key,
+                        on_delivery=hear,
+                        headers=headers,  # type: ignore[arg-type] # dict is invariant
+                    )
+                except BufferError:
+                    if self._loop.time() >= until:
+                        raise self.abandon("its queue stays full") from None
+                    await asyncio.sleep(_FULL_PAUSE)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError._FATAL:
+                        reports.errors[index] = error.args[0]
+                    return index
+                else:
+                    break
+        return len(records)
+
+    async def _wait(self, reports: _Reports, until: float) -> None:
+        limit = until
+        # Once something was reported, a broker is back.
+        if self._down_at is not None and reports.heard == reports.heard_when_down:
+            since = max(self._down_at, reports.started_at)
+            limit = min(until, since + _PATIENCE)
+        if self._loop.time() >= limit:
+            late = f"no answer within {until - reports.started_at:.0f} s"
+            raise self.abandon(late if limit == until else None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(limit):
+                await reports.moved.wait()
+        reports.moved.clear()
+
+    def _run(self, client: confluent_kafka.Producer) -> None:
+        with suppress(KafkaException):  # a fatal error
+            while not self._stop.is_set():
+                client.poll(_POLL)
+        # The reports of what was refused come after the error; purged before that,
+        # it could not be told from its neighbours.
+        until = time.monotonic() + _PATIENCE
+        while len(client) and not self._stop.is_set() and time.monotonic() < until:
+            with suppress(KafkaException):
+                client.poll(_POLL)
+        client.purge()
+        for _ in range(_LAST_POLLS):
+            with suppress(KafkaException):
+                client.poll(0)
+            if not len(client):
+                break
+        self._client = None
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self.dead = True
+        self.ended.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        for reports in self._open:
+            reports.moved.set()
+
+    def _hear_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._go_down)
+            return
+        self._reason = reason_of(error)
+        if error.code() == KafkaError._AUTHENTICATION:
+            self.refusal = self._reason
+
+    def _go_down(self) -> None:
+        if self._down_at is not None:
+            return  # it is told again with every attempt
+        self._down_at = self._loop.time()
+        for reports in self._open:
+            reports.heard_when_down = reports.heard
+        self._wake()

@@ -1,0 +1,262 @@
+"""Publishes to Kafka: the topic is the topic, the key chooses the Kafka partition.
+
+The producer is idempotent, and a Kafka partition is its order. What the broker refuses
+only when it is sent is sent again one by one, so that no neighbour in the same request
+is blamed and nothing of its key overtakes it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, Self
+
+import confluent_kafka
+from confluent_kafka import KafkaError
+
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.kafka import check_config, kafka_away, kafka_config, reason_of
+from outbox.message import Message
+from outbox.url import take_options, whole_number
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.kafka.producer import Producer
+from relay.publishers.kafka.record import Record, problem_of, record_of
+
+_OPTION: Final = "max_payload_bytes"
+# Kafka's own default of message.max.bytes.
+_MAX_RECORD_BYTES: Final = 1_048_588
+_DEFAULTS: Final = {"linger.ms": 1, "message.max.bytes": _MAX_RECORD_BYTES}
+_OURS: Final = {
+    "enable.idempotence": True,
+    "enable.gapless.guarantee": True,
+    # A record that came too late of itself would let the next one pass.
+    "message.timeout.ms": 0,
+    "partitioner": "murmur2_random",
+}
+# Where each record waits for the report of the one before, order needs no more, and
+# a refusal costs no producer, whose start takes up to a second.
+_ALONE: Final = {
+    "enable.gapless.guarantee": False,
+    "enable.idempotence": False,
+    "acks": "all",
+    "max.in.flight": 1,
+    "linger.ms": 0,
+}
+_CREATION: Final = 2.0
+_REFUSED_FOR: Final = 5.0
+_FOR_EVER: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.INVALID_RECORD,
+}
+_ABOUT_THE_TOPIC: Final = {
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+_REFUSALS: Final = _FOR_EVER | _ABOUT_THE_TOPIC | {KafkaError.POLICY_VIOLATION}
+_AGAIN: Final = {
+    KafkaError._FATAL,
+    KafkaError._GAPLESS_GUARANTEE,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+}
+
+
+class KafkaPublisher:
+    """Publishes with an idempotent producer.
+
+    Args:
+        url: `kafka://host:port,…/?option=…` with librdkafka's options.
+        max_payload_bytes: a payload above it is nacked as permanent; the whole record
+            may have `message.max.bytes`, an option.
+        publish_timeout: after that Kafka counts as away.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_payload_bytes: int | None = None,
+        publish_timeout: timedelta = timedelta(seconds=10),
+    ) -> None:
+        self._name, config = kafka_config(url, _OURS)
+        self._config: Mapping[str, Any] = {**_DEFAULTS, **config}
+        check_config(confluent_kafka.Producer, self._config)
+        self._max_record_bytes = int(self._config["message.max.bytes"])
+        self._max_payload_bytes = max_payload_bytes or self._max_record_bytes
+        self._publish_timeout = publish_timeout.total_seconds()
+        self._producers: dict[bool, Producer] = {}
+        self._ending: set[Producer] = set()
+        self._entered = False
+        self._known: set[str] = set()
+        self._refused: dict[str, tuple[float, Nacked]] = {}
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `kafka://host:port,…/?max_payload_bytes=…`.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        rest, options = take_options(url, (_OPTION,))
+        limit = options.get(_OPTION)
+        return cls(
+            rest,
+            max_payload_bytes=None if limit is None else whole_number(_OPTION, limit),
+        )
+
+    async def __aenter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            BrokerUnavailableError: no broker can be reached.
+            ConfigError: the brokers refuse our credentials.
+        """
+        self._entered = True
+        producer = self._current()
+        try:
+            topics = await producer.topics(self._until())
+        except BaseException as error:
+            await self.__aexit__()
+            if producer.refusal is not None and isinstance(error, Exception):
+                raise ConfigError(
+                    f"broker {self._name} refuses us: {producer.refusal}"
+                ) from error
+            raise
+        self._known.update(name for name, error in topics.items() if error is None)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect, dropping what was not confirmed."""
+        self._entered = False
+        producers = self._ending.union(self._producers.values())
+        self._producers = {}
+        await asyncio.gather(*(producer.close() for producer in producers))
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Send the batch in its order and wait for the reports.
+
+        A topic that isn't there, or that we may not write to, is nacked as long as
+        that lasts; what follows in the batch of its key is held back.
+
+        Raises:
+            BrokerUnavailableError: no answer came; the next call connects again.
+        """
+        until = self._until()
+        records = [record_of(message) for message in batch]
+        answers: list[Confirmation | None] = [self._check(each) for each in records]
+        for i, record in enumerate(records):
+            if answers[i] is None and record.topic not in self._known:
+                await self._look_up(record.topic, until)
+                answers[i] = self._refusal(record.topic)
+        alone = False
+        while pending := _pending(records, answers):
+            if asyncio.get_running_loop().time() >= until:
+                raise kafka_away(self._name, "it refuses too much to get on")
+            sent = pending[:1] if alone else pending
+            producer = self._current(alone=alone)
+            errors = await producer.send([records[i] for i in sent], until)
+            if not alone and any(error is not None for error in errors):
+                producer.abandon()
+            next_alone = alone
+            for i, error in zip(sent, errors, strict=True):
+                if error is None:
+                    answers[i] = Acked()
+                elif error.code() in _REFUSALS:
+                    if len(sent) == 1 or error.code() in _ABOUT_THE_TOPIC:
+                        answers[i] = self._refuse(records[i], error)
+                    next_alone = True
+                elif error.code() not in _AGAIN:
+                    raise kafka_away(self._name, reason_of(error))
+            alone = next_alone
+        return [answer for answer in answers if answer is not None]
+
+    def _until(self) -> float:
+        return asyncio.get_running_loop().time() + self._publish_timeout
+
+    def _current(self, *, alone: bool = False) -> Producer:
+        if not self._entered:
+            raise BrokerUnavailableError(f"the publisher to {self._name} was left")
+        producer = self._producers.get(alone)
+        if producer is None or producer.dead:
+            self._ending = {each for each in self._ending if not each.ended.is_set()}
+            if producer is not None:
+                self._ending.add(producer)
+            config = {**self._config, **_ALONE} if alone else self._config
+            producer = self._producers[alone] = Producer(config, self._name)
+        return producer
+
+    def _check(self, record: Record) -> Nacked | None:
+        """Find what is bad in itself, or known to be refused."""
+        size = len(record.value)
+        if size > self._max_payload_bytes:
+            problem: str | None = (
+                f"payload has {size} bytes, the publisher's limit is "
+                f"{self._max_payload_bytes} ({_OPTION})"
+            )
+        else:
+            problem = problem_of(record, self._max_record_bytes)
+        if problem is not None:
+            return Nacked(problem, permanent=True)
+        return self._refusal(record.topic)
+
+    def _refusal(self, topic: str) -> Nacked | None:
+        until, refusal = self._refused.get(topic, (0.0, None))
+        return refusal if until > time.monotonic() else None
+
+    async def _look_up(self, topic: str, until: float) -> None:
+        """Learn what can be learned before anything is sent."""
+        if self._refusal(topic) is not None:
+            return
+        now = asyncio.get_running_loop().time
+        creation = min(until, now() + _CREATION)
+        while True:
+            error = (await self._current().topics(until, topic)).get(topic)
+            code = None if error is None else error.code()
+            if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
+                break
+            # It may just be on its way into being, because we asked.
+            await asyncio.sleep(0.1)
+        if error is not None and code in _ABOUT_THE_TOPIC:
+            self._refuse_topic(topic, error)
+        else:
+            self._known.add(topic)
+
+    def _refuse(self, record: Record, error: KafkaError) -> Nacked:
+        if error.code() in _ABOUT_THE_TOPIC:
+            return self._refuse_topic(record.topic, error)
+        return Nacked(
+            f"Kafka refused it: {reason_of(error)}", permanent=error.code() in _FOR_EVER
+        )
+
+    def _refuse_topic(self, topic: str, error: KafkaError) -> Nacked:
+        self._known.discard(topic)
+        nacked = Nacked(
+            f"Kafka refuses topic {topic}: {reason_of(error)}",
+            permanent=error.code() in _FOR_EVER,
+        )
+        self._refused[topic] = (time.monotonic() + _REFUSED_FOR, nacked)
+        return nacked
+
+
+def _pending(
+    records: Sequence[Record], answers: list[Confirmation | None]
+) -> list[int]:
+    """Give what may be sent, and nack what a nacked one of its key holds back."""
+    pending = []
+    refused: set[bytes] = set()
+    for i, record in enumerate(records):
+        answer = answers[i]
+        if answer is None and record.key in refused:
+            answers[i] = Nacked("it waits behind a refused message of its key")
+        elif answer is None:
+            pending.append(i)
+        elif isinstance(answer, Nacked) and not answer.permanent and record.key:
+            refused.add(record.key)
+    return pending

@@ -1,0 +1,274 @@
+"""Publishes to NATS JetStream: the subject is the topic, a stream keeps it.
+
+A batch is sent down one connection in its order, and JetStream's answers, which come
+to one inbox, are gathered afterwards. `Nats-Msg-Id` is the message's id, so what is
+published twice within the stream's duplicate window is kept once. A stream that is
+full can refuse one message and keep a smaller one that follows.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import count
+from typing import Final, Self
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.message import Message
+from outbox.nats import ApiError, NatsConnection, publish_command
+from outbox.nats_message import (
+    encode_headers,
+    header_problem,
+    subject_problem,
+)
+from outbox.nats_url import NatsSettings
+from outbox.url import whole_number
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.nats.puback import (
+    Flight,
+    Full,
+    Unheard,
+    is_duplicate,
+    read_answer,
+)
+
+_OPTIONS: Final = ("max_payload_bytes",)
+# No answer for so long, with answers outstanding, means that none will come.
+_PATIENCE: Final = 10.0
+_RECENTLY: Final = 30.0
+
+
+class NatsPublisher:
+    """Publishes to the streams that capture the topics, or to one that is named.
+
+    Args:
+        url: `nats://` or `tls://`, with the options of `outbox.nats_url`.
+        max_payload_bytes: a payload above it is nacked as permanent, and so is what
+            is larger, with its headers, than the server takes.
+    """
+
+    def __init__(self, url: str, *, max_payload_bytes: int | None = None) -> None:
+        if max_payload_bytes is not None and max_payload_bytes < 1:
+            raise ConfigError(
+                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
+            )
+        self._settings, _ = NatsSettings.from_url(url, _OPTIONS)
+        self._max_payload_bytes = max_payload_bytes
+        self._connection: NatsConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._entered = False
+        self._inbox = ""
+        self._tickets = count()
+        self._flights: dict[str, tuple[Flight, int]] = {}
+        self._acked: dict[str, tuple[float, int]] = {}
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `nats://host:4222?stream=…&max_payload_bytes=…`.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        _, options = NatsSettings.from_url(url, _OPTIONS)
+        return cls(url, **{n: whole_number(n, v) for n, v in options.items()})
+
+    async def __aenter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            BrokerUnavailableError: NATS can't be reached, or refuses us.
+            ConfigError: there is no JetStream, or not the stream of the URL.
+        """
+        self._entered = True
+        await self._connected()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        self._entered = False
+        async with self._connecting:
+            if self._connection is not None:
+                await self._connection.drop("publisher was left")
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Send the batch in its order, and wait for JetStream's answers.
+
+        Raises:
+            BrokerUnavailableError: the connection broke, answers don't come, or
+                nothing at all is taken now; the next call connects again.
+        """
+        if not batch:
+            return []
+        try:
+            connection = await self._connected()
+        except ConfigError as error:
+            # It was right at the start.
+            raise BrokerUnavailableError(str(error)) from error
+        flight = Flight(batch)
+        outgoing = []
+        for index, message in enumerate(batch):
+            headers = self._headers(message, connection)
+            if isinstance(headers, Nacked):
+                flight.answers[index] = headers
+            else:
+                outgoing.append((index, message, headers))
+        if outgoing:
+            await self._send(flight, outgoing, connection)
+        return await self._judge(flight, connection)
+
+    def _headers(self, message: Message, connection: NatsConnection) -> bytes | Nacked:
+        if problem := subject_problem(message.topic) or header_problem(message):
+            return Nacked(problem, permanent=True)
+        size, most = len(message.payload), self._max_payload_bytes
+        if most is not None and size > most:
+            return Nacked(
+                f"payload has {size} bytes, the publisher's limit is {most} "
+                "(max_payload_bytes)",
+                permanent=True,
+            )
+        headers = encode_headers(message, self._settings.stream)
+        size, limit = size + len(headers), connection.client.max_payload
+        if size > limit:
+            return Nacked(
+                f"message has {size} bytes with its headers, the server's limit is "
+                f"{limit} (max_payload)",
+                permanent=True,
+            )
+        return headers
+
+    async def _send(
+        self,
+        flight: Flight,
+        outgoing: Sequence[tuple[int, Message, bytes]],
+        connection: NatsConnection,
+    ) -> None:
+        tickets = [str(next(self._tickets)) for _ in outgoing]
+        flight.left = len(outgoing)
+        commands = []
+        for ticket, (index, message, headers) in zip(tickets, outgoing, strict=True):
+            self._flights[ticket] = flight, index
+            reply = self._inbox + ticket
+            commands.append(
+                publish_command(message.topic, reply, headers, message.payload)
+            )
+        try:
+            await connection.client.publish_all(commands)
+            await self._wait(flight)
+        except (NatsError, OSError, TimeoutError) as error:
+            reason = connection.lost or self._settings.away(error)
+            await connection.drop(reason)
+            raise reason from error
+        finally:
+            for ticket in tickets:
+                self._flights.pop(ticket, None)
+            flight.close()
+
+    async def _wait(self, flight: Flight) -> None:
+        left = -1
+        while flight.left != left:
+            left = flight.left
+            await asyncio.wait({flight.done}, timeout=_PATIENCE)
+            if flight.done.done():
+                flight.done.result()
+                return
+        raise TimeoutError(
+            f"no answer for {_PATIENCE:.0f} s to {left} of {len(flight.batch)} messages"
+        )
+
+    async def _hear(self, reply: Msg) -> None:
+        waiting = self._flights.pop(reply.subject[len(self._inbox) :], None)
+        if waiting is None:
+            return
+        flight, index = waiting
+        answer, stream = read_answer(reply, flight.batch[index])
+        if isinstance(answer, Acked) and not is_duplicate(reply):
+            size = len(flight.batch[index].payload)
+            self._acked[stream] = time.monotonic(), size
+        flight.answer(index, answer)
+
+    def _forbidden(self, text: str) -> None:
+        # NATS doesn't answer what it forbids; it tells the subject, in lower case.
+        for ticket, (flight, index) in list(self._flights.items()):
+            if f'"{flight.batch[index].topic.lower()}"' in text:
+                del self._flights[ticket]
+                flight.answer(index, Nacked(f"NATS refused it: {text}"))
+
+    async def _judge(
+        self, flight: Flight, connection: NatsConnection
+    ) -> list[Confirmation]:
+        """Tell what is to blame for what wasn't taken: topic, stream or broker."""
+        judged: list[Confirmation] = []
+        streams: dict[str, Nacked | Full] = {}
+        for message, answer in zip(flight.batch, flight.answers, strict=True):
+            verdict: Acked | Nacked | Full
+            match answer:
+                case Unheard():
+                    if message.topic not in streams:
+                        streams[message.topic] = await self._silence(
+                            message.topic, connection
+                        )
+                    verdict = streams[message.topic]
+                case None:
+                    raise AssertionError("a message without an answer")
+                case _:
+                    verdict = answer
+            if isinstance(verdict, Full):
+                if not self._goes_on(verdict):
+                    raise self._settings.away(verdict.reason)
+                verdict = Nacked(verdict.reason)
+            judged.append(verdict)
+        return judged
+
+    async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
+        try:
+            answer = await connection.ask("STREAM.NAMES", {"subject": topic})
+        except ApiError as error:
+            raise self._settings.away(error) from error
+        if streams := answer.get("streams"):
+            return Full(streams[0], f"stream {streams[0]!r} has no leader now")
+        return Nacked(
+            f"no stream captures topic {shorten(topic)}: add it to the subjects of "
+            "a stream",
+            permanent=True,
+        )
+
+    def _goes_on(self, full: Full) -> bool:
+        """Tell whether the broker takes other things, and so isn't away.
+
+        What the same stream took since counts only if it was smaller, where size is
+        the limit: otherwise there was room again.
+        """
+        if not full.entirely:
+            at, size = self._acked.get(full.stream, (0.0, 0))
+            if at > full.at and (full.size is None or size < full.size):
+                return True
+        recently = time.monotonic() - _RECENTLY
+        return any(
+            name != full.stream and at > recently
+            for name, (at, _) in self._acked.items()
+        )
+
+    async def _connected(self) -> NatsConnection:
+        async with self._connecting:
+            if not self._entered:
+                raise self._settings.away("publisher was left")
+            if self._connection is not None and self._connection.lost is None:
+                return self._connection
+            connection = NatsConnection(
+                self._settings, on_lost=self._lost, on_refusal=self._forbidden
+            )
+            await connection.open()
+            try:
+                self._inbox = f"{connection.client.new_inbox()}."
+                await connection.client.subscribe(f"{self._inbox}*", cb=self._hear)
+            except NatsError as error:
+                await connection.drop()
+                raise self._settings.away(error) from error
+            self._connection = connection
+            return connection
+
+    def _lost(self, reason: BrokerUnavailableError) -> None:
+        for flight, _ in list(self._flights.values()):
+            flight.fail(reason)

@@ -1,0 +1,5 @@
+"""Publishes to a topic exchange of RabbitMQ; the routing key is the topic."""
+
+from relay.publishers.rabbitmq.publisher import RabbitMQPublisher
+
+__all__ = ["RabbitMQPublisher"]

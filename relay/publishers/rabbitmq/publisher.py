@@ -1,0 +1,272 @@
+"""Publishes to a topic exchange of RabbitMQ; the routing key is the topic.
+
+A batch goes down one channel in its order, and its confirms are gathered. RabbitMQ
+refuses single messages and takes the next of their key: what no queue is bound to,
+and what a queue with `reject-publish` has no room for.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Final, Self
+
+from outbox.amqp import PRECONDITION_FAILED, Link
+from outbox.database import without_password
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message import Message
+from outbox.rabbitmq import (
+    BROKEN,
+    EXCHANGE,
+    checked_name,
+    choice,
+    rabbitmq_away,
+    rabbitmq_parameters,
+)
+from outbox.rabbitmq_message import why_impossible
+from outbox.url import take_options, whole_number
+from relay.publisher import Acked, Confirmation, Nacked
+from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
+from relay.taken import Taken
+
+_NUMBERS: Final = ("max_payload_bytes", "timeout")
+# max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
+_MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
+_TIMEOUT: Final = 20
+# A channel that finds a quorum queue without a leader, as after a restart, may never
+# be confirmed anything: then the next channel is.
+_FIRST_PATIENCE: Final = 3.0
+_RECENTLY: Final = 30.0
+# So many tell whether there is another one.
+_TOPICS: Final = 2
+
+
+class RabbitMQPublisher:
+    """Publishes persistent messages, and waits for the confirms of each batch.
+
+    Args:
+        url: `amqp://`, `amqps://` or `rabbitmq://`, as pika takes it.
+        exchange: where to publish to; a durable topic exchange is made if it isn't
+            there, another kind is used as it is.
+        drop_unroutable: ack a message for which no queue is bound, which is lost
+            then, instead of nacking it.
+        max_payload_bytes: a payload above it is nacked as permanent.
+        timeout: after that long without all confirms the broker counts as away.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        exchange: str = EXCHANGE,
+        drop_unroutable: bool = False,
+        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+        timeout: timedelta = timedelta(seconds=_TIMEOUT),
+    ) -> None:
+        if max_payload_bytes < 1:
+            raise ConfigError(
+                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
+            )
+        if timeout <= timedelta(0):
+            raise ConfigError(f"timeout={timeout}: must be above 0")
+        self._url = url
+        self._parameters = rabbitmq_parameters(url)
+        self._exchange = checked_name("exchange", exchange)
+        self._mandatory = not drop_unroutable
+        self._max_payload_bytes = max_payload_bytes
+        self._timeout = timeout.total_seconds()
+        self._patience = min(_FIRST_PATIENCE, self._timeout)
+        self._entered = False
+        self._link: Link | None = None
+        self._confirms: Confirms | None = None
+        self._turn = asyncio.Lock()
+        self._taken = Taken()
+        # By topic, of the last ones of which something was acked on this connection.
+        self._acked_at: dict[str, float] = {}
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `amqp://user:password@host:port/vhost?exchange=…`.
+
+        Further options are `unroutable=drop`, `max_payload_bytes`, `timeout` in
+        seconds, and those of pika.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        rest, options = take_options(url, ("exchange", "unroutable", *_NUMBERS))
+        unroutable = choice(options, "unroutable", ("keep", "drop"))
+        numbers = {n: whole_number(n, options[n]) for n in _NUMBERS if n in options}
+        return cls(
+            rest,
+            exchange=options.get("exchange", EXCHANGE),
+            drop_unroutable=unroutable == "drop",
+            max_payload_bytes=numbers.get("max_payload_bytes", _MAX_PAYLOAD_BYTES),
+            timeout=timedelta(seconds=numbers.get("timeout", _TIMEOUT)),
+        )
+
+    async def __aenter__(self) -> Self:
+        """Connect, and make the exchange if it isn't there.
+
+        Raises:
+            BrokerUnavailableError: RabbitMQ can't be reached, or refuses us.
+            ConfigError: the exchange isn't there, and we may not make it.
+        """
+        self._entered = True
+        try:
+            await self._connected()
+        except BaseException as error:
+            await self.__aexit__()
+            if isinstance(error, BROKEN):
+                raise rabbitmq_away(self._url, error) from error
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect; what isn't confirmed by then is told to be away."""
+        self._entered = False
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Publish the batch in its order, and gather its confirms.
+
+        Raises:
+            BrokerUnavailableError: the connection broke, RabbitMQ blocks it for want
+                of memory or disk, or doesn't confirm in time; or a queue takes nothing,
+                and no other topic got through lately. The next call connects again;
+                what was acked until then isn't published again by this publisher.
+        """
+        answers: list[Answer] = [self._check(m) for m in batch]
+        try:
+            sent = [i for i, answer in enumerate(answers) if answer is None]
+            if sent:
+                await self._publish_all(batch, sent, answers)
+                self._remember(batch[i] for i in sent if isinstance(answers[i], Acked))
+            return [self._judge(answer) for answer in answers]
+        except BaseException:
+            self._taken.add(
+                message.id
+                for message, answer in zip(batch, answers, strict=True)
+                if isinstance(answer, Acked)
+            )
+            raise
+
+    async def _publish_all(
+        self, batch: Sequence[Message], sent: Sequence[int], answers: list[Answer]
+    ) -> None:
+        try:
+            confirms = await self._connected()
+            given = await self._publish([batch[i] for i in sent], confirms)
+            for i, answer in zip(sent, given, strict=True):
+                answers[i] = answer
+            left = [i for i in sent if answers[i] is None]
+            if left:
+                # One of them made RabbitMQ close the channel: which?
+                await self._publish_singly(batch, left, answers)
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
+        except BlockedError as error:
+            raise self._takes_nothing(error) from error
+        except BROKEN as error:
+            raise rabbitmq_away(self._url, error) from error
+
+    async def _publish(
+        self, messages: Sequence[Message], confirms: Confirms
+    ) -> Sequence[Answer]:
+        link = confirms.link
+        if link.blocked.done():
+            raise BlockedError(link.blocked.result())
+        limit = self._timeout if confirms.proven else self._patience
+        try:
+            async with asyncio.timeout(limit):
+                answers = await confirms.publish(messages)
+        except TimeoutError:
+            link.abort()
+            if not confirms.proven:
+                self._patience = min(limit * 2, self._timeout)
+            raise TimeoutError(f"no confirm within {limit:g} s") from None
+        except asyncio.CancelledError:
+            # Whoever gave up gave up on this connection: it may be dead.
+            link.abort()
+            raise
+        self._patience = min(_FIRST_PATIENCE, self._timeout)
+        return answers
+
+    async def _publish_singly(
+        self, batch: Sequence[Message], left: Sequence[int], answers: list[Answer]
+    ) -> None:
+        alone: Confirms | None = None
+        for i in left:
+            if alone is None or alone.closed:
+                # Of its own, so that others aren't taken for the culprit.
+                async with self._turn:
+                    alone = await self._open_confirms()
+            (answers[i],) = await self._publish([batch[i]], alone)
+            why = alone.refusal
+            if answers[i] is None and why is not None:
+                answers[i] = Nacked(
+                    f"RabbitMQ refused it: {why.reply_text}",
+                    permanent=why.reply_code == PRECONDITION_FAILED,
+                )
+        if alone is not None and not alone.closed:
+            await alone.close()
+
+    def _remember(self, acked: Iterable[Message]) -> None:
+        for topic in dict.fromkeys(message.topic for message in acked):
+            self._acked_at.pop(topic, None)
+            self._acked_at[topic] = time.monotonic()
+        while len(self._acked_at) > _TOPICS:
+            del self._acked_at[next(iter(self._acked_at))]
+
+    def _judge(self, answer: Answer) -> Confirmation:
+        """Tell whether a queue is to blame for what wasn't taken, or RabbitMQ."""
+        match answer:
+            case Full(topic):
+                recently = time.monotonic() - _RECENTLY
+                acked_at = self._acked_at.items()
+                if not any(t != topic and at > recently for t, at in acked_at):
+                    raise self._takes_nothing(answer.reason)
+                return Nacked(f"RabbitMQ nacked it: {answer.reason}")
+            case None:
+                raise AssertionError("a message without an answer")
+            case _:
+                return answer
+
+    def _takes_nothing(self, reason: object) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"broker {without_password(self._url)} takes nothing now: {reason}"
+        )
+
+    async def _connected(self) -> Confirms:
+        async with self._turn:
+            confirms = self._confirms
+            if confirms is None or confirms.closed or confirms.link is not self._link:
+                self._confirms = None
+                self._confirms = confirms = await self._open_confirms()
+            return confirms
+
+    async def _open_confirms(self) -> Confirms:
+        if not self._entered:
+            raise BrokerUnavailableError(
+                f"broker {without_password(self._url)}: this publisher was left"
+            )
+        if self._link is None or not self._link.is_open:
+            self._link = await Link.open(self._parameters)
+            self._acked_at.clear()
+        return await Confirms.open(
+            self._link, self._exchange, mandatory=self._mandatory
+        )
+
+    def _check(self, message: Message) -> Acked | Nacked | None:
+        if self._taken.pop(message.id):
+            return Acked()
+        size = len(message.payload)
+        problem = (
+            why_impossible(message)
+            if size <= self._max_payload_bytes
+            else f"payload has {size} bytes, the publisher's limit is "
+            f"{self._max_payload_bytes} (max_payload_bytes)"
+        )
+        return None if problem is None else Nacked(problem, permanent=True)

@@ -1,0 +1,214 @@
+"""Publishes to Amazon SQS, where the queue is the topic, or to topics of Amazon SNS.
+
+Requests carry ten messages, and go out many at once for different keys. A FIFO queue
+keeps the order of a key, but can refuse one entry of a request and take the next: so
+a request to one has at most one message of a key, unless the URL says `strict=false`.
+A standard queue promises no order.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Self
+
+from outbox.abreast import abreast
+from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
+from outbox.message import Message
+from outbox.sqs import BROKEN, SqsSettings, flag
+from outbox.sqs_message import write
+from outbox.url import whole_number
+from relay.publisher import Confirmation, Nacked
+from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
+from relay.publishers.sqs.requests import Entry
+from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
+
+_ANSWER: Final = 10.0
+# Somebody may raise the limit of a queue.
+_FRESH: Final = 300.0
+
+
+class SqsPublisher:
+    """Publishes to queues or topics that exist.
+
+    Args:
+        settings: of the connection and the names.
+        in_flight: requests under way at once.
+        strict: a request to a FIFO queue or topic has at most one message of a key.
+        max_payload_bytes: a payload above it is nacked as permanent; so is, in any
+            case, what is larger with its attributes than the queue takes.
+    """
+
+    def __init__(
+        self,
+        settings: SqsSettings,
+        *,
+        in_flight: int = 16,
+        strict: bool = True,
+        max_payload_bytes: int | None = None,
+    ) -> None:
+        for name, value in (
+            ("in_flight", in_flight),
+            ("max_payload_bytes", max_payload_bytes),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: must be at least 1")
+        self._settings = settings
+        self._strict = strict
+        self._max_payload_bytes = max_payload_bytes
+        self._in_flight = in_flight
+        self._turn = asyncio.Semaphore(in_flight)
+        services: dict[str, type[Queues | Topics]] = {"sqs": Queues, "sns": Topics}
+        self._service: Service = services[settings.service](settings)
+        self._found: dict[str, tuple[float, Destination]] = {}
+        self._exit = AsyncExitStack()
+        self._client: Any = None
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one from `sqs://region/?option=…` or `sns://region/?option=…`.
+
+        Raises:
+            ConfigError: it isn't such a URL.
+        """
+        settings = SqsSettings.from_url(url)
+        options: dict[str, Any] = {
+            name: whole_number(name, settings.options[name])
+            for name in ("in_flight", "max_payload_bytes")
+            if name in settings.options
+        }
+        strict = flag("strict", settings.options.get("strict", "true"))
+        return cls(settings, strict=strict, **options)
+
+    async def __aenter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            BrokerUnavailableError: AWS can't be reached.
+            ConfigError: there are no credentials, or wrong ones, or no region.
+        """
+        try:
+            client = await self._exit.enter_async_context(
+                self._settings.client(
+                    self._settings.service,
+                    connections=self._in_flight,
+                    read_timeout=_ANSWER,
+                )
+            )
+            await self._service.connect(client)
+        except BROKEN as error:
+            await self._exit.aclose()
+            if unusable := self._settings.unusable(error):
+                raise unusable from None
+            raise self._settings.away(error) from error
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        self._client = client
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Disconnect."""
+        self._client = None
+        await self._exit.aclose()
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        """Send the batch in requests of ten, each key in its order.
+
+        Raises:
+            BrokerUnavailableError: AWS can't be reached, is at fault, or takes
+                nothing now; the next call connects again. Also when it is not
+                entered.
+        """
+        client = self._client
+        if client is None:
+            raise BrokerUnavailableError(
+                f"broker {self._settings.url}: its publisher is not entered"
+            )
+        answers: dict[int, Confirmation] = {}
+        sending = Sending(
+            await self._check(client, batch, answers),
+            self._service,
+            self._settings,
+            self._turn,
+            in_flight=self._in_flight,
+            strict=self._strict,
+        )
+        await sending.send(client)
+        if self._client is not client:
+            raise BrokerUnavailableError(
+                f"broker {self._settings.url}: its publisher was left"
+            )
+        answers |= sending.answers
+        return [answers[index] for index in range(len(batch))]
+
+    async def _check(
+        self, client: Any, batch: Sequence[Message], answers: dict[int, Confirmation]
+    ) -> list[Entry]:
+        """Answer what can't be sent, and give the rest as entries."""
+        places = await self._places(client, {message.topic for message in batch})
+        entries: list[Entry] = []
+        refused: set[str] = set()
+        for index, message in enumerate(batch):
+            if message.key in refused:
+                made: Entry | Nacked = WAITS
+            else:
+                made = self._entry(index, message, places[message.topic])
+            if isinstance(made, Entry):
+                entries.append(made)
+                continue
+            answers[index] = made
+            if not made.permanent and message.key is not None:
+                refused.add(message.key)
+        return entries
+
+    async def _places(
+        self, client: Any, topics: set[str]
+    ) -> dict[str, Destination | Nacked]:
+        found = await abreast(self._find(client, topic) for topic in topics)
+        return dict(zip(topics, found, strict=True))
+
+    def _entry(
+        self, index: int, message: Message, place: Destination | Nacked
+    ) -> Entry | Nacked:
+        size, limit = len(message.payload), self._max_payload_bytes
+        if limit is not None and size > limit:
+            return Nacked(
+                f"payload has {size} bytes, the publisher's limit is {limit} "
+                "(max_payload_bytes)",
+                permanent=True,
+            )
+        if isinstance(place, Nacked):
+            return place
+        try:
+            written = write(message)
+        except InvalidMessageError as error:
+            return Nacked(str(error), permanent=True)
+        if written.size > place.max_bytes:
+            return Nacked(
+                f"message has {written.size} bytes with its attributes, the limit of "
+                f"{self._service.kind} {place.name} is {place.max_bytes}",
+                permanent=True,
+            )
+        line = index if message.key is None else message.key
+        fields = self._service.entry(place, message, written)
+        return Entry(index, line, place, written.size, fields)
+
+    async def _find(self, client: Any, topic: str) -> Destination | Nacked:
+        found = self._found.get(topic)
+        if found is not None and time.monotonic() < found[0]:
+            return found[1]
+        try:
+            name = self._settings.name_of(topic)
+        except ValueError as problem:
+            return Nacked(f"topic: {problem}", permanent=True)
+        try:
+            async with self._turn:
+                destination = await self._service.find(client, name)
+        except BROKEN as error:
+            refusal = refusal_of(error, f"{self._service.kind} {name}")
+            if refusal is None:
+                raise self._settings.away(error) from error
+            return refusal
+        self._found[topic] = (time.monotonic() + _FRESH, destination)
+        return destination

@@ -1,0 +1,105 @@
+"""Deal a batch out into requests of ten, many at once, each key in its order.
+
+Each key has a *line* of its messages; a message without a key has a line of its own.
+A line is in at most one request at a time, and goes on when that was answered, so
+what two requests carry side by side never has a key in common.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from relay.publishers.sqs.destination import Destination
+
+_MAX_ENTRIES: Final = 10
+
+Line: TypeAlias = str | int
+"""A key, or the index of a message without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message to be sent.
+
+    Attributes:
+        index: its place in the batch.
+        size: in bytes, as AWS counts it.
+        fields: what the API takes.
+    """
+
+    index: int
+    line: Line
+    place: Destination
+    size: int
+    fields: Mapping[str, Any]
+
+
+class Requests:
+    """The requests of one batch.
+
+    Args:
+        entries: in the order of the batch.
+        strict: of a line, a request to a FIFO place has one entry at most.
+    """
+
+    def __init__(self, entries: Iterable[Entry], *, strict: bool) -> None:
+        self._strict = strict
+        self._lines: dict[Line, deque[Entry]] = {}
+        for entry in entries:
+            self._lines.setdefault(entry.line, deque()).append(entry)
+        self._ready: dict[Destination, deque[Line]] = {}
+        for line in self._lines:
+            self._make_ready(line)
+
+    def take(self) -> list[Entry]:
+        """Give the next request; an empty one while all lines are under way."""
+        if not self._ready:
+            return []
+        place, names = next(iter(self._ready.items()))
+        del self._ready[place]
+        taken: list[Entry] = []
+        room = place.max_request_bytes
+        while names and len(taken) < _MAX_ENTRIES:
+            line = self._lines[names[0]]
+            if line[0].size > room and taken:
+                break
+            names.popleft()
+            room -= self._fill(taken, line, room)
+        if names:
+            # Behind the other places, so that each gets its turn.
+            self._ready[place] = names
+        return taken
+
+    def answered(
+        self, request: Iterable[Entry], refused: Collection[Line]
+    ) -> list[Entry]:
+        """Let the lines of a request go on; give what refused ones hold back."""
+        held_back: list[Entry] = []
+        for name in {entry.line for entry in request}:
+            if name in refused:
+                held_back += self._lines[name]
+                self._lines[name].clear()
+            self._make_ready(name)
+        return held_back
+
+    def _fill(self, taken: list[Entry], line: deque[Entry], room: int) -> int:
+        place = line[0].place
+        alone = self._strict and place.fifo
+        filled = 0
+        while True:
+            entry = line.popleft()
+            taken.append(entry)
+            filled += entry.size
+            if (
+                alone
+                or len(taken) == _MAX_ENTRIES
+                or not line
+                or line[0].place != place
+                or line[0].size > room - filled
+            ):
+                return filled
+
+    def _make_ready(self, name: Line) -> None:
+        if line := self._lines[name]:
+            self._ready.setdefault(line[0].place, deque()).append(name)
