@@ -37,7 +37,7 @@ SELECT gen_random_uuid(), moment, moment, 16 + number %% 16, 'orders.placed',
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
-    workload = Workload(messages=conditions.size(200_000, quick=50_000))
+    workload = Workload(messages=conditions.size(500_000, quick=50_000))
     many, few = (
         Variant(label=f"{count} partitions", run=rate(conditions, workload, count))
         for count in (90, 8)
