@@ -25,6 +25,7 @@ from inbox.jobs import (
     save_checkpoint,
 )
 from inbox.receipt import record_receipt
+from outbox.causation import note_cause
 from outbox.message import Message
 
 
@@ -94,6 +95,7 @@ class Job(AnyJob):
             JobLostError: another process has the job; nothing was committed.
         """
         with self._sessions() as session, session.begin():
+            note_cause(session, self._key.id)
             yield session
             session.flush()
             self._hold(session)
@@ -108,6 +110,7 @@ class Job(AnyJob):
             JobLostError: as `transaction`.
         """
         with self._sessions() as session, session.begin():
+            note_cause(session, self._key.id)
             yield session
             session.flush()
             self._finish(session)
@@ -141,6 +144,7 @@ class AsyncJob(AnyJob):
     async def transaction(self) -> AsyncIterator[AsyncSession]:
         """Do as `Job.transaction`."""
         async with self._sessions() as session, session.begin():
+            note_cause(session.sync_session, self._key.id)
             yield session
             await session.flush()
             await session.run_sync(self._hold)
@@ -149,6 +153,7 @@ class AsyncJob(AnyJob):
     async def finish(self) -> AsyncIterator[AsyncSession]:
         """Do as `Job.finish`."""
         async with self._sessions() as session, session.begin():
+            note_cause(session.sync_session, self._key.id)
             yield session
             await session.flush()
             await session.run_sync(self._finish)

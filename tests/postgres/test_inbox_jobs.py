@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
+import outbox
 from inbox import DeadLetter
 from inbox.events import (
     DuplicateSkipped,
@@ -64,6 +65,25 @@ async def test_a_long_handler_works_in_transactions_of_its_own(
     assert effects(url) == ["one", "two"]
     assert job_of(url) == ["success", 1, 1, None, True, None]
     assert receipts(url) == 1
+
+
+async def test_what_a_long_handler_adds_names_what_it_handled(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    message = Message(TOPIC, b"")
+    consumer = consumer_of(sessions, message)
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        async with job.transaction() as session:
+            outbox.add(session, Message("reports.begun", b""))
+        async with job.finish() as session:
+            outbox.add(session, Message("reports.ready", b""))
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    causes = execute(url, "SELECT headers ->> 'causation-id' FROM outbox.message")
+    assert causes == [(str(message.id),)] * 2
 
 
 async def test_a_plain_function_may_be_long_too(url: str) -> None:
