@@ -18,8 +18,9 @@ from outbox.command import (
     url_of,
 )
 from outbox.command import main as run_command
-from outbox.database import Connection, connect, without_password
+from outbox.database import Connection, connect
 from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.url import without_password
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
 from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.url import without_password
 
 Connection = psycopg.AsyncConnection[TupleRow]
 
 _SCHEMES: Final = ("postgresql", "postgres")
+_REMEDY: Final = (
+    "use postgresql://user:password@host:port/database, and write what is special in "
+    "user and password as %40 for @"
+)
 # A peer that vanished without a word is noticed within about 25 s.
 _SETTINGS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -39,25 +43,29 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
         )
     try:
         given = conninfo_to_dict(f"postgresql://{rest}")
-    except psycopg.ProgrammingError as error:
-        raise ConfigError(f"database URL {without_password(url)}: {error}") from None
+    except (psycopg.ProgrammingError, UnicodeError) as error:
+        # Behind the colon libpq quotes the URL or the password.
+        problem = str(error).partition(":")[0]
+        raise ConfigError(
+            f"database URL {without_password(url)}: {problem}; {_REMEDY}"
+        ) from None
+    if not all(map(_is_port, str(given.get("port", "")).split(","))):
+        raise ConfigError(
+            f"database URL {without_password(url)}: its port is none; {_REMEDY}"
+        )
     return make_conninfo(
         "", **{**_SETTINGS, "application_name": application_name, **given}
     )
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isdecimal() and 0 < int(text) < 1 << 16)
 
 
 def sqlalchemy_url(url: str) -> str:
     """Give the URL with SQLAlchemy's name for psycopg 3, after checking it."""
     conninfo(url)
     return f"postgresql+psycopg://{url.partition('://')[2]}"
-
-
-def without_password(url: str) -> str:
-    """Give the URL as it may be printed."""
-    parts = urlsplit(url)
-    credentials, separator, host = parts.netloc.rpartition("@")
-    user = credentials.partition(":")[0]
-    return parts._replace(netloc=f"{user}{separator}{host}", query="").geturl()
 
 
 async def connect(

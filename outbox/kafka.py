@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.url import split
 
 PREFIX: Final = "ce_"
 """Of CloudEvents attributes in the headers of a Kafka record."""
@@ -42,10 +43,7 @@ def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     Raises:
         ConfigError: it isn't a URL of Kafka, or an option isn't free.
     """
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise ConfigError(f"broker URL: {error}; {_URL}") from None
+    parts = split(url)
     servers = parts.netloc.rpartition("@")[2]
     name = f"kafka://{servers}"
     if parts.scheme != "kafka" or parts.path not in {"", "/"} or parts.fragment:

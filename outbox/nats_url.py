@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
-from outbox.database import without_password
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.url import take_options
+from outbox.url import split, take_options, without_password
 
 CONNECTION_OPTIONS: Final = (
     "stream",
@@ -50,7 +49,7 @@ class NatsSettings:
         """
         name = without_password(url)
         rest, found = take_options(url, (*CONNECTION_OPTIONS, *options))
-        parts = urlsplit(rest)
+        parts = split(rest)
         credentials, _, hosts = parts.netloc.rpartition("@")
         if parts.scheme not in {"nats", "tls"} or not all(hosts.split(",")):
             raise ConfigError(f"broker URL {name}: write nats://host:4222")
@@ -63,11 +62,8 @@ class NatsSettings:
             )
         servers = [f"{parts.scheme}://{host}" for host in hosts.split(",")]
         for server in servers:
-            try:
-                usable = bool(urlsplit(server).hostname) and urlsplit(server).port != 0
-            except ValueError:
-                usable = False
-            if not usable:
+            address = urlsplit(server)
+            if not address.hostname or address.port == 0:
                 raise ConfigError(
                     f"broker URL {name}: {server} is no address; write nats://host:4222"
                 )

@@ -19,9 +19,8 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from outbox.database import without_password
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.url import take_options
+from outbox.url import split, take_options, without_password
 
 BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
 EXCHANGE: Final = "outbox"
@@ -46,6 +45,7 @@ def rabbitmq_parameters(url: str) -> pika.URLParameters:
     """
     name = without_password(url)
     rest, files = take_options(url, _TLS_FILES)
+    split(rest)
     scheme, _, address = rest.partition("://")
     if scheme not in {"amqp", "amqps", "rabbitmq"} or not address:
         raise ConfigError(f"broker URL {name}: write amqp://user:password@host:port")

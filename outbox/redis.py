@@ -10,8 +10,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from outbox.database import without_password
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.url import split, without_password
 
 BROKEN: Final = (RedisError, OSError)
 _SETTINGS: Final[dict[str, Any]] = {
@@ -29,6 +29,7 @@ def redis_client(url: str) -> Redis:
         ConfigError: the URL can't be used.
     """
     name = without_password(url)
+    split(url)
     database = url.partition("?")[0].partition("://")[2].partition("/")[2]
     if database and not database.isdecimal() and not url.startswith("unix:"):
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -22,9 +22,8 @@ from botocore.exceptions import (
 )
 from botocore.loaders import Loader
 
-from outbox.database import without_password
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.url import take_options
+from outbox.url import split, take_options, without_password
 
 BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
 MISSING: Final = {"QueueDoesNotExist", "NonExistentQueue", "NotFound"}
@@ -101,7 +100,7 @@ class SqsSettings:
         """
         name = without_password(url)
         rest, options = take_options(url, _OPTIONS)
-        parts = urlsplit(rest)
+        parts = split(rest)
         if parts.scheme not in _SERVICES:
             raise ConfigError(
                 f"broker URL {name}: write sqs://region/ or sns://region/"
@@ -125,7 +124,7 @@ class SqsSettings:
             "aws_secret_access_key": unquote(secret) if colon else None,
         }
         endpoint = connection["endpoint_url"]
-        if endpoint is not None and re.match(r"https?://[^/]", endpoint) is None:
+        if endpoint is not None and not _is_endpoint(endpoint):
             raise ConfigError(
                 f"broker URL option endpoint_url={shorten(endpoint)}: "
                 "write https://host:port"
@@ -203,6 +202,14 @@ class SqsSettings:
                 "sqs://key:secret@region/, or to the AWS SDK in its own ways"
             )
         return None
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = split(url)
+    except ConfigError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _in_pieces(request: Any, **_: Any) -> None:

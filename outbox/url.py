@@ -1,9 +1,40 @@
-"""Options of our own in the query of a broker's URL."""
+"""What a URL says, and what of it may be printed."""
 
 from collections.abc import Collection
-from urllib.parse import unquote
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from outbox.errors import ConfigError, shorten
+
+
+def split(url: str) -> SplitResult:
+    """Take a broker's URL apart; it may name several hosts, with commas between.
+
+    Raises:
+        ConfigError: its address can't be read.
+    """
+    try:
+        url.encode()
+        parts = urlsplit(url)
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{host}").port  # read, and so checked, only here
+    except ValueError:
+        # What urllib says may quote the password.
+        raise ConfigError(
+            f"broker URL {without_password(url)}: its address can't be read; write "
+            "scheme://host:port, and what is special in user and password as %40 for @"
+        ) from None
+    return parts
+
+
+def without_password(url: str) -> str:
+    """Give what was meant as a URL, well-formed or not, as it may be printed."""
+    start = url[: url.find("://") + 3] if "://" in url else ""
+    rest, _, query = url.removeprefix(start).partition("?")
+    # Up to the last one: a password may hold others that nobody encoded.
+    credentials, at, place = rest.rpartition("@")
+    if not at and "@" in query:
+        place = place.partition(":")[0]
+    return f"{start}{credentials.partition(':')[0]}{at}{place}"
 
 
 def take_options(url: str, names: Collection[str]) -> tuple[str, dict[str, str]]:

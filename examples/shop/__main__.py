@@ -23,10 +23,11 @@ from examples.shop.partitions import show_partitions
 from examples.shop.processes import Processes
 from outbox import uuid7
 from outbox.command import DATABASE_VARIABLE
-from outbox.database import sqlalchemy_url, without_password
+from outbox.database import sqlalchemy_url
 from outbox.errors import OutboxError
 from outbox.migrate import migrate
 from outbox.testing.postgres import postgres_server
+from outbox.url import without_password
 
 _TICK: Final = 0.5
 _PATIENCE: Final = 60.0

@@ -13,10 +13,11 @@ from psycopg.rows import dict_row
 
 from inbox.jobs import OPEN, JobState
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.database import conninfo, without_password
+from outbox.database import conninfo
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
 from outbox.identifier import is_uuid7, moment_of
 from outbox.statement import load
+from outbox.url import without_password
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 

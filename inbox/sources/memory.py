@@ -12,6 +12,7 @@ from typing import Final, Self
 from inbox.source import Delivery
 from outbox.errors import ConfigError
 from outbox.message import Message
+from outbox.url import without_password
 
 _POLL: Final = timedelta(seconds=1)
 
@@ -65,7 +66,7 @@ class MemorySource:
             ConfigError: the URL says something else.
         """
         if url.rstrip("/") != "memory:":
-            raise ConfigError(f"broker URL {url!r}: write memory://")
+            raise ConfigError(f"broker URL {without_password(url)!r}: write memory://")
         return cls()
 
     @property

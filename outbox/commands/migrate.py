@@ -4,9 +4,9 @@ import argparse
 import sys
 
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.database import without_password
 from outbox.errors import ConfigError, MigrationError
 from outbox.migrate import migrate, migration_sql, unmigrate
+from outbox.url import without_password
 
 
 def add_to(subcommands: Subcommands) -> None:

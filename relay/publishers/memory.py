@@ -5,6 +5,7 @@ from typing import Self
 
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
+from outbox.url import without_password
 from relay.publisher import Acked, Confirmation
 
 
@@ -29,8 +30,8 @@ class MemoryPublisher:
         where = url.removeprefix("memory:").strip("/")
         if not url.startswith("memory:") or where not in {"", "drop"}:
             raise ConfigError(
-                f"broker URL {url!r}: write memory:// to keep the messages or "
-                "memory://drop to forget them"
+                f"broker URL {without_password(url)!r}: write memory:// to keep "
+                "the messages or memory://drop to forget them"
             )
         return cls(keep=not where)
 

@@ -4,9 +4,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.url import split, without_password
 
 _FILE = "queue.db"
 _PATIENCE = 5.0
@@ -36,9 +37,11 @@ class Queue:
     """The file behind a URL."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts = split(url)
         if parts.scheme != "acme" or parts.netloc or len(parts.path) < 2:
-            raise ConfigError(f"broker URL {url!r}: write acme:///path/of/a/directory")
+            raise ConfigError(
+                f"broker URL {without_password(url)}: write acme:///path/of/a/directory"
+            )
         self._path = Path(unquote(parts.path), _FILE)
 
     def create(self) -> None:

@@ -9,9 +9,8 @@ from typing import Any, Final, Self
 
 from yarl import URL
 
-from outbox.database import without_password
 from outbox.errors import ConfigError, shorten
-from outbox.url import take_options, whole_number
+from outbox.url import take_options, whole_number, without_password
 from outbox.webhook import Secret, read_secrets
 
 _FLAGS: Final = ("allow_private", "unsigned")

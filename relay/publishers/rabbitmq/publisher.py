@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Final, Self
 
 from outbox.amqp import PRECONDITION_FAILED, Link
-from outbox.database import without_password
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.rabbitmq import (
@@ -24,7 +23,7 @@ from outbox.rabbitmq import (
     rabbitmq_parameters,
 )
 from outbox.rabbitmq_message import why_impossible
-from outbox.url import take_options, whole_number
+from outbox.url import take_options, whole_number, without_password
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 from relay.taken import Taken

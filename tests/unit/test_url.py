@@ -1,0 +1,131 @@
+"""URLs that are none: an error of ours that says so, and no password in it."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from outbox.database import conninfo, sqlalchemy_url
+from outbox.entry_points import implementation
+from outbox.errors import ConfigError, OutboxError
+from outbox.url import split, without_password
+
+_PASSWORD = "hemlighet"
+_ADDRESSES = [
+    "[::1",
+    "::1]",
+    "[zz]",
+    "[::1]zz",
+    "[::1]:port",
+    "host:port",
+    "host:-1",
+    "host:65536",
+    "host:99999999999999999999",
+    "ho\u2100st",
+    "host\udcff",
+    "host\x00",
+    "ho\nst",
+    "ho%zzst",
+    ":",
+    ",",
+    "",
+]
+_TAILS = [
+    *_ADDRESSES,
+    *(f"someone:hemlighet@{address}" for address in _ADDRESSES),
+    "someone:hemlighet/@host",
+    "someone:hemlighet#@host",
+    "someone:hemlighet?@host",
+    "someone:hemlighet@@host",
+    "someone:hemlighet%zz@host",
+    "someone:hemlighet%00@host",
+    "someone:hemlighet\udcff@host",
+    "someone:hemlighet[@host",
+    "host/?%",
+    "host/?=&==",
+    "host/\udcff?option=\udcff",
+    "host/?endpoint_url=https://[::1",
+    "host/?endpoint_url=https://host:port",
+]
+_PUBLISHERS = [
+    "amqp",
+    "amqps",
+    "http",
+    "https",
+    "kafka",
+    "memory",
+    "nats",
+    "postgres",
+    "postgresql",
+    "rabbitmq",
+    "redis",
+    "rediss",
+    "sns",
+    "sqs",
+    "tls",
+]
+_SOURCES = [name for name in _PUBLISHERS if not name.startswith("http")]
+
+
+def refusals(scheme: str, read: Callable[[str], object]) -> Iterator[str]:
+    """Read URLs with all the tails, and give what was said of those refused."""
+    for tail in _TAILS:
+        try:
+            read(f"{scheme}://{tail}")
+        except OutboxError as error:
+            yield str(error)
+
+
+@pytest.mark.parametrize("scheme", _PUBLISHERS)
+async def test_a_publisher_refuses_it_in_words_without_its_password(
+    scheme: str,
+) -> None:
+    found = implementation("relay.publishers", f"{scheme}:")
+    said = list(refusals(scheme, found.from_url))
+    assert said
+    assert not [text for text in said if _PASSWORD in text]
+
+
+@pytest.mark.parametrize("scheme", _SOURCES)
+async def test_a_source_refuses_it_in_words_without_its_password(scheme: str) -> None:
+    found = implementation("inbox.sources", f"{scheme}:")
+    make = partial(found.from_url, consumer="billing", topics=["orders"])
+    said = list(refusals(scheme, make))
+    assert said
+    assert not [text for text in said if _PASSWORD in text]
+
+
+@pytest.mark.parametrize("read", [conninfo, sqlalchemy_url])
+def test_a_database_refuses_it_in_words_without_its_password(
+    read: Callable[[str], str],
+) -> None:
+    said = list(refusals("postgresql", read))
+    assert said
+    assert not [text for text in said if _PASSWORD in text]
+
+
+@pytest.mark.parametrize("address", ["[::1", "host:port", "ho\u2100st", "host\udcff"])
+def test_an_address_that_cannot_be_read_is_named(address: str) -> None:
+    with pytest.raises(ConfigError, match="its address can't be read") as refusal:
+        split(f"redis://someone:hemlighet@{address}/0")
+    assert f"redis://someone@{address}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "printed"),
+    [
+        ("nats://host:4222", "nats://host:4222"),
+        ("nats://one:1,two:2?stream=S", "nats://one:1,two:2"),
+        ("redis://:hemlighet@host/0", "redis://@host/0"),
+        ("amqp://someone:hem:lig@het@host/%2f", "amqp://someone@host/%2f"),
+        ("postgresql://someone:hem/lig#het@host/db", "postgresql://someone@host/db"),
+        ("postgresql://someone:hem?lighet@host/db", "postgresql://someone"),
+        ("postgresql:///shop?password=hemlighet", "postgresql:///shop"),
+        ("someone:hemlighet@host", "someone@host"),
+        ("https://[::1", "https://[::1"),
+        ("nonsense", "nonsense"),
+        ("", ""),
+    ],
+)
+def test_what_is_printed_has_no_password(url: str, printed: str) -> None:
+    assert without_password(url) == printed
