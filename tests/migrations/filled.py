@@ -1,0 +1,61 @@
+"""A row in every table of ours, and what a database then holds."""
+
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import sql
+
+Contents: TypeAlias = dict[str, list[tuple[Any, ...]]]
+
+_DEAD_LETTER: Final = (
+    "INSERT INTO {} (origin, message_id, topic, key, attempts, schema_version,"
+    " content_type, headers, payload, error_reason) VALUES ('relay', 'm1', 'orders',"
+    " 'a', 8, 1, 'text/plain', '{{\"h\": \"ü\"}}', '\\x00ff', 'refused')"
+)
+_ROWS: Final = (
+    "SELECT outbox.add('orders', convert_to(n::text, 'UTF8'), 'a', 'acme',"
+    " '{\"h\": \"ü\"}', priority => 'bulk') FROM generate_series(1, 3) n",
+    "SELECT outbox.add('orders', '\\x00ff'::bytea, available_at => now() + '1 day')",
+    _DEAD_LETTER.format("outbox.dead_letter"),
+    _DEAD_LETTER.format("inbox.dead_letter"),
+    "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
+    " SELECT id, inbox.moment_of(id), 'billing' FROM outbox.uuid7() id",
+    "INSERT INTO inbox.job (message_id, message_at, consumer, lease, checkpoint)"
+    " SELECT id, inbox.moment_of(id), 'reports', 7, '{\"page\": 3}'"
+    " FROM outbox.uuid7() id",
+    "INSERT INTO inbox.foreign_receipt VALUES ('stripe', outbox.uuid7(), 'billing')",
+    "INSERT INTO inbox.subscription VALUES (outbox.uuid7(), 'orders*')",
+    "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,"
+    " key, content_type, headers, payload)"
+    " VALUES (outbox.uuid7(), 3, 1, 'billing', 'orders', 'a', 'text/plain', '{}', '1')",
+)
+# Partitions are read through their tables; templates never have a row.
+_TABLES: Final = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n
+        ON n.oid = c.relnamespace
+     WHERE n.nspname IN ('outbox', 'inbox') AND c.relkind IN ('r', 'p', 'S')
+       AND NOT c.relispartition AND c.relname NOT LIKE '%_template'
+"""
+
+
+def fill(url: str) -> None:
+    """Add rows to every table that the application, relay and consumer write to."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in _ROWS:
+            connection.execute(statement.encode())
+
+
+def contents(url: str) -> Contents:
+    """All rows of each table, and where each sequence stands."""
+    found = {}
+    with psycopg.connect(url, autocommit=True) as connection:
+        for schema, name in connection.execute(_TABLES).fetchall():
+            query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, name))
+            rows = connection.execute(query).fetchall()
+            found[f"{schema}.{name}"] = sorted(rows, key=repr)
+    return found
+
+
+def empty_tables(found: Contents) -> list[str]:
+    """Name those that hold nothing."""
+    return sorted(table for table, rows in found.items() if not rows)
