@@ -6,6 +6,11 @@ DECLARE
     v_major int := current_setting('server_version_num')::int / 10000;
     v_schema text;
     v_role text;
+    v_installed text := (SELECT extversion FROM pg_extension WHERE extname = 'pg_partman');
+    v_available text;
+    -- As numbers: 4.10 is newer than 4.7.
+    v_number text := '^(\d+)\.(\d+)';
+    v_oldest int[] := '{4,7}';
 BEGIN
     IF v_major < 14 THEN
         RAISE EXCEPTION 'PostgreSQL % is too old: leases need idle_session_timeout', v_major
@@ -19,6 +24,16 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_partman') THEN
         RAISE EXCEPTION 'extension pg_partman is not on this server'
             USING HINT = format('install it, on Debian: apt install postgresql-%s-partman', v_major);
+    END IF;
+    SELECT default_version INTO v_available FROM pg_available_extensions WHERE name = 'pg_partman';
+    IF regexp_match(v_available, v_number)::int[] < v_oldest THEN
+        RAISE EXCEPTION 'the pg_partman of this server, %, is older than 4.7', v_available
+            USING HINT = format('install a newer package, on Debian: apt install postgresql-%s-partman', v_major)
+                || CASE WHEN v_installed IS NULL THEN '' ELSE '; then run ALTER EXTENSION pg_partman UPDATE' END;
+    END IF;
+    IF regexp_match(v_installed, v_number)::int[] < v_oldest THEN
+        RAISE EXCEPTION 'pg_partman % is installed in database "%", which is older than 4.7', v_installed, current_database()
+            USING HINT = 'ALTER EXTENSION pg_partman UPDATE';
     END IF;
     SELECT n.nspname INTO v_schema
       FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace

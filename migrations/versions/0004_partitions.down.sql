@@ -21,8 +21,8 @@ $detached$;
 DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.parent_table = p.parent_table;
 DROP VIEW outbox.partition_health;
 DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts();
-DROP FUNCTION outbox.schedule_detaches(), outbox.drop_expired(text, regclass[], interval), outbox.finish_detached(text),
-    outbox.upkeep_plan(), outbox.count_unsettled(text, regclass), outbox.detach_under_way(),
+DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
+    outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass), outbox.detach_under_way(),
     outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text);

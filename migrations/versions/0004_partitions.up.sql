@@ -21,13 +21,18 @@ COMMENT ON COLUMN outbox.partition_policy.control IS 'the column that the table 
 COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of the partitions to come; change it by outbox.set_interval';
 COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all of it is older than this';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'partitions to keep ahead of now';
-COMMENT ON COLUMN outbox.partition_policy.unsettled IS 'SQL condition: a partition with such a row is never dropped';
+COMMENT ON COLUMN outbox.partition_policy.unsettled IS
+    'SQL condition: a partition with such a row is never dropped; to be answered by an index, without reading the partition';
 
+-- Each OR says what a partial index demands, word for word: else none is used.
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
-    ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',  'published_at IS NULL AND dead_lettered_at IS NULL'),
+    ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',
+     '(available_at IS NULL AND published_at IS NULL AND dead_lettered_at IS NULL)'
+     ' OR (available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL)'),
     ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING'''),
     ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL),
-    ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',  'acked_at IS NULL'),
+    ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',
+     '(acked_at IS NULL AND available_at IS NULL) OR (acked_at IS NULL AND available_at IS NOT NULL)'),
     ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''');
 
 -- What exists, read from the catalog: names differ between pg_partman 4 and 5.
@@ -92,7 +97,7 @@ BEGIN
        SET premake = p.premake,
            infinite_time_partitions = true,
            automatic_maintenance = 'on',
-           retention = NULL,  -- ours: see outbox.drop_expired
+           retention = NULL,  -- ours: see outbox.detach_expired
            retention_keep_table = false,
            inherit_privileges = false,
            ignore_default_data = true,

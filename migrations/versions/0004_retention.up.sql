@@ -31,6 +31,7 @@ COMMENT ON FUNCTION outbox.detach_under_way IS 'whether a session of ours waits 
 CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off  -- stale statistics can make reading all of it look cheap
 AS $body$
 DECLARE
     v_unsettled text := (SELECT p.unsettled FROM outbox.partition_policy p WHERE p.parent_table = parent);
@@ -47,7 +48,7 @@ $body$;
 COMMENT ON FUNCTION outbox.count_unsettled IS
     'the rows of a partition that hold it, counted no further than 1,000; null if the policy''s condition fails, or the owner may not read it';
 
-CREATE FUNCTION outbox.upkeep_plan()
+CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
                unsettled bigint, reason text, statement text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -57,7 +58,10 @@ AS $body$
 DECLARE
     p outbox.partition_policy;
 BEGIN
-    FOR p IN SELECT q.* FROM outbox.partition_policy q ORDER BY q.parent_table LOOP
+    FOR p IN
+        SELECT q.* FROM outbox.partition_policy q
+         WHERE q.parent_table = coalesce(parent, q.parent_table) ORDER BY q.parent_table
+    LOOP
         parent_table := p.parent_table;
         step := 'make'; partition := NULL; unsettled := NULL;
         FOR starts_at, ends_at IN
@@ -100,7 +104,7 @@ BEGIN
         END LOOP;
     END LOOP;
     SELECT q.* INTO p FROM outbox.partition_policy q WHERE q.parent_table = 'inbox.receipt';
-    IF EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - p.retention) THEN
+    IF parent IS NULL AND EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - p.retention) THEN
         step := 'trim'; parent_table := 'inbox.foreign_receipt'; partition := NULL; starts_at := NULL; ends_at := NULL; unsettled := NULL;
         reason := format('rows older than the retention of inbox.receipt, %s', p.retention);
         statement := 'CALL outbox.trim_foreign_receipts()';
@@ -109,7 +113,7 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
-    'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, or trim';
+    'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, or trim; for one table, or all';
 
 -- Notes what may go, and ends detaches, in one short transaction: FINALIZE what was interrupted, look
 -- at the rows again, then drop the table, or attach it again. Gives what was done, by partition.
@@ -121,17 +125,14 @@ SET timezone = 'UTC'
 SET lock_timeout = '100ms'
 AS $body$
 DECLARE
+    v_leaving text[] := '{}';
     s record;
 BEGIN
-    INSERT INTO outbox.retiring_partition
-    SELECT q.partition, parent, q.starts_at, q.ends_at
-      FROM outbox.upkeep_plan() q WHERE q.parent_table = parent AND q.step IN ('detach', 'finalize')
-        ON CONFLICT DO NOTHING;
-    DELETE FROM outbox.retiring_partition r
-     WHERE r.parent_table = parent
-       AND NOT EXISTS (SELECT FROM outbox.upkeep_plan() q WHERE q.partition = r.partition AND q.step <> 'hold');
-    FOR s IN SELECT q.* FROM outbox.upkeep_plan() q WHERE q.parent_table = parent AND q.step = 'finalize' LOOP
-        CONTINUE WHEN outbox.detach_under_way();  -- or FINALIZE would overtake what it waits for
+    FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
+        v_leaving := v_leaving || s.partition;
+        INSERT INTO outbox.retiring_partition VALUES (s.partition, parent, s.starts_at, s.ends_at) ON CONFLICT DO NOTHING;
+        -- FINALIZE would overtake what a detach under way waits for.
+        CONTINUE WHEN s.step <> 'finalize' OR outbox.detach_under_way();
         partition := s.partition;
         BEGIN
             EXECUTE s.statement;
@@ -141,6 +142,7 @@ BEGIN
         END;
         RETURN NEXT;
     END LOOP;
+    DELETE FROM outbox.retiring_partition r WHERE r.parent_table = parent AND r.partition <> ALL (v_leaving);
     FOR s IN SELECT r.* FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
               WHERE r.parent_table = parent AND NOT c.relispartition ORDER BY r.starts_at LOOP
         partition := s.partition;
@@ -183,7 +185,8 @@ BEGIN
     FOR s IN
         SELECT j.jobid, j.jobname, j.command,
                outbox.detach_under_way() AND EXISTS (
-                   SELECT FROM outbox.upkeep_plan() p WHERE p.step = 'finalize' AND j.jobname = 'pillarbox detach ' || p.partition) AS runs
+                   SELECT FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x
+                    WHERE x.detach_pending AND j.jobname = 'pillarbox detach ' || x.partition) AS runs
           FROM cron.job j
          WHERE j.jobname LIKE 'pillarbox detach %' AND j.database = current_database() AND j.username = current_user
     LOOP

@@ -1,59 +1,59 @@
--- Owner part: the upkeep, which ends detaches and drops by itself only what they left.
+-- Owner part: the upkeep, which ends what pg_cron's detaches began, and detaches by itself only what they left.
 
 SET LOCAL ROLE {owner};
 
 -- The fallback, for where nobody can detach concurrently, or a detach has had its chance since the
--- upkeep first saw the partition, `patience` ago. Drops one partition in a transaction of its own,
--- so that a lock is never waited for with others held. Gives dropped, held (an unsettled row),
--- busy (lock not to be had) or none.
-CREATE FUNCTION outbox.drop_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
+-- upkeep first saw the partition, `patience` ago. Detaches one partition in a transaction of its own,
+-- so that a lock is never waited for with others held, and the table is locked for a change of the
+-- catalog and nothing else: rows are looked at before, and by outbox.finish_detached after.
+-- Gives detached, held (an unsettled row), busy (lock not to be had) or none.
+CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET enable_seqscan = off  -- as in outbox.count_unsettled
 SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it
 AS $body$
 DECLARE
     p outbox.partition_policy;
-    v_partition regclass;
+    x record;
     v_unsettled boolean := false;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
-    SELECT x.partition INTO v_partition
-      FROM outbox.partitions(parent) x
-     WHERE x.ends_at < now() - p.retention AND x.partition <> ALL (skip) AND NOT x.detach_pending
+    SELECT q.* INTO x
+      FROM outbox.partitions(parent) q
+     WHERE q.ends_at < now() - p.retention AND q.partition <> ALL (skip) AND NOT q.detach_pending
        AND (patience = interval '0' OR EXISTS (
            SELECT FROM outbox.retiring_partition r
-            WHERE to_regclass(r.partition) = x.partition AND r.planned_at <= now() - patience))
-     ORDER BY x.ends_at LIMIT 1;
-    IF v_partition IS NULL THEN
+            WHERE to_regclass(r.partition) = q.partition AND r.planned_at <= now() - patience))
+     ORDER BY q.ends_at LIMIT 1;
+    IF NOT FOUND THEN
         outcome := 'none';
         RETURN;
     END IF;
-    skip := skip || v_partition;
+    skip := skip || x.partition;
+    IF p.unsettled IS NOT NULL THEN
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', x.partition, p.unsettled) INTO v_unsettled;
+    END IF;
+    IF v_unsettled THEN
+        outcome := 'held';
+        RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', x.partition
+            USING HINT = format('SELECT * FROM %s WHERE %s', x.partition, p.unsettled);
+        RETURN;
+    END IF;
     BEGIN
-        IF p.unsettled IS NOT NULL THEN
-            -- Looked at twice: first without a lock, so that a held partition costs nobody anything.
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
-            IF NOT v_unsettled THEN
-                EXECUTE format('LOCK TABLE ONLY %s, %s IN ACCESS EXCLUSIVE MODE', parent::regclass, v_partition);
-                EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', v_partition, p.unsettled) INTO v_unsettled;
-            END IF;
-        END IF;
-        IF v_unsettled THEN
-            outcome := 'held';
-            RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', v_partition
-                USING HINT = format('SELECT * FROM %s WHERE %s', v_partition, p.unsettled);
-            RETURN;
-        END IF;
-        EXECUTE format('DROP TABLE %s', v_partition);
-        outcome := 'dropped';
+        -- First the partition: while somebody reads it, nobody else is kept waiting.
+        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', x.partition);
+        INSERT INTO outbox.retiring_partition VALUES (x.partition, parent, x.starts_at, x.ends_at) ON CONFLICT DO NOTHING;
+        EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent::regclass, x.partition);
+        outcome := 'detached';
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
         skip := skip[1:cardinality(skip) - 1];
         outcome := 'busy';
     END;
 END
 $body$;
-COMMENT ON FUNCTION outbox.drop_expired IS 'drop the oldest expired partition that is not in skip; say what happened';
+COMMENT ON FUNCTION outbox.detach_expired IS 'detach the oldest expired partition that is not in skip, under a short lock; say what happened';
 
 CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0')
 LANGUAGE plpgsql
@@ -82,13 +82,21 @@ BEGIN
         v_tries := 0;
         LOOP
             BEGIN
-                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.drop_expired(v_parent, v_skip, patience) d;
+                SELECT d.skip, d.outcome INTO v_skip, v_outcome FROM outbox.detach_expired(v_parent, v_skip, patience) d;
             EXCEPTION WHEN OTHERS THEN
                 v_outcome := 'none';
                 v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
             END;
             COMMIT;
             EXIT WHEN v_outcome = 'none';
+            IF v_outcome = 'detached' THEN
+                BEGIN
+                    PERFORM outbox.finish_detached(v_parent);
+                EXCEPTION WHEN OTHERS THEN
+                    v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
+                END;
+                COMMIT;
+            END IF;
             CONTINUE WHEN v_outcome <> 'busy';
             v_tries := v_tries + 1;
             IF v_tries >= max_tries THEN
@@ -108,12 +116,12 @@ $body$;
 COMMENT ON PROCEDURE outbox.maintain IS
     'premake, then retention, for every table of the policy; what may go is left to a detach for as long as patience';
 
-REVOKE ALL ON FUNCTION outbox.drop_expired(text, regclass[], interval), outbox.upkeep_plan(), outbox.finish_detached(text),
+REVOKE ALL ON FUNCTION outbox.detach_expired(text, regclass[], interval), outbox.upkeep_plan(text), outbox.finish_detached(text),
     outbox.count_unsettled(text, regclass), outbox.schedule_detaches() FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.maintain(integer, interval) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.drop_expired(text, regclass[], interval), outbox.finish_detached(text), outbox.upkeep_plan() TO {maintainer};
+GRANT EXECUTE ON FUNCTION outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text), outbox.upkeep_plan(text) TO {maintainer};
 GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
-GRANT EXECUTE ON FUNCTION outbox.upkeep_plan() TO {monitor};
+GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor};
 -- As a member of the owner it has this anyway; said here, the role stays while this database needs it.
 GRANT USAGE ON SCHEMA outbox TO {detacher};
 GRANT SELECT ON outbox.retiring_partition TO {maintainer}, {monitor};

@@ -40,7 +40,7 @@ CREATE TABLE inbox.job_template (LIKE inbox.job);
 ALTER TABLE inbox.job_template SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
 
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
-    ('inbox.job', 'message_at', 'inbox.job_template', '14 days', 'state IN (''queued'', ''in_progress'')');
+    ('inbox.job', 'message_at', 'inbox.job_template', '14 days', 'finished_at IS NULL');
 SELECT outbox.adopt_table('inbox.job');
 SELECT outbox.make_partitions('inbox.job');
 

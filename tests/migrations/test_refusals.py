@@ -12,6 +12,9 @@ from tests.migrations.catalog import is_empty, snapshot
 
 pytestmark = pytest.mark.usefixtures("alone")
 
+INSTALLED = "UPDATE pg_extension SET extversion = '{}' WHERE extname = 'pg_partman'"
+OLD_PARTMAN = "SELECT name 'pg_partman' AS name, '4.6.2' AS default_version"
+
 
 @pytest.fixture
 def powerless(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
@@ -112,23 +115,67 @@ def test_an_encoding_other_than_utf8(server: PostgresServer) -> None:
     assert "ENCODING 'UTF8'" in text
 
 
+def offer(server: PostgresServer, url: str, extensions: str) -> None:
+    """Have the server offer these: they are seen through a view, here another."""
+    name = url.rpartition("/")[2].partition("?")[0]
+    execute(url, "CREATE SCHEMA offered")
+    execute(url, f"CREATE VIEW offered.pg_available_extensions AS {extensions}")
+    path = "SET search_path = offered, pg_catalog"
+    execute(server.url, f'ALTER DATABASE "{name}" {path}')
+
+
 def test_a_server_without_pg_partman(
     server: PostgresServer, empty_database_url: str
 ) -> None:
-    name = empty_database_url.rpartition("/")[2].partition("?")[0]
-    # What the server has to offer is seen through a view, and here through another.
-    execute(empty_database_url, "CREATE SCHEMA bare")
-    execute(
+    offer(
+        server,
         empty_database_url,
-        "CREATE VIEW bare.pg_available_extensions AS SELECT name"
-        " FROM pg_catalog.pg_available_extensions WHERE name <> 'pg_partman'",
+        "SELECT * FROM pg_catalog.pg_available_extensions WHERE name <> 'pg_partman'",
     )
-    execute(server.url, f'ALTER DATABASE "{name}" SET search_path = bare, pg_catalog')
 
     text = refusal(empty_database_url, with_cron=False)
 
     assert "extension pg_partman is not on this server" in text
     assert "apt install postgresql-" in text
+
+
+def test_a_server_whose_pg_partman_is_too_old(
+    server: PostgresServer, empty_database_url: str
+) -> None:
+    offer(server, empty_database_url, OLD_PARTMAN)
+
+    text = refusal(empty_database_url, with_cron=False)
+
+    assert "the pg_partman of this server, 4.6.2, is older than 4.7" in text
+    assert text.endswith("-partman")
+    assert is_empty(snapshot(empty_database_url))
+
+
+def test_a_pg_partman_that_was_not_updated_with_its_files(database_url: str) -> None:
+    execute(database_url, INSTALLED.format("4.6.2"))
+
+    text = refusal(database_url, with_cron=False)
+
+    assert "pg_partman 4.6.2 is installed in database" in text
+    assert text.endswith("ALTER EXTENSION pg_partman UPDATE")
+
+
+def test_a_pg_partman_that_no_update_makes_new_enough(
+    server: PostgresServer, database_url: str
+) -> None:
+    execute(database_url, INSTALLED.format("4.5.1"))
+    offer(server, database_url, OLD_PARTMAN)
+
+    text = refusal(database_url, with_cron=False)
+
+    assert "apt install postgresql-" in text
+    assert text.endswith("; then run ALTER EXTENSION pg_partman UPDATE")
+
+
+def test_a_version_is_compared_by_its_numbers(database_url: str) -> None:
+    execute(database_url, INSTALLED.format("4.10.0"))
+
+    migrate(database_url, with_cron=False)
 
 
 def test_a_server_that_does_not_load_pg_cron() -> None:

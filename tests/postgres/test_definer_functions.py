@@ -22,9 +22,9 @@ DEFINERS = {
         "owner",
         "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
     ),
-    "outbox.drop_expired(text,regclass[],interval)": (
+    "outbox.detach_expired(text,regclass[],interval)": (
         "maintainer",
-        "SELECT * FROM outbox.drop_expired('outbox.message', '{}', '0')",
+        "SELECT * FROM outbox.detach_expired('outbox.message', '{}', '0')",
     ),
     "outbox.trim_foreign_receipts_batch()": (
         *("maintainer", "SELECT outbox.trim_foreign_receipts_batch()"),
@@ -33,7 +33,7 @@ DEFINERS = {
         "consumer",
         "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
     ),
-    "outbox.upkeep_plan()": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
+    "outbox.upkeep_plan(text)": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
     "outbox.finish_detached(text)": (
         *("maintainer", "SELECT * FROM outbox.finish_detached('outbox.message')"),
     ),
@@ -153,21 +153,21 @@ def test_a_routine_walks_into_no_trap(
 def test_a_definer_without_a_pinned_path_walks_into_one(
     path: str, hostile: psycopg.Connection[Any]
 ) -> None:
-    hostile.execute("ALTER FUNCTION outbox.upkeep_plan() RESET search_path")
+    hostile.execute("ALTER FUNCTION outbox.upkeep_plan(text) RESET search_path")
     act(hostile, "monitor", path)
 
     with pytest.raises(psycopg.errors.RaiseException, match="trapped as pillarbox_own"):
         hostile.execute("SELECT * FROM outbox.upkeep_plan()")
 
 
-def test_a_drop_under_a_hostile_path_drops_what_it_should(
+def test_a_detach_under_a_hostile_path_detaches_what_it_should(
     database_url: str, hostile: psycopg.Connection[Any]
 ) -> None:
     act(hostile, "maintainer", PATHS[0])
     hostile.execute("SELECT outbox.make_partitions('outbox.message')")
 
-    call = "SELECT outcome FROM outbox.drop_expired('outbox.message', %s, '0')"
+    call = "SELECT outcome FROM outbox.detach_expired('outbox.message', %s, '0')"
     assert hostile.execute(call, ([],)).fetchone() == ("held",)
     ((held,), _) = execute(database_url, EXPIRED)
-    assert hostile.execute(call, ([held],)).fetchone() == ("dropped",)
+    assert hostile.execute(call, ([held],)).fetchone() == ("detached",)
     assert execute(database_url, EXPIRED) == [(held,)]
