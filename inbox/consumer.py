@@ -12,17 +12,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from inbox.bounds import Bounds
 from inbox.dead_letter import DeadLetterWriter, Redact
 from inbox.dead_letters import HandlingRetrier
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
 from inbox.handle import check_database
+from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.kinds import AnyHandler, make_handler
 from inbox.prepare import Permanent, Terms
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
 from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
-from inbox.serving import Order, Serving, check_limits
+from inbox.serving import Order, Serving
 from inbox.sessions import Sessions, handling
 from inbox.settle import Settlement
 from inbox.source import Delivery, Source
@@ -62,10 +64,11 @@ class Consumer:
             among them its tenants take turns. As many again if left out.
         max_waiting: messages that each queue holds that wait behind others of their
             key, or for their retry; when it is reached, no more are fetched.
+        max_idle: how long a handler's transaction may stand still before the server
+            ends it; so a process that is frozen keeps its messages no longer.
         retry: backoff and number of attempts for handlers that raise.
         drain: how long a stop waits for handlers at work.
-        codec: decodes payloads that were added with it; what it can't decode is a
-            dead letter, as it came.
+        codec: decodes payloads; what it can't decode is a dead letter, as it came.
         redact: takes out of reasons and stack traces what nobody is to read.
         registry: schemas that payloads have to fit before a handler gets them.
         observers: are told of every event of `inbox.events`.
@@ -83,6 +86,7 @@ class Consumer:
         max_in_flight_per_tenant: int | None = None,
         max_prefetched: int | None = None,
         max_waiting: int = 1024,
+        max_idle: timedelta | None = DEFAULT_MAX_IDLE,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
         codec: PayloadCodec | None = None,
@@ -91,27 +95,23 @@ class Consumer:
         observers: Iterable[Observer] = (),
     ) -> None:
         check_text("consumer", name)
-        check_limits(
-            drain,
-            max_in_flight=(max_in_flight, 1),
-            max_in_flight_per_tenant=(max_in_flight_per_tenant, 1),
-            max_prefetched=(max_prefetched, 0),
-            max_waiting=(max_waiting, 0),
+        self._bounds = Bounds(
+            max_in_flight=max_in_flight,
+            max_in_flight_per_tenant=max_in_flight_per_tenant,
+            max_prefetched=max_prefetched,
+            max_waiting=max_waiting,
+            max_idle=max_idle,
+            drain=drain,
         )
         self.name = name
-        self._handling = handling(sessions, name, max_in_flight)
+        self._handling = handling(sessions, name, max_in_flight, max_idle)
         self._writer = DeadLetterWriter(name, self._handling, redact)
-        self._max_in_flight = max_in_flight
-        self._max_in_flight_per_tenant = max_in_flight_per_tenant
-        self._max_prefetched = (
-            max_in_flight if max_prefetched is None else max_prefetched
-        )
-        self._max_waiting = max_waiting
         self._retry = retry or RetryPolicy()
-        self._drain = drain
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
-        self.retrier = partial(HandlingRetrier, sessions, self._routes, self._writer)
+        self.retrier = partial(
+            HandlingRetrier, sessions, self._routes, self._writer, max_idle=max_idle
+        )
         self._versions = Versions(registry, codec)
         self._serving = Serving(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
@@ -261,7 +261,7 @@ class Consumer:
             try:
                 failure = await receive_all(receptions, stop)
             finally:
-                returned = await stop_all(receptions, self._drain)
+                returned = await stop_all(receptions, self._bounds.drain)
                 self._handling.close()
         observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
         if failure is not None:
@@ -283,9 +283,9 @@ class Consumer:
                 flight.look_again()
 
         turns = Turns(
-            self._max_in_flight,
+            self._bounds.max_in_flight,
             weights,
-            max_per_tenant=self._max_in_flight_per_tenant,
+            max_per_tenant=self._bounds.max_in_flight_per_tenant,
             on_capped=look_again,
         )
         for queue in weights:
@@ -293,8 +293,8 @@ class Consumer:
                 partial(settle, queue),
                 turns=turns,
                 queue=queue,
-                max_lines=self._max_in_flight + self._max_prefetched,
-                max_waiting=self._max_waiting,
+                max_lines=self._bounds.max_lines,
+                max_waiting=self._bounds.max_waiting,
                 in_order=self._serving.keeps_order(queue),
             )
         return flights

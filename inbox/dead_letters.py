@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 from inbox.bracket import TakenError, bracketed, named, run_statement, text_of
 from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import RetryLater
+from inbox.idle import DEFAULT_MAX_IDLE
 from inbox.jobs import JobKey, reopen_job
 from inbox.kinds import AnyHandler
 from inbox.leased import LongHandler, LongHandling
@@ -62,6 +63,7 @@ class HandlingRetrier:
     Args:
         writer: of the consumer; dead letters of others are left alone.
         schedule: says when to retry again what fails.
+        max_idle: of the handlers' transactions, as for `Consumer`.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class HandlingRetrier:
         writer: DeadLetterWriter,
         schedule: RetrySchedule | None = None,
         notify: Callable[[Event], None] = lambda _: None,
+        *,
+        max_idle: timedelta | None = DEFAULT_MAX_IDLE,
     ) -> None:
         self.origin: Final = f"consumer:{writer.consumer}"
         self._consumer = writer.consumer
         self._sessions = sessions
-        self._handling = handling(sessions, writer.consumer, 1)
+        self._handling = handling(sessions, writer.consumer, 1, max_idle)
         self._routes = routes
         self._writer = writer
         self._schedule = schedule or RetrySchedule()

@@ -26,6 +26,9 @@ TABLES: Final = text(
 )
 
 
+_STOOD_STILL: Final = "25P03"  # for longer than max_idle
+
+
 class Handling(Protocol):
     """Runs handlers of one colour."""
 
@@ -98,8 +101,13 @@ async def check_database(handling: Handling) -> None:
 
 
 def connection_broke(error: BaseException) -> bool:
-    """Tell whether a handler failed because its connection was lost."""
+    """Tell whether a handler failed because its connection was lost, or ended."""
     if not isinstance(error, DBAPIError):
         return False
     state = getattr(error.orig, "sqlstate", None) or ""
-    return error.connection_invalidated or state[:2] == "08" or state[:4] == "57P0"
+    return (
+        error.connection_invalidated
+        or state[:2] == "08"
+        or state[:4] == "57P0"
+        or state == _STOOD_STILL
+    )

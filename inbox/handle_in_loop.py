@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 from inbox.errors import InvalidReceiptError
 from inbox.handle import TABLES
 from inbox.idempotent import is_async, is_idempotent, record_receipt_async
+from inbox.idle import limit_idle
 from inbox.job import AsyncJob
 from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipts
@@ -26,10 +28,14 @@ class AsyncHandling:
     """Async handlers in the loop."""
 
     def __init__(
-        self, sessions: async_sessionmaker[AsyncSession], consumer: str
+        self,
+        sessions: async_sessionmaker[AsyncSession],
+        consumer: str,
+        max_idle: timedelta | None,
     ) -> None:
         self._sessions = sessions
         self._consumer = consumer
+        self._max_idle = max_idle
 
     def check(self, handler: Handler) -> None:
         """Refuse a plain function."""
@@ -42,6 +48,7 @@ class AsyncHandling:
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in the running task."""
         async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             try:
                 await session.connection()
                 is_new = is_idempotent(handler) or await record_receipt_async(
@@ -60,6 +67,7 @@ class AsyncHandling:
     ) -> set[UUID]:
         """Run the handler in the running task."""
         async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             try:
                 await session.connection()
                 new = await session.run_sync(

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox.errors import InvalidReceiptError
 from inbox.handle import TABLES
 from inbox.idempotent import is_async, is_idempotent
+from inbox.idle import limit_idle
 from inbox.job import Job
 from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipt, record_receipts
@@ -27,11 +29,16 @@ class SyncHandling:
     """Sync handlers in threads, as many as may be in flight."""
 
     def __init__(
-        self, sessions: sessionmaker[Session], consumer: str, max_in_flight: int
+        self,
+        sessions: sessionmaker[Session],
+        consumer: str,
+        max_in_flight: int,
+        max_idle: timedelta | None,
     ) -> None:
         self._sessions = sessions
         self._consumer = consumer
         self._max_threads = max_in_flight
+        self._max_idle = max_idle
         self._threads: ThreadPoolExecutor | None = None
 
     def check(self, handler: Handler) -> None:
@@ -95,6 +102,7 @@ class SyncHandling:
 
     def _handle(self, handler: SyncHandler, message: Message) -> bool:
         with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             try:
                 session.connection()
                 is_new = is_idempotent(handler) or record_receipt(
@@ -112,6 +120,7 @@ class SyncHandling:
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             try:
                 session.connection()
                 new = record_receipts(session, [m.id for m in messages], self._consumer)

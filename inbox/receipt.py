@@ -12,12 +12,21 @@ from functools import cache
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
-from sqlalchemy import CursorResult, TextualSelect, Uuid, bindparam, select, text
+from sqlalchemy import (
+    CursorResult,
+    Table,
+    TextualSelect,
+    Uuid,
+    bindparam,
+    select,
+    text,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
+from inbox.idle import LIMITS_IDLE, max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
 from outbox.array_literal import moment_array, plain_array
 from outbox.causation import note_cause
@@ -46,29 +55,36 @@ class ForeignId:
 
 MessageId: TypeAlias = UUID | ForeignId
 
-# Built once, for it costs as much as running it. RETURNING is left out: the role
-# needs no more than INSERT.
-_INSERT: Final = (
-    insert(receipt_table)
-    .values(
-        {
-            name: bindparam(name, type_=receipt_table.c[name].type)
-            for name in ("message_id", "message_at", "consumer")
-        }
-    )
-    .on_conflict_do_nothing()
-    .inline()
-)
-_INSERT_FOREIGN: Final = (
-    insert(foreign_receipt_table)
-    .values(
-        {
-            name: bindparam(name, type_=foreign_receipt_table.c[name].type)
-            for name in ("source", "message_id", "consumer")
-        }
-    )
-    .on_conflict_do_nothing()
-    .inline()
+
+class _Insert:
+    """Inserts one row, where it is new; may limit the transaction besides."""
+
+    # Built once, for it costs as much as running it. RETURNING is left out: the role
+    # needs no more than INSERT.
+    def __init__(self, table: Table, *names: str) -> None:
+        values = {name: bindparam(name, type_=table.c[name].type) for name in names}
+        limiting = select(*values.values()).where(LIMITS_IDLE)
+        self._plain = insert(table).values(values).on_conflict_do_nothing().inline()
+        self._limiting = (
+            insert(table)
+            .from_select(list(names), limiting)
+            .on_conflict_do_nothing()
+            .inline()
+        )
+
+    def is_new(self, session: Session, values: dict[str, Any]) -> bool:
+        max_idle = max_idle_of(session)
+        result = session.execute(
+            self._plain if max_idle is None else self._limiting,
+            values if max_idle is None else {**values, "max_idle": max_idle},
+            execution_options={"preserve_rowcount": True},
+        )
+        return cast("CursorResult[Any]", result).rowcount == 1
+
+
+_INSERT: Final = _Insert(receipt_table, "message_id", "message_at", "consumer")
+_INSERT_FOREIGN: Final = _Insert(
+    foreign_receipt_table, "source", "message_id", "consumer"
 )
 _CHECK_VIOLATION: Final = "23514"
 
@@ -103,7 +119,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
             "message_id": message_id.id,
             "consumer": consumer,
         }
-        return _is_new(session, _INSERT_FOREIGN, values)
+        return _INSERT_FOREIGN.is_new(session, values)
     check_id(message_id)
     values = {
         "message_id": message_id,
@@ -111,7 +127,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
         "consumer": consumer,
     }
     try:
-        is_new = _is_new(session, _INSERT, values)
+        is_new = _INSERT.is_new(session, values)
     except DBAPIError as error:
         refused = refusal(error, message_id)
         if refused is None:
@@ -150,6 +166,7 @@ def record_receipts(
         "ids": plain_array(ids),
         "moments": moment_array([moment_of(id) for id in ids]),
         "consumer": consumer,
+        "max_idle": max_idle_of(session),
     }
     try:
         found = session.execute(_insert_receipts(), values).scalars()
@@ -211,13 +228,6 @@ def check_text(field: str, value: object) -> None:
             f"receipt {field} {shorten(value)}: must be text that is not empty and "
             "has no NUL; pass a str"
         )
-
-
-def _is_new(session: Session, statement: Any, values: dict[str, Any]) -> bool:
-    result = session.execute(
-        statement, values, execution_options={"preserve_rowcount": True}
-    )
-    return cast("CursorResult[Any]", result).rowcount == 1
 
 
 def _sqlstate(error: DBAPIError) -> str | None:

@@ -1,7 +1,6 @@
 """Which queues a process serves: their weights, order and sources."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Literal, TypeAlias
 
 from inbox.kinds import AnyHandler
@@ -119,16 +118,3 @@ def group_of(consumer: str, queue: str) -> str:
     of another consumer by accident.
     """
     return consumer if queue == DEFAULT_QUEUE else f"{consumer}--{queue}"
-
-
-def check_limits(drain: timedelta, **limits: tuple[int | None, int]) -> None:
-    """Refuse a drain below nothing, and limits below what they are at least.
-
-    Raises:
-        ConfigError: it names the first one.
-    """
-    for field, (value, least) in limits.items():
-        if value is not None and value < least:
-            raise ConfigError(f"{field}={value}: must be at least {least}")
-    if drain < timedelta(0):
-        raise ConfigError(f"drain={drain}: must not be negative")

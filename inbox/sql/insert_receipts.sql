@@ -1,9 +1,13 @@
--- Does:  Record the receipts of many messages.
--- Takes: ids and moments (arrays as text, in one order), consumer
+-- Does:  Record the receipts of many messages, and limit how long the transaction may stand still.
+-- Takes: ids and moments (arrays as text, in one order), consumer, max_idle (null: as it is)
 -- Gives: message_id of those that were new
 -- Index: receipt_pkey of the partitions of their days
 INSERT INTO inbox.receipt (message_id, message_at, consumer)
 SELECT id, moment, CAST(:consumer AS text)
   FROM unnest(CAST(CAST(:ids AS text) AS uuid[]), CAST(CAST(:moments AS text) AS timestamptz[])) AS r (id, moment)
+ -- As a subquery it is done once, and not for each row.
+ WHERE (SELECT set_config('idle_in_transaction_session_timeout',
+                          coalesce(CAST(:max_idle AS text), current_setting('idle_in_transaction_session_timeout')),
+                          true)) IS NOT NULL
 ON CONFLICT DO NOTHING
 RETURNING message_id

@@ -23,6 +23,7 @@ from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handle import Handling, connection_broke
+from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.receipt import check_text
 from inbox.routes import Handler, Routes
 from inbox.sessions import Sessions, handling
@@ -61,6 +62,7 @@ def webhook_app(
     max_payload_bytes: int = 1024 * 1024,
     max_in_flight: int = 64,
     read_timeout: timedelta = timedelta(seconds=10),
+    max_idle: timedelta | None = DEFAULT_MAX_IDLE,
     observers: Iterable[Observer] = (),
 ) -> "WebhookApp":
     """Make an ASGI application that handles each message that is posted to it once.
@@ -79,6 +81,7 @@ def webhook_app(
         max_payload_bytes: a longer body is refused unread.
         max_in_flight: handlers at work at once; further requests wait.
         read_timeout: for how long a body may take to come in.
+        max_idle: of the handlers' transactions, as for `Consumer`.
         observers: are told of every event.
 
     Raises:
@@ -92,7 +95,8 @@ def webhook_app(
     ):
         if value <= 0:
             raise ConfigError(f"{field}={value}: must be above 0")
-    chosen = handling(sessions, name, max_in_flight)
+    check_max_idle(max_idle)
+    chosen = handling(sessions, name, max_in_flight, max_idle)
     return WebhookApp(
         _routes(handlers, chosen),
         chosen,

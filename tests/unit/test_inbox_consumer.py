@@ -62,6 +62,8 @@ def test_registering_gives_the_handler_back() -> None:
         {"max_in_flight_per_tenant": 0},
         {"max_prefetched": -1},
         {"max_waiting": -1},
+        {"max_idle": timedelta(milliseconds=999)},
+        {"max_idle": timedelta(days=25)},
         {"drain": timedelta(seconds=-1)},
         {"order": "tenant"},
         {"order": {"default": "no"}},

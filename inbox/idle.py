@@ -1,0 +1,56 @@
+"""How long a transaction that holds a receipt may stand still.
+
+A consumer that is frozen, or whose host is gone, leaves its receipts uncommitted, and
+whoever took over waits for them at the unique index. So the statement that inserts a
+receipt also tells the server when to end the session: then the one that took over goes
+on, and the late one has no transaction left to commit.
+"""
+
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import ColumnElement, Text, bindparam, cast, func, literal_column
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from outbox.errors import ConfigError
+
+AnySession: TypeAlias = (
+    Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]
+)
+
+DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
+_LEAST: Final = timedelta(seconds=1)
+_MOST: Final = timedelta(days=24)  # PostgreSQL counts milliseconds in 32 bits
+_NOTED: Final = "inbox.max_idle"
+
+LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
+    literal_column("'idle_in_transaction_session_timeout'"),
+    cast(bindparam("max_idle", type_=Text()), Text),
+    literal_column("true"),
+).is_not(None)
+"""A condition that is always true, and limits the transaction by `max_idle`."""
+
+
+def check_max_idle(max_idle: timedelta | None) -> None:
+    """Refuse what PostgreSQL can't count, and what no handler can keep to.
+
+    Raises:
+        ConfigError: it is below a second or above 24 days.
+    """
+    if max_idle is not None and not _LEAST <= max_idle <= _MOST:
+        raise ConfigError(
+            f"max_idle={max_idle}: must be from a second to 24 days, or None"
+        )
+
+
+def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
+    """Note for the receipts of a session how long it may stand still after them."""
+    if max_idle is not None:
+        session.info[_NOTED] = f"{max_idle // timedelta(milliseconds=1)}ms"
+
+
+def max_idle_of(session: AnySession) -> str | None:
+    """Give what was noted, as PostgreSQL reads it; None if nothing was."""
+    noted: str | None = session.info.get(_NOTED)
+    return noted

@@ -1,0 +1,168 @@
+"""A handler's transaction that stands still is ended, and another one handles it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+
+from inbox import Consumer, idempotent
+from inbox.events import DatabaseLost, DuplicateSkipped, HandlerFailed, MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import find, retry_all
+from tests.fixtures.consumers import (
+    NEVER,
+    async_sessions_of,
+    numbered,
+    running,
+    sessions_of,
+)
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.relay import execute
+
+SECOND: Final = timedelta(seconds=1)
+EFFECT: Final = text("INSERT INTO effect (what) VALUES (:what)")
+LIMIT: Final = text("SHOW idle_in_transaction_session_timeout")
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    execute(database_url, "CREATE TABLE effect (what text)")
+    return database_url
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def sessions(
+    url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    async with async_sessions_of(url, request.param) as made:
+        yield made
+
+
+def effects(url: str) -> list[str]:
+    return [what for (what,) in execute(url, "SELECT what FROM effect ORDER BY what")]
+
+
+def consumer_of(sessions: Any, *messages: Message, **changes: Any) -> Consumer:
+    settings: dict[str, Any] = {"name": "billing", "retry": NEVER, "max_idle": SECOND}
+    return Consumer(MemorySource(*messages), sessions, **(settings | changes))
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("touches_it_again", [False, True])
+async def test_the_one_that_took_over_wins_and_the_late_one_commits_nothing(
+    url: str,
+    sessions: async_sessionmaker[AsyncSession],
+    batch: int | None,
+    touches_it_again: bool,
+) -> None:
+    message = Message("orders", b"1")
+    begun, thawed = asyncio.Event(), asyncio.Event()
+    late, taker = (consumer_of(sessions, message) for _ in range(2))
+
+    @late.handles("orders", batch=batch)
+    async def stand_still(session: AsyncSession, _: Any) -> None:
+        await session.execute(EFFECT, {"what": "late"})
+        begun.set()
+        await thawed.wait()
+        if touches_it_again:
+            await session.execute(EFFECT, {"what": "later"})
+
+    @taker.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await session.execute(EFFECT, {"what": "taken over"})
+
+    async with running(late) as of_late:
+        await begun.wait()
+        async with running(taker) as of_taker:
+            await of_taker.wait_for(MessageHandled)
+        thawed.set()
+        await of_late.wait_for(DuplicateSkipped)
+
+    assert effects(url) == ["taken over"]
+    assert len(of_late.of(DatabaseLost)) == 1
+    assert of_late.of(HandlerFailed) == []
+
+
+async def test_a_statement_may_take_longer(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions, Message("orders", b"1"))
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await session.execute(text("SELECT pg_sleep(2)"))
+        await session.execute(EFFECT, {"what": "done"})
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert events.of(DatabaseLost) == []
+    assert effects(url) == ["done"]
+
+
+async def note(session: AsyncSession, _: Message | Sequence[Message]) -> None:
+    await session.execute(EFFECT, {"what": await session.scalar(LIMIT)})
+
+
+def note_in_thread(session: Session, _: Message | Sequence[Message]) -> None:
+    session.execute(EFFECT, {"what": session.scalar(LIMIT)})
+
+
+@pytest.mark.parametrize(
+    ("max_idle", "said"), [(timedelta(seconds=90), "90s"), (None, "5s")]
+)
+@pytest.mark.parametrize(
+    ("handler", "batch"),
+    [(note, None), (note, 2), (idempotent(consumer="billing")(note), None)],
+    ids=["one", "batch", "idempotent"],
+)
+async def test_every_kind_of_handler_is_limited(
+    url: str,
+    sessions: async_sessionmaker[AsyncSession],
+    handler: Any,
+    batch: int | None,
+    max_idle: timedelta | None,
+    said: str,
+) -> None:
+    execute(
+        url,
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET "
+        "idle_in_transaction_session_timeout = ''5s''', current_database()); END $$",
+    )
+    consumer = consumer_of(sessions, *numbered(1), max_idle=max_idle)
+    consumer.handles("orders", batch=batch)(handler)
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert effects(url) == [said]
+
+    async with sessions() as session:
+        assert await session.scalar(LIMIT) == "5s"
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+async def test_functions_in_threads_are_limited_too(
+    url: str, batch: int | None
+) -> None:
+    with sessions_of(url) as made:
+        consumer = consumer_of(made, *numbered(1))
+        consumer.handles("orders", batch=batch)(note_in_thread)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert effects(url) == ["1s"]
+
+
+async def test_a_retry_of_a_dead_letter_is_limited_too(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    give_up(url, *numbered(1), schema="inbox")
+    consumer = consumer_of(sessions)
+    consumer.handles("orders")(note)
+    async with consumer.retrier() as retrier:
+        await retry_all(retrier, await find(retrier, Criteria()))
+    assert effects(url) == ["1s"]
