@@ -81,6 +81,14 @@ class _Client(Client):
             raise NatsError("the server offers no TLS; write nats:// or enable it")
         await super()._process_info(info, initial_connection)
 
+    @staticmethod
+    @override
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        # nats-py's own leaves out what isn't text; this keeps it as surrogates.
+        lines = raw.decode(errors="surrogateescape").split("\r\n")
+        pairs = (line.partition(":") for line in lines if line)
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
     async def publish_all(self, commands: Iterable[bytes]) -> None:
         """Send commands in their order, without waiting for the server.
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
-from outbox.errors import shorten
+from outbox.errors import InvalidMessageError, shorten
 from outbox.headers import from_headers, to_headers
 from outbox.message import Message
+from outbox.stranger import text_of
 
 PREFIX: Final = "ce-"
 MESSAGE_ID: Final = "Nats-Msg-Id"
@@ -22,6 +23,7 @@ _VISIBLE: Final = re.compile(r"[!#$&-~]*")
 _SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _RESERVED: Final = "nats-"
+_SURROGATES: Final = re.compile(r"[\ud800-\udfff]")
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f*>]")
 
 
@@ -81,8 +83,15 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
     """Read a message from its headers and its payload.
 
     Raises:
-        InvalidMessageError: an attribute is missing, or isn't what it should be.
+        InvalidMessageError: an attribute is missing, or isn't what it should be, or
+            a header isn't UTF-8.
     """
+    # One look at all of them together is enough for nearly every message.
+    text = "".join((*headers, *headers.values()))
+    if not text.isascii() and _SURROGATES.search(text):
+        raise InvalidMessageError(
+            "headers", raw_headers(headers), "aren't all UTF-8", "mend their producer"
+        )
     return from_headers(plain_headers(headers), payload, PREFIX)
 
 
@@ -93,6 +102,15 @@ def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if not name.lower().startswith(_RESERVED)
     }
+
+
+def raw_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Read headers of what is no message as they came, without a loss."""
+    return {_raw(name): _raw(value) for name, value in headers.items()}
+
+
+def _raw(text: str) -> str:
+    return text_of(text.encode(errors="surrogateescape"))
 
 
 def _encode(value: str, *, spaces: bool) -> str:

@@ -14,6 +14,7 @@ from outbox.headers import CONTENT_TYPE, from_headers, to_headers
 from outbox.identifier import uuid7
 from outbox.message import Message
 from outbox.rabbitmq import MAX_NAME_BYTES
+from outbox.stranger import text_of
 
 PREFIX: Final = "cloudEvents:"
 DELIVERY_COUNT: Final = "x-delivery-count"
@@ -93,5 +94,5 @@ def why_impossible(message: Message) -> str | None:
 
 def _text(value: object) -> str:
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return text_of(value)
     return value if isinstance(value, str) else str(value)

@@ -18,6 +18,7 @@ from outbox.errors import InvalidMessageError
 from outbox.headers import from_headers, to_headers
 from outbox.identifier import uuid7
 from outbox.message import Message
+from outbox.stranger import text_of
 
 PREFIX: Final = "ce-"
 HEADERS: Final = "headers"
@@ -200,7 +201,7 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
 def _text(value: Mapping[str, Any]) -> str:
     if "StringValue" in value:
         return str(value["StringValue"])
-    return base64.b64encode(value.get("BinaryValue", b"")).decode()
+    return text_of(value.get("BinaryValue", b""))
 
 
 def _escape(name: str, value: str) -> str:

@@ -11,7 +11,9 @@ from typing import Final
 from uuid import UUID
 
 from outbox.errors import InvalidMessageError
+from outbox.identifier import uuid7
 from outbox.message import Message
+from outbox.stranger import payload_of, text_of
 
 PAYLOAD: Final = b"payload"
 _HEADER: Final = b"h:"
@@ -65,6 +67,25 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
         id=_id(_required(fields, "id")),
         content_type=_text(fields, "content_type"),
         schema_version=int(version),
+    )
+
+
+def stranger_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message:
+    """Read what is no message, so that it can be found among the dead letters.
+
+    Without a payload, all its fields are that, as JSON.
+    """
+    bare = PAYLOAD not in fields
+    return Message(
+        topic,
+        payload_of(fields) if bare else fields[PAYLOAD],
+        id=uuid7(),
+        headers={
+            text_of(name): text_of(value)
+            for name, value in fields.items()
+            if name != PAYLOAD
+        },
+        content_type="application/json" if bare else None,
     )
 
 

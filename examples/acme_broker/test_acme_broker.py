@@ -55,7 +55,7 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
 
 class TestAcmeSource(Broker, SourceSuite):
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(takes_bytes=False)
 
     @override
     def source(self, consumer: str, topic: str) -> Source:

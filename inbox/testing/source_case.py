@@ -44,6 +44,9 @@ class Capabilities:
     gets_strangers: bool = capability(
         "Others can put into the broker what is no message of ours."
     )
+    takes_bytes: bool = capability(
+        "Others can put metadata into the broker that is no text."
+    )
     goes_away: bool = capability("The broker is apart from us, and can be away.")
 
 
@@ -93,6 +96,10 @@ class SourceCase(ABC):
 
     async def put_stranger(self, topic: str, payload: bytes) -> None:
         """Put something with this body that is no message. For `gets_strangers`."""
+        raise NotImplementedError
+
+    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+        """Put what is no message, with these bytes in a header. For `takes_bytes`."""
         raise NotImplementedError
 
     def stop_broker(self) -> None:

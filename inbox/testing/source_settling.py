@@ -10,6 +10,7 @@ import pytest
 from inbox.testing.source_case import SourceCase
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
+from outbox.stranger import bytes_of
 from outbox.testing.conformance import checks
 from outbox.testing.samples import (
     BINARY,
@@ -213,3 +214,15 @@ class SourceSettling(SourceCase):
                 await delivery.ack()
         async with self.source("one", topic) as source:
             assert not await self.anything(source)
+
+    @checks("takes_bytes")
+    async def test_metadata_of_strangers_that_is_no_text_is_kept(self) -> None:
+        topic = await self.fresh_topic()
+        metadata = b"\xff\x00 not text"
+        await self.put_strange_metadata(topic, metadata)
+        async with self.source("one", topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            await delivery.ack()
+        assert delivery.problem is not None
+        kept = map(bytes_of, delivery.message.headers.values())
+        assert metadata in kept

@@ -148,7 +148,7 @@ async def test_strangers_come_with_what_is_wrong(
         deliveries = await receive(consumer, 3)
     problems = [delivery.problem or "" for delivery in deliveries]
     assert "tombstone" in problems[0]
-    assert "ce_id isn't UTF-8" in problems[1]
+    assert "header ce_id b'\\xff': isn't UTF-8" in problems[1]
     assert "isn't a UUID" in problems[2]
     assert [d.message.payload for d in deliveries] == [b"", b"1", b"2"]
 

@@ -104,6 +104,11 @@ class TestKafkaSource(SourceSuite):
         assert self.producer.flush(60) == 0
 
     @override
+    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+        self.producer.produce(topic, b"1", headers=[("raw", metadata)])
+        assert self.producer.flush(60) == 0
+
+    @override
     def stop_broker(self) -> None:
         self.proxy.refuse()
 

@@ -46,6 +46,7 @@ class TestMemorySource(SourceSuite):
         fans_out=False,
         survives_a_crash=False,
         gets_strangers=False,
+        takes_bytes=False,
         goes_away=False,
     )
 

@@ -15,7 +15,7 @@ from outbox.testing.nats import NatsServer
 from relay.publisher import Acked
 from relay.publishers.nats import NatsPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
-from tests.fixtures.nats import make_stream, put_raw, stored
+from tests.fixtures.nats import make_stream, put_bytes, put_raw, stored
 from tests.fixtures.proxy import MakeProxy
 
 
@@ -104,6 +104,10 @@ class TestNatsSource(SourceSuite):
     @override
     async def put_stranger(self, topic: str, payload: bytes) -> None:
         await put_raw(self.direct, topic, payload)
+
+    @override
+    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+        await put_bytes(self.direct, topic, b"1", {b"raw": metadata})
 
     @override
     def stop_broker(self) -> None:

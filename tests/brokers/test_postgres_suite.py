@@ -89,7 +89,7 @@ class TestPostgresPublisher(PublisherSuite):
 
 
 class TestPostgresSource(SourceSuite):
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(takes_bytes=False)
 
     @pytest.fixture(autouse=True)
     def broker(self, database_url: str, proxy: MakeProxy) -> None:

@@ -111,6 +111,12 @@ class TestRabbitMQSource(SourceSuite):
             channel.basic_publish(exchange_of(self.direct), topic, payload, strange)
 
     @override
+    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+        strange = BasicProperties(headers={"raw": metadata})  # type: ignore[no-untyped-call]
+        with channel_of(self.direct) as channel:
+            channel.basic_publish(exchange_of(self.direct), topic, b"1", strange)
+
+    @override
     def stop_broker(self) -> None:
         self.proxy.refuse()
 

@@ -95,6 +95,11 @@ class TestRedisSource(SourceSuite):
             client.xadd(topic, {"payload": payload})
 
     @override
+    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+        with Redis.from_url(self.direct, protocol=2) as client:
+            client.xadd(topic, {"payload": b"1", "raw": metadata})
+
+    @override
     def stop_broker(self) -> None:
         self.proxy.refuse()
 

@@ -162,6 +162,11 @@ class TestSqsFifoSource(SourceSuite):
         await self.aws.put_stranger(f"one-{topic}{self.end}", payload)
 
     @override
+    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+        raw = {"DataType": "Binary", "BinaryValue": metadata}
+        await self.aws.put_stranger(f"one-{topic}{self.end}", b"1", raw=raw)
+
+    @override
     def stop_broker(self) -> None:
         self.proxy.refuse()
 

@@ -8,40 +8,46 @@ from outbox.errors import InvalidMessageError
 from outbox.headers import from_headers
 from outbox.kafka import PREFIX
 from outbox.message import Message
+from outbox.stranger import text_of
 
 
 def message_of(record: Record) -> tuple[Message, str | None]:
     """Read a record; give what can be read of it, and what is wrong if anything is."""
-    value = record.value()
-    headers, problem = _headers(record)
-    if value is None:
-        problem = "it has no value: it is a tombstone; publish with an empty payload"
-    if problem is None and value is not None:
-        try:
-            return from_headers(headers, value, PREFIX), None
-        except InvalidMessageError as error:
-            problem = str(error)
+    value, headers = record.value(), {}
+    try:
+        headers = _headers(record)
+        if value is None:
+            problem = "it has no value: it is a tombstone; publish an empty payload"
+        else:
+            texts = {name: _decoded(name, text) for name, text in headers.items()}
+            return from_headers(texts, value, PREFIX), None
+    except InvalidMessageError as error:
+        problem = str(error)
     key = record.key()
-    message = Message(
+    stranger = Message(
         record.topic() or "",
         value or b"",
-        key=None if key is None else key.decode(errors="replace"),
-        headers=headers,
+        key=None if key is None else text_of(key),
+        headers={name: text_of(text) for name, text in headers.items()},
     )
-    return message, problem
+    return stranger, problem
 
 
-def _headers(record: Record) -> tuple[dict[str, str], str | None]:
-    headers: dict[str, str] = {}
-    problem = None
+def _headers(record: Record) -> dict[str, bytes]:
     try:
         # The client gives them in no other form, whatever its types say.
         pairs = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except UnicodeDecodeError:
-        return {}, "the name of a header isn't UTF-8; mend its producer"
-    for name, value in pairs:
-        try:
-            headers[name] = (value or b"").decode()
-        except UnicodeDecodeError:
-            problem = f"header {name} isn't UTF-8; mend its producer"
-    return headers, problem
+        raise InvalidMessageError(
+            "headers", None, "have a name that isn't UTF-8", "mend their producer"
+        ) from None
+    return {name: value or b"" for name, value in pairs}
+
+
+def _decoded(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidMessageError(
+            f"header {name}", value, "isn't UTF-8", "mend its producer"
+        ) from None

@@ -1,5 +1,6 @@
 """Read a row of `inbox.delivery`, whatever someone may have put there by hand."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def read_delivery(row: Sequence[Any]) -> Claimed:
     elif not isinstance(headers, dict) or not all(
         isinstance(value, str) for value in headers.values()
     ):
-        headers, problem = {}, "headers is not a JSON object of strings"
+        headers = {"headers": json.dumps(headers, ensure_ascii=False)}
+        problem = "headers is not a JSON object of strings"
     if schema_version < 1:
         problem = f"schema_version is {schema_version}, it starts at 1"
     message = Message(

@@ -12,9 +12,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from outbox.errors import ConfigError, InvalidMessageError, shorten
-from outbox.identifier import uuid7
 from outbox.message import Message
-from outbox.wire import PAYLOAD, from_fields
+from outbox.stranger import text_of
+from outbox.wire import from_fields, stranger_from_fields
 
 RETURNED: Final = "returned"
 """The member to which entries are given that were given back."""
@@ -240,15 +240,5 @@ def _read(at: EntryId, fields: Mapping[bytes, bytes], attempts: int) -> Entry:
     try:
         return Entry(at, from_fields(fields), attempts, None)
     except InvalidMessageError as error:
-        # What can be said of it, so that it can be found among the dead letters.
-        message = Message(
-            at.stream.decode(errors="replace"),
-            fields.get(PAYLOAD, b""),
-            id=uuid7(),
-            headers={
-                name.decode(errors="replace"): value.decode(errors="replace")
-                for name, value in fields.items()
-                if name != PAYLOAD
-            },
-        )
+        message = stranger_from_fields(text_of(at.stream), fields)
         return Entry(at, message, attempts, f"entry {at.id.decode()}: {error}")

@@ -1,0 +1,45 @@
+"""What strangers wrote is kept as text from which the bytes come back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox.stranger import bytes_of, payload_of, text_of
+from outbox.wire import stranger_from_fields
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_bytes_come_back_out_of_the_text(data: bytes) -> None:
+    text = text_of(data)
+    assert bytes_of(text) == data
+    assert "\0" not in text
+
+
+@pytest.mark.parametrize("text", ["", "plain", "ä\n", "base64,AA==", "\ufffd"])
+def test_text_stays_readable(text: str) -> None:
+    assert text_of(text.encode()) == text
+
+
+def test_what_looks_like_bytes_in_base64_is_told_from_them() -> None:
+    bytes_in_base64 = text_of(b"\xff")
+    assert bytes_in_base64 == "data:;base64,/w=="
+    assert text_of(bytes_in_base64.encode()) != bytes_in_base64
+
+
+def test_fields_without_a_payload_are_the_payload() -> None:
+    fields = {b"data": b"\xff\x00raw", "ä".encode(): b"text", b"\xfe": b""}
+    stranger = stranger_from_fields("orders", fields)
+    assert stranger.payload == payload_of(fields)
+    assert stranger.content_type == "application/json"
+    found = json.loads(stranger.payload)
+    assert found["ä"] == "text"
+    assert {bytes_of(n): bytes_of(v) for n, v in found.items()} == fields
+    assert stranger.headers == found
+
+
+def test_a_payload_stays_byte_for_byte_whatever_is_beside_it() -> None:
+    stranger = stranger_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
+    assert stranger.payload == b"\xff"
+    assert stranger.headers == {"id": text_of(b"\xfe")}
