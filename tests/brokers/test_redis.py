@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -141,6 +141,24 @@ async def test_what_a_dead_replica_left_is_taken_over(redis_url: str) -> None:
     assert {delivery.attempts for delivery in deliveries} == {1}
 
 
+async def test_what_the_living_hold_does_not_hide_what_a_dead_replica_left(
+    redis_url: str,
+) -> None:
+    async with source(redis_url, reclaim_after=timedelta(seconds=3)) as living:
+        await publish(redis_url, *numbered(50))
+        held = await receive(living, 50)
+        await publish(redis_url, Message("orders", b"50"))
+        async with Redis.from_url(redis_url, protocol=2) as client:
+            await client.xreadgroup("billing", "dead", {"orders": ">"})
+        async with asyncio.timeout(60):
+            while not (found := list(await living.receive(limit=1))):
+                pass
+        assert payloads(found) == [50]
+        for delivery in held + found:
+            await delivery.ack()
+    assert pending(redis_url) == 0
+
+
 async def test_a_heartbeat_keeps_what_is_in_work_from_being_taken_over(
     redis_url: str,
 ) -> None:
@@ -188,6 +206,23 @@ async def test_a_deleted_stream_begins_anew(redis_url: str) -> None:
             client.delete("orders")
         await publish(redis_url, *numbered(1))
         assert payloads(await receive(consumer, 1)) == [0]
+
+
+async def test_streams_that_a_restart_lost_begin_anew(
+    private_redis: RedisServer,
+) -> None:
+    # So that it is the look for what the dead left that finds the group gone.
+    often = timedelta(milliseconds=30)
+    async with source(private_redis.url, reclaim_after=often) as consumer:
+        private_redis.kill()
+        private_redis.start()
+        await publish(private_redis.url, *numbered(1))
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(BrokerUnavailableError):
+                    if found := list(await consumer.receive(limit=1)):
+                        break
+        assert payloads(found) == [0]
 
 
 async def test_a_restart_is_told_and_survived(private_redis: RedisServer) -> None:

@@ -4,7 +4,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,8 @@ RETURNED: Final = "returned"
 _AT_ONCE: Final = 7 * 86_400_000
 _DISCOVERY: Final = 5.0
 _PAGE: Final = 1000
+_START: Final = b"0-0"
+_LEAST_TAKEN: Final = 50
 # Times delivered: to two that died, and now to us.
 _SUSPECT: Final = 3
 
@@ -96,19 +99,15 @@ class Streams:
             await self.join()
         if not self._known:
             return []
-        try:
-            answer: Any = await self._client.xreadgroup(
+        answer: Any = []
+        with self._begun_anew():
+            answer = await self._client.xreadgroup(
                 self._group,
                 self._member,
                 dict.fromkeys(self._known, ">"),
                 count=limit,
                 block=max(1, round(seconds * 1000)),
             )
-        except ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-            self._known.clear()  # somebody deleted a stream or the group
-            return []
         return [
             _read(EntryId(stream, id), fields, 0)
             for stream, entries in answer
@@ -116,36 +115,56 @@ class Streams:
         ]
 
     async def reclaim(self, idle: float, limit: int) -> list[Entry]:
-        """Take over entries that nobody kept alive for `idle` seconds."""
+        """Take over entries that nobody kept alive for `idle` seconds.
+
+        Gives at least `limit`, or all that there are.
+        """
         entries: list[Entry] = []
-        for stream in list(self._known):
-            if len(entries) >= limit:
-                break
-            returned = {
-                item["message_id"] for item in await self._pending(stream, RETURNED)
-            }
-            answer: Any = await self._client.xautoclaim(
-                stream,
-                self._group,
-                self._member,
-                round(idle * 1000),
-                count=limit - len(entries),
-            )
-            taken = {id: fields for id, fields in answer[1] if fields is not None}
-            if not taken:
-                continue
-            times = await self._times_delivered(stream, taken)
-            found = [
-                _read(EntryId(stream, id), fields, times.get(id, 1) - 1)._replace(
-                    suspect=id not in returned and times.get(id, 1) >= _SUSPECT
-                )
-                for id, fields in taken.items()
-            ]
-            entries += found
-            await self._set_counts(
-                {e.at.id: e.attempts for e in found if e.suspect}, stream
-            )
+        with self._begun_anew():
+            for stream in list(self._known):
+                if len(entries) >= limit:
+                    break
+                returned = {
+                    item["message_id"] for item in await self._pending(stream, RETURNED)
+                }
+                cursor: bytes = _START
+                while len(entries) < limit:
+                    # It looks at ten times as many as are asked for, and those of
+                    # the living may lie before those of the dead.
+                    answer: Any = await self._client.xautoclaim(
+                        stream,
+                        self._group,
+                        self._member,
+                        round(idle * 1000),
+                        start_id=cursor,
+                        count=max(limit - len(entries), _LEAST_TAKEN),
+                    )
+                    taken = {id: got for id, got in answer[1] if got is not None}
+                    entries += await self._taken_over(stream, taken, returned)
+                    cursor = answer[0]
+                    if cursor == _START:
+                        break
         return entries
+
+    async def _taken_over(
+        self,
+        stream: bytes,
+        taken: Mapping[bytes, Mapping[bytes, bytes]],
+        returned: Collection[bytes],
+    ) -> list[Entry]:
+        if not taken:
+            return []
+        times = await self._times_delivered(stream, taken)
+        found = [
+            _read(EntryId(stream, id), fields, times.get(id, 1) - 1)._replace(
+                suspect=id not in returned and times.get(id, 1) >= _SUSPECT
+            )
+            for id, fields in taken.items()
+        ]
+        await self._set_counts(
+            {e.at.id: e.attempts for e in found if e.suspect}, stream
+        )
+        return found
 
     async def count_start(self, entry: Entry) -> None:
         """Count that a suspect is handed out."""
@@ -177,24 +196,38 @@ class Streams:
         Args:
             attempts: how many have failed, of entries with any.
         """
-        for stream in self._known:
-            while pending := await self._pending(stream, self._member):
-                pipeline = self._client.pipeline(transaction=False)
-                for item in pending:
-                    id = item["message_id"]
-                    # Taking it over counts one up again.
-                    pipeline.xclaim(
-                        stream,
-                        self._group,
-                        RETURNED,
-                        0,
-                        [id],
-                        idle=_AT_ONCE,
-                        retrycount=attempts.get(EntryId(stream, id), 0),
-                        justid=True,
-                    )
-                await pipeline.execute()
-            await self._client.xgroup_delconsumer(stream, self._group, self._member)
+        for stream in list(self._known):
+            with self._begun_anew():
+                await self._leave(stream, attempts)
+
+    async def _leave(self, stream: bytes, attempts: Mapping[EntryId, int]) -> None:
+        while pending := await self._pending(stream, self._member):
+            pipeline = self._client.pipeline(transaction=False)
+            for item in pending:
+                id = item["message_id"]
+                # Taking it over counts one up again.
+                pipeline.xclaim(
+                    stream,
+                    self._group,
+                    RETURNED,
+                    0,
+                    [id],
+                    idle=_AT_ONCE,
+                    retrycount=attempts.get(EntryId(stream, id), 0),
+                    justid=True,
+                )
+            await pipeline.execute()
+        await self._client.xgroup_delconsumer(stream, self._group, self._member)
+
+    @contextmanager
+    def _begun_anew(self) -> Iterator[None]:
+        """Have the groups made again if somebody deleted one, or its stream."""
+        try:
+            yield
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            self._known.clear()
 
     async def _pending(self, stream: bytes, member: str) -> Sequence[Mapping[str, Any]]:
         pending: Sequence[Mapping[str, Any]] = await self._client.xpending_range(
