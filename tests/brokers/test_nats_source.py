@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +44,21 @@ async def receive(consumer: NatsSource, count: int) -> list[Delivery]:
         while len(received) < count:
             received += await consumer.receive(limit=100)
     return received
+
+
+async def receive_in_spite(consumer: NatsSource, count: int) -> list[Delivery]:
+    """Receive though the broker may be lost on the way."""
+    received: list[Delivery] = []
+    async with asyncio.timeout(60):
+        while len(received) < count:
+            with suppress(BrokerUnavailableError):
+                received += await consumer.receive(limit=1)
+    return received
+
+
+async def delete_durable(url: str, stream: str) -> None:
+    (name,) = (await ask(url, f"CONSUMER.NAMES.{stream}"))["consumers"]
+    await ask(url, f"CONSUMER.DELETE.{stream}.{name}")
 
 
 def payloads(deliveries: list[Delivery]) -> list[int]:
@@ -159,16 +174,33 @@ async def test_a_durable_that_was_deleted_is_made_again(
 ) -> None:
     topic = f"{nats_topics}.x"
     async with source(shared_nats.url, topic) as consumer:
-        (name,) = (await ask(shared_nats.url, f"CONSUMER.NAMES.{nats_topics}"))[
-            "consumers"
-        ]
-        await ask(shared_nats.url, f"CONSUMER.DELETE.{nats_topics}.{name}")
+        await delete_durable(shared_nats.url, nats_topics)
         await publish(shared_nats.url, Message(topic, b"1"))
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    if deliveries := await consumer.receive(limit=1):
-                        break
-                except BrokerUnavailableError:
-                    continue
-        assert payloads(list(deliveries)) == [1]
+        assert payloads(await receive_in_spite(consumer, 1)) == [1]
+
+
+async def test_a_durable_that_is_deleted_while_messages_are_set_aside_is_made_again(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.x"
+    await publish(shared_nats.url, Message(topic, b"0"))
+
+    def patient() -> NatsSource:
+        return NatsSource(
+            shared_nats.url,
+            consumer="billing",
+            topics=[topic],
+            poll_interval=SOON,
+            ack_wait=timedelta(seconds=10),
+        )
+
+    async with patient():
+        pass
+    await die_holding(patient, 1)
+    await publish(shared_nats.url, Message(topic, b"1"))
+    async with patient() as consumer:
+        # It waits for what the dead one held.
+        assert await consumer.receive(limit=1) == []
+        await delete_durable(shared_nats.url, nats_topics)
+        deliveries = await receive_in_spite(consumer, 2)
+    assert sorted(payloads(deliveries)) == [0, 1]

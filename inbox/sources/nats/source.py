@@ -195,7 +195,10 @@ class NatsSource:
                 self._poll if due is None else min(self._poll, due)
             ):
                 await self._came.wait()
-        await pulls.look(self._count_held)
+        try:
+            await pulls.look(self._count_held)
+        except ApiError as error:
+            await pulls.connection.drop(error)
         self._release(pulls)
         if pulls.is_overdue:
             await pulls.connection.drop("it doesn't answer")
