@@ -5,6 +5,7 @@ Nothing but the inbox keeps a message from being written down twice.
 
 import os
 from datetime import timedelta
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import BigInteger, Identity, text
@@ -12,9 +13,19 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from inbox import Consumer
+from inbox.source import Source
+from inbox.sources.nats import NatsSource
+from inbox.sources.redis import RedisSource
 from outbox.database import sqlalchemy_url
 from outbox.message import Message
 from outbox.retry import RetryPolicy
+
+NAME: Final = "counter"
+COUNTED: Final = "numbers.counted"
+DOUBTED: Final = "numbers.doubted"
+TOPICS: Final = (COUNTED, DOUBTED)
+HOLD: Final = timedelta(seconds=2)
+"""After which what a counter held goes to another, if nobody says it is gone."""
 
 
 class Base(DeclarativeBase):
@@ -53,16 +64,25 @@ async def count_unless_in_doubt(session: AsyncSession, message: Message) -> None
 
 
 def counter() -> Consumer:
-    """Make the consumer; its database is its broker, too."""
+    """Make the consumer; without a broker its database is that, too."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
     consumer = Consumer(
-        url,
+        source_of(os.environ.get("PILLARBOX_BROKER_URL", url)),
         sessions,
-        name="counter",
+        name=NAME,
         max_in_flight=8,
         retry=RetryPolicy(first_delay=timedelta(milliseconds=50)),
     )
-    consumer.handles("numbers.counted")(count)
-    consumer.handles("numbers.doubted")(count_unless_in_doubt)
+    consumer.handles(COUNTED)(count)
+    consumer.handles(DOUBTED)(count_unless_in_doubt)
     return consumer
+
+
+def source_of(url: str) -> Source | str:
+    """Make what needn't wait long for what a dead counter held."""
+    if url.startswith("redis:"):
+        return RedisSource(url, consumer=NAME, topics=TOPICS, reclaim_after=HOLD)
+    if url.startswith("nats:"):
+        return NatsSource(url, consumer=NAME, topics=TOPICS, ack_wait=HOLD)
+    return url

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -42,12 +42,18 @@ class Counters:
         self._started: list[RunningProcess] = []
         inspection.run(_TABLES)
 
-    def start(self) -> RunningProcess:
-        """Start one more, and return when it has reached database and broker."""
+    def start(self, broker: str | None = None) -> RunningProcess:
+        """Start one more, and return when it has reached database and broker.
+
+        Its broker is the database, or is at a URL.
+        """
+        environment = {"PILLARBOX_DATABASE_URL": self._url}
+        if broker is not None:
+            environment["PILLARBOX_BROKER_URL"] = broker
         counter = RunningProcess(
             command_line("inbox", "--log-level=debug", "run", _CONSUMER),
             self._directory / f"counter-{next(self._numbers)}.log",
-            {"PILLARBOX_DATABASE_URL": self._url},
+            environment,
         )
         self._started.append(counter)
         counter.wait_for_log("ConsumerStarted")
@@ -75,14 +81,19 @@ class Counters:
         ((count,),) = self._inspection.rows(query)
         return int(count)
 
+    def dead_letters(self) -> int:
+        """How many messages were given up."""
+        ((count,),) = self._inspection.rows("SELECT count(*) FROM inbox.dead_letter")
+        return int(count)
+
     def waiting(self) -> int:
-        """How many deliveries are not acked."""
+        """How many deliveries are not acked, if the database is the broker."""
         query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
         ((count,),) = self._inspection.rows(query)
         return int(count)
 
     def duplicates(self) -> int:
-        """How many deliveries were not the first of their message."""
+        """How many deliveries were not the first of their message, by that broker."""
         query = "SELECT count(*) - count(DISTINCT message_id) FROM inbox.delivery"
         ((count,),) = self._inspection.rows(query)
         return int(count)
@@ -94,6 +105,16 @@ class Counters:
         for key, number in self._inspection.rows(query):
             numbers[key].append(number)
         return dict(numbers)
+
+    def told(self, event: str) -> list[int]:
+        """How often each counter told of an event."""
+        return [counter.log().count(event) for counter in self._started]
+
+    def all_told(self, event: str, before: Sequence[int]) -> bool:
+        """Whether each has told of an event since `told` gave `before`."""
+        return all(
+            now > then for now, then in zip(self.told(event), before, strict=True)
+        )
 
     def __iter__(self) -> Iterator[RunningProcess]:
         return iter(self._started)

@@ -1,0 +1,137 @@
+"""The brokers that counters can have: their lives, and what waits in them."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from redis import Redis
+
+from outbox.migrate import migrate
+from outbox.testing.nats import nats_server
+from outbox.testing.postgres import postgres_server
+from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
+from outbox.testing.redis import redis_server
+from tests.acceptance.counter import NAME, TOPICS
+from tests.fixtures.nats import ask
+from tests.fixtures.postgres import new_database
+from tests.fixtures.relay import execute
+
+_STREAM: Final = "NUMBERS"
+_SUBSCRIBE: Final = "INSERT INTO inbox.subscription SELECT %s, unnest(%s::text[])"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Broker:
+    """A server of the test's own that loses nothing when it is killed.
+
+    Attributes:
+        url: for relays and counters alike.
+        waiting: tells how many messages the counters have not acked.
+        kill: ends it as a crash does.
+        start: starts it again, with what it had.
+        ordered: whether keys are in order with several counters.
+        write: has on disk what was made of late.
+    """
+
+    url: str
+    waiting: Callable[[], int]
+    kill: Callable[[], None]
+    start: Callable[[], None]
+    ordered: bool = False
+    write: Callable[[], object] = lambda: None
+
+
+@contextmanager
+def postgres() -> Iterator[Broker]:
+    with (
+        postgres_server(durable=False, docker=False) as server,
+        new_database(server, "pillarbox_queue") as name,
+    ):
+        url = server.database_url(name)
+        migrate(url, with_cron=False)
+        execute(url, _SUBSCRIBE, [NAME, list(TOPICS)])
+        yield Broker(
+            url=url,
+            waiting=partial(_waiting_in_postgres, url),
+            kill=partial(server.stop, "immediate"),
+            start=server.start,
+            ordered=True,
+        )
+
+
+@contextmanager
+def redis() -> Iterator[Broker]:
+    with redis_server({"appendonly": "yes", "appendfsync": "always"}) as server:
+        yield Broker(
+            url=server.url,
+            waiting=partial(_waiting_in_redis, server.url),
+            kill=server.kill,
+            start=server.start,
+        )
+
+
+@contextmanager
+def rabbitmq() -> Iterator[Broker]:
+    with rabbitmq_server() as server:
+        yield Broker(
+            url=f"{server.url}?exchange=numbers",
+            waiting=partial(_waiting_in_rabbitmq, server),
+            kill=server.kill,
+            start=server.start,
+            write=server.write_names,
+        )
+
+
+@contextmanager
+def nats() -> Iterator[Broker]:
+    with nats_server() as server:
+        yield Broker(
+            url=f"{server.url}?stream={_STREAM}&create=numbers.>",
+            waiting=partial(_waiting_in_nats, server.url),
+            kill=server.kill,
+            start=server.start,
+        )
+
+
+BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
+    "postgres": postgres,
+    "redis": redis,
+    "rabbitmq": rabbitmq,
+    "nats": nats,
+}
+
+
+def _waiting_in_postgres(url: str) -> int:
+    """Count deliveries that are not acked."""
+    query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    with psycopg.connect(url) as connection:
+        ((count,),) = connection.execute(query).fetchall()
+    return int(count)
+
+
+def _waiting_in_redis(url: str) -> int:
+    count = 0
+    with Redis.from_url(url, decode_responses=True) as client:
+        for topic in TOPICS:
+            groups: Any = client.xinfo_groups(topic)
+            (group,) = groups
+            unread: Any = client.xrange(topic, min=f"({group['last-delivered-id']}")
+            count += group["pending"] + len(unread)
+    return count
+
+
+def _waiting_in_rabbitmq(server: RabbitMQServer) -> int:
+    rows = server.control("list_queues", "--no-table-headers", "name", "messages")
+    return int(dict(row.split() for row in rows.splitlines())[NAME])
+
+
+def _waiting_in_nats(url: str) -> int:
+    answer = asyncio.run(ask(url, f"CONSUMER.LIST.{_STREAM}"))
+    return sum(
+        durable["num_pending"] + durable["num_ack_pending"]
+        for durable in answer["consumers"]
+    )

@@ -1,0 +1,62 @@
+"""Consumers are killed at random moments, over each broker."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.acceptance.brokers import BROKERS, Broker
+from tests.acceptance.conftest import Figures
+from tests.acceptance.counters import Counters
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import let_pass, wait_for
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    with BROKERS[request.param]() as running:
+        yield running
+
+
+def has_more(counters: Counters, before: int) -> bool:
+    return counters.count() > before
+
+
+@pytest.mark.timeout(1200)
+def test_every_message_has_its_effect_once_though_consumers_are_killed(
+    broker: Broker,
+    relays: Relays,
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+    full: bool,
+    figures: Figures,
+) -> None:
+    kills, messages = (30, 20_000) if full else (4, 1_500)
+    handling = [counters.start(broker.url) for _ in range(2)]
+    relays.start(broker.url)
+    for _ in range(kills):
+        before = counters.count()
+        writer.add(messages // kills)
+        wait_for("they are at work", partial(has_more, counters, before))
+        let_pass(random.uniform(0, 0.3))
+        random.shuffle(handling)
+        handling.pop().kill()
+        handling.append(counters.start(broker.url))
+    wait_for("all is settled", lambda: not inspection.unsettled(), seconds=120)
+    wait_for("all is counted", lambda: counters.count() >= writer.added, seconds=300)
+    wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
+
+    numbers = counters.numbers()
+    if not broker.ordered:
+        numbers = {key: sorted(of_key) for key, of_key in numbers.items()}
+    assert numbers == writer.numbers()
+    assert counters.receipts() == writer.added
+    assert counters.dead_letters() == 0
+    figures("messages", writer.added)
+    figures("duplicates skipped", sum(counters.told("DuplicateSkipped")))
