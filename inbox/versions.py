@@ -7,6 +7,7 @@ v4 ──▶ dead letter, until a handler is there that understands it
 from collections.abc import Callable
 from typing import TypeAlias
 
+from inbox.content import check_content
 from inbox.errors import DeadLetter
 from inbox.idempotent import readable
 from outbox.errors import ConfigError, InvalidMessageError, one_line, shorten
@@ -90,11 +91,14 @@ class Versions:
         """Give a message as the handler of `topic` understands it.
 
         Raises:
-            DeadLetter: it can't be decoded, it is newer, there is no way up, an
-                upcaster raised, or what came out doesn't fit its schema.
+            DeadLetter: it can't be decoded, isn't what its content type says, is
+                newer, there is no way up, an upcaster raised, or what came out
+                doesn't fit its schema.
         """
         if self._codec is not None:
             message = readable(message, self._codec)
+        if not self._registry.knows(message):
+            check_content(message)
         version = self._understood[topic]
         if version is not None and message.schema_version != version:
             message = self._upcast(topic, message, version)

@@ -4,12 +4,16 @@ JSON by the standard library, compact, UTF-8, without NaN (RFC 8259 has none).
 """
 
 import json
+import re
 from typing import Any, Final
 
 from outbox.errors import CodecError
 
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
+_ANY_JSON: Final = re.compile(
+    r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.IGNORECASE
+)
 
 _encoder = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=True
@@ -49,3 +53,8 @@ def decode(payload: bytes) -> Any:
             f"isn't JSON ({error})",
             "read message.payload and decode it by its content_type",
         ) from error
+
+
+def is_json(content_type: str) -> bool:
+    """Tell whether a media type is JSON or is built on it (`application/x+json`)."""
+    return content_type == JSON or _ANY_JSON.fullmatch(content_type) is not None

@@ -5,10 +5,10 @@ fit; a consumer never calls a handler with one that doesn't.
 """
 
 import importlib
-import re
 from collections.abc import Mapping
 from typing import Any, Final, get_origin
 
+from outbox import codec
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
 from outbox.validator import PayloadError, Validator
@@ -16,7 +16,6 @@ from outbox.validator import PayloadError, Validator
 _JSON_SCHEMA: Final = ("json_schema", "JsonSchemaValidator", "jsonschema")
 _MSGSPEC: Final = ("msgspec", "MsgspecValidator", "msgspec")
 _PYDANTIC: Final = ("pydantic", "PydanticValidator", "pydantic")
-_JSON: Final = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.ASCII)
 
 
 class SchemaRegistry:
@@ -90,7 +89,7 @@ class SchemaRegistry:
         validator = self._topics.get(message.topic, {}).get(message.schema_version)
         if validator is None:
             return message.json()
-        if not _JSON.fullmatch(message.content_type):
+        if not codec.is_json(message.content_type):
             raise InvalidMessageError(
                 "content_type",
                 message.content_type,

@@ -1,0 +1,70 @@
+"""What isn't what its content type says goes to the dead letters, as it came."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
+from inbox.job import AsyncJob
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from tests.fixtures.consumers import NEVER, async_sessions_of, running
+from tests.fixtures.jobs import LEASE
+from tests.fixtures.relay import execute
+
+NO_JSON = b'\xff\x00{"order": '
+LETTERS = """
+    SELECT message_id, payload, content_type, attempts, status, error_reason
+      FROM inbox.dead_letter
+"""
+
+
+class Handled(list[object]):
+    """Handlers of each kind, and what they were called with."""
+
+    async def one(self, _: AsyncSession, message: Message) -> None:
+        self.append(message.json())
+
+    async def many(self, _: AsyncSession, messages: Sequence[Message]) -> None:
+        self.extend(message.json() for message in messages)
+
+    async def long(self, _: AsyncJob, message: Message) -> None:
+        self.append(message.json())
+
+
+@pytest.mark.parametrize(
+    ("kind", "terms"),
+    [("one", {}), ("many", {"batch": 8}), ("long", {"lease": LEASE})],
+)
+@pytest.mark.parametrize(
+    ("content_type", "says"),
+    [
+        ("application/json", "isn't JSON"),
+        ("application/order+json", "isn't JSON"),
+        ("text/plain; charset=utf-8", "can't decode byte 0xff"),
+    ],
+)
+async def test_it_is_given_up_as_it_came_and_the_next_one_is_handled(
+    database_url: str, kind: str, terms: dict[str, Any], content_type: str, says: str
+) -> None:
+    wrong = Message("orders", NO_JSON, key="k", content_type=content_type)
+    sound = Message("orders", {"order": 1}, key="k")
+    source, handled = MemorySource(wrong, sound), Handled()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
+        consumer.handles("orders", **terms)(getattr(handled, kind))
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+
+    assert handled == [{"order": 1}]
+    assert source.acked == [wrong, sound]
+    assert events.of(HandlerFailed) == []
+    (given_up,) = events.of(MessageDeadLettered)
+    assert given_up.id == wrong.id
+    ((*letter, reason),) = execute(database_url, LETTERS)
+    assert letter == [str(wrong.id), NO_JSON, content_type, 1, "PENDING"]
+    assert "isn't what its content type" in reason
+    assert says in reason
