@@ -1,8 +1,9 @@
-"""pg_partman goes from 4 to 5 under tables that are written to."""
+"""pg_partman goes from 4 to 5 under a writer's, a relay's and a consumer's hands."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from outbox.cli import main
 from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
+from tests.acceptance.counters import Counters
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays, as_role
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.retiring import EXPIRED
@@ -17,7 +21,8 @@ from tests.migrations.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-COUNT = "SELECT count(*) FROM outbox.message"
+# It keeps its partition from being dropped, and the relay leaves it alone.
+HOLD_BACK = "UPDATE outbox.message SET available_at = now() + interval '1 day'"
 HEALTH = (
     "SELECT min(ahead) >= 7, bool_and(has_today), sum(defaults), max(owners)"
     " FROM outbox.partition_health"
@@ -49,18 +54,17 @@ def versions(server: PostgresServer) -> tuple[str, str]:
 
 
 class Writers:
-    """Sessions that add messages one by one, each in a transaction of its own."""
+    """Sessions that add numbered messages of a key each, one in a transaction."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, number: int) -> None:
+        self._url = as_role(url, "pillarbox_application")
         self._stop = threading.Event()
-        self.added = 0
+        self.added = {f"writer {n}": 0 for n in range(number)}
         self.failures: list[psycopg.Error] = []
-        self._lock = threading.Lock()
 
     @contextmanager
-    def at_work(self, number: int) -> Iterator[None]:
-        threads = [threading.Thread(target=self._write) for _ in range(number)]
+    def at_work(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._write, args=(k,)) for k in self.added]
         for thread in threads:
             thread.start()
         try:
@@ -70,26 +74,23 @@ class Writers:
             for thread in threads:
                 thread.join(60)
 
-    def go_on(self) -> None:
-        """Wait until each of them must have written once more."""
-        goal = self.added + 20
-        wait_for("writers", lambda: self.added >= goal or self.failures, seconds=60)
-
-    def _write(self) -> None:
+    def _write(self, key: str) -> None:
+        query = "SELECT outbox.add('numbers.counted', convert_to(%s, 'UTF8'), %s)"
         try:
             with psycopg.connect(self._url, autocommit=True) as connection:
-                while not self._stop.is_set():
-                    connection.execute("SELECT outbox.add('t', '{}'::jsonb, 'k')")
-                    with self._lock:
-                        self.added += 1
+                # At a pace that one consumer keeps.
+                while not self._stop.wait(0.1):
+                    connection.execute(query, (str(self.added[key]), key))
+                    self.added[key] += 1
         except psycopg.Error as error:
             self.failures.append(error)
 
 
-@pytest.mark.timeout(180)
-def test_writers_go_on_and_migrate_gives_back_what_the_upgrade_took(
+@pytest.mark.timeout(300)
+def test_writers_relay_and_consumer_go_on_and_migrate_gives_back_what_was_taken(
     versions: tuple[str, str],
     empty_database_url: str,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = empty_database_url
@@ -101,20 +102,51 @@ def test_writers_go_on_and_migrate_gives_back_what_the_upgrade_took(
     for days in (20, 25):
         old_partition(url, days)
     add_old(url, 25)
-    writers = Writers(url)
+    execute(url, HOLD_BACK)
+    writers = Writers(url, 4)
 
-    with writers.at_work(4):
-        writers.go_on()
-        execute(url, f"ALTER EXTENSION pg_partman UPDATE TO '{five}'")
-        writers.go_on()
-        assert main(["doctor", "--database", url]) == 3
-        assert "may not use pg_partman" in capsys.readouterr().out
-        migrate(url, with_cron=False)
-        assert main(["maintain", "--database", url]) == 0
-        writers.go_on()
+    with (
+        Inspection(url) as inspection,
+        Relays(url, tmp_path) as relays,
+        Counters(url, tmp_path, inspection) as counters,
+    ):
+        processes = [relays.start(url, "--lease=2"), counters.start()]
 
-    assert writers.failures == []
-    assert execute(url, COUNT) == [(writers.added + 1,)]
+        def all_go_on() -> None:
+            handled, added = counters.count(), dict(writers.added)
+            wait_for(
+                "each writer and the consumer",
+                lambda: (
+                    writers.failures
+                    or (
+                        counters.count() > handled + 4
+                        and all(writers.added[k] > n for k, n in added.items())
+                    )
+                ),
+            )
+            assert writers.failures == []
+
+        with writers.at_work():
+            all_go_on()
+            execute(url, f"ALTER EXTENSION pg_partman UPDATE TO '{five}'")
+            all_go_on()
+            assert main(["doctor", "--database", url]) == 3
+            assert "may not use pg_partman" in capsys.readouterr().out
+            assert main(["maintain", "--database", url]) == 2
+            assert "outbox doctor" in capsys.readouterr().err
+            migrate(url, with_cron=False)
+            assert main(["maintain", "--database", url]) == 0
+            all_go_on()
+        wait_for("all is settled", lambda: inspection.unsettled() == 1, seconds=120)
+        wait_for("all is acked", lambda: not counters.waiting(), seconds=120)
+
+        assert writers.failures == []
+        numbers = {key: list(range(count)) for key, count in writers.added.items()}
+        assert counters.numbers() == numbers
+        for process in processes:
+            assert process.is_running()
+            assert "Lost" not in process.log(), process.log()
+
     assert execute(url, HEALTH) == [(True, True, 0, 1)]
     assert execute(url, "SELECT min(ahead) >= 9 FROM outbox.partition_health") == [
         (True,)
