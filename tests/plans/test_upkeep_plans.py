@@ -1,0 +1,183 @@
+"""What holds a partition is found by an index, whatever the statistics say."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import new_database
+
+ROWS = 5_000
+DAYS_AGO = 40
+TABLES = (
+    "inbox.dead_letter",
+    "inbox.delivery",
+    "inbox.job",
+    "outbox.dead_letter",
+    "outbox.message",
+)
+FILL_DEAD_LETTERS = """
+INSERT INTO {} (created_at, origin, message_id, topic, attempts, schema_version,
+                content_type, headers, payload, error_reason)
+SELECT %(at)s + n * interval '1 second', 'o', n::text, 't', 1, 1, 'c', '{{}}', '', 'why'
+  FROM generate_series(1, %(rows)s) AS n
+"""
+FILL = {
+    "outbox.message": """
+INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload,
+                            available_at)
+SELECT gen_random_uuid(), %(at)s + n * interval '1 second', n %% 48, 't', 'c', '',
+       CASE WHEN n %% 2 = 0 THEN now() END
+  FROM generate_series(1, %(rows)s) AS n
+""",
+    "outbox.dead_letter": FILL_DEAD_LETTERS.format("outbox.dead_letter"),
+    "inbox.dead_letter": FILL_DEAD_LETTERS.format("inbox.dead_letter"),
+    "inbox.delivery": """
+INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version, consumer,
+                            topic, content_type, headers, payload, available_at)
+SELECT %(at)s + n * interval '1 second', gen_random_uuid(), n %% 16, 1, 'billing',
+       't', 'c', '{}', '', CASE WHEN n %% 2 = 0 THEN now() END
+  FROM generate_series(1, %(rows)s) AS n
+""",
+    # The moment in milliseconds, then what makes it a UUIDv7.
+    "inbox.job": """
+INSERT INTO inbox.job (message_id, message_at, consumer)
+SELECT id, inbox.moment_of(id), 'reports'
+  FROM generate_series(1, %(rows)s) AS n,
+       LATERAL (SELECT (lpad(to_hex(extract(epoch FROM %(at)s)::bigint * 1000 + n),
+                             12, '0') || '70008000000000000000')::uuid) AS made (id)
+""",
+}
+SETTLE = {
+    "outbox.message": "published_at = now()",
+    "outbox.dead_letter": "status = 'SUCCEEDED'",
+    "inbox.dead_letter": "status = 'SUCCEEDED'",
+    "inbox.delivery": "acked_at = now()",
+    "inbox.job": "state = 'success', finished_at = now()",
+}
+# How the planner came to know the partition: when it was analyzed.
+STATISTICS = ("none", "before they were settled", "settled")
+OLD = "SELECT partition::text FROM outbox.partitions(%s) ORDER BY starts_at LIMIT 1"
+READ = """
+SELECT seq_scan, seq_tup_read, idx_scan > 0 FROM pg_stat_xact_user_tables
+ WHERE relid = %s::regclass
+"""
+CALLS = """
+SELECT funcname, calls FROM pg_stat_xact_user_functions
+ WHERE funcname IN ('upkeep_plan', 'count_unsettled')
+"""
+UNREAD = [(0, 0, True)]
+
+
+@pytest.fixture(scope="module", params=STATISTICS)
+def settled(
+    request: pytest.FixtureRequest, server: PostgresServer, template_database: str
+) -> Iterator[str]:
+    """A database with an expired day of settled rows in each table."""
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    at = midnight - timedelta(days=DAYS_AGO)
+    with new_database(server, "pillarbox_upkeep_plans", template_database) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute("SET ROLE pillarbox_owner")
+            for table in TABLES:
+                connection.execute(
+                    "SELECT partman.create_partition_time(%s, %s)", (table, [at])
+                )
+                day = old_day(connection, table)
+                run(connection, f"ALTER TABLE {day} SET (autovacuum_enabled = off)")
+                connection.execute(FILL[table].encode(), {"at": at, "rows": ROWS})
+                if request.param == "before they were settled":
+                    run(connection, f"ANALYZE {day}")
+                run(connection, f"UPDATE {day} SET {SETTLE[table]}")
+                if request.param == "settled":
+                    run(connection, f"ANALYZE {day}")
+        yield url
+
+
+@pytest.fixture
+def looking(settled: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session in a transaction, whose own reading PostgreSQL counts."""
+    with psycopg.connect(settled) as connection:
+        connection.execute("SET track_functions = 'all'")
+        yield connection
+        connection.rollback()
+
+
+def old_day(connection: psycopg.Connection[Any], table: str) -> str:
+    ((partition,),) = connection.execute(OLD, (table,)).fetchall()
+    return str(partition)
+
+
+def run(connection: psycopg.Connection[Any], statement: str) -> None:
+    connection.execute(statement.encode())
+
+
+def read(connection: psycopg.Connection[Any], day: str) -> list[Any]:
+    return connection.execute(READ, (day,)).fetchall()
+
+
+def test_every_table_that_holds_rows_is_here(
+    looking: psycopg.Connection[Any],
+) -> None:
+    held = looking.execute(
+        "SELECT parent_table FROM outbox.partition_policy"
+        " WHERE unsettled IS NOT NULL ORDER BY 1"
+    ).fetchall()
+
+    assert held == [(table,) for table in TABLES]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_plan_reads_no_partition(
+    table: str, looking: psycopg.Connection[Any]
+) -> None:
+    day = old_day(looking, table)
+
+    plan = "SELECT step FROM outbox.upkeep_plan(%s) WHERE partition = %s"
+    steps = looking.execute(plan, (table, day)).fetchall()
+
+    assert steps == [("detach",)]
+    assert read(looking, day) == UNREAD
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_fallback_reads_none_before_it_locks_the_table(
+    table: str, looking: psycopg.Connection[Any]
+) -> None:
+    day = old_day(looking, table)
+
+    detach = "SELECT outcome FROM outbox.detach_expired(%s, '{}', '0')"
+    assert looking.execute(detach, (table,)).fetchall() == [("detached",)]
+
+    assert read(looking, day) == UNREAD
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_is_detached_is_not_read_either(
+    table: str, looking: psycopg.Connection[Any]
+) -> None:
+    day = old_day(looking, table)
+    detach = f"ALTER TABLE {table} DETACH PARTITION {day}"
+    note = "INSERT INTO outbox.retiring_partition SELECT %s, %s, now(), now()"
+    looking.execute(note, (day, table))
+    run(looking, detach)
+
+    plan = "SELECT step FROM outbox.upkeep_plan(%s) WHERE partition = %s"
+    steps = looking.execute(plan, (table, day)).fetchall()
+
+    assert steps == [("drop",)]
+    assert read(looking, day) == UNREAD
+
+
+def test_each_partition_of_one_table_is_looked_at_once(
+    looking: psycopg.Connection[Any],
+) -> None:
+    looking.execute("SELECT outbox.finish_detached('outbox.message')")
+
+    calls = dict(looking.execute(CALLS).fetchall())
+    assert calls == {"upkeep_plan": 1, "count_unsettled": 1}
