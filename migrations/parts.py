@@ -5,8 +5,17 @@ from typing import Final
 
 from outbox.migrations.statements import split_statements, without_comments
 
-_FOR_BOTH: Final = ("BEGIN", "COMMIT", "SELECT pg_advisory_xact_lock")
-_VERSION_TABLE: Final = "outbox.alembic_version"
+_FOR_BOTH: Final = (
+    "BEGIN",
+    "COMMIT",
+    "SELECT pg_advisory_xact_lock",
+    "DO $version$",
+)
+_OF_THE_OWNER: Final = (
+    "CREATE TABLE outbox.alembic_version",
+    "INSERT INTO outbox.alembic_version",
+    "UPDATE outbox.alembic_version",
+)
 
 
 class Part(StrEnum):
@@ -20,7 +29,8 @@ def part_of(script: str, part: Part, owner: str) -> str:
     """Give the statements of one part, in their order, as one transaction.
 
     The owner's are those between `SET LOCAL ROLE <owner>` and `RESET ROLE`, and those
-    of the version table; the rest, except what both need, are the administrator's.
+    that write the version down; the rest, except what both need, are the
+    administrator's.
     """
     become = f'SET LOCAL ROLE "{owner}"'
     chosen = []
@@ -35,6 +45,6 @@ def part_of(script: str, part: Part, owner: str) -> str:
             chosen.append(bare)
             if bare == "BEGIN" and part is Part.OWNER:
                 chosen.append(become)
-        elif part is (Part.OWNER if _VERSION_TABLE in bare else whose):
+        elif part is (Part.OWNER if bare.startswith(_OF_THE_OWNER) else whose):
             chosen.append(statement)
     return "".join(f"{statement};\n\n" for statement in chosen)

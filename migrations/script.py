@@ -56,10 +56,15 @@ class Names:
         return script
 
 
-def run(file: str) -> None:
-    """Run, or print in offline mode, the statements of a file of this package."""
+def run(file: str, **values: str) -> None:
+    """Run, or print in offline mode, the statements of a file of this package.
+
+    A `{name}` of the values becomes that string, without quotes in it.
+    """
     script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
     names = context.config.attributes.get("names", Names())
+    for name, value in values.items():
+        script = script.replace(f"{{{name}}}", f"'{value}'")
     for statement in split_statements(names.fill(script)):
         # text() would read a single colon before a word as a parameter.
         op.execute(text(re.sub(r"(?<![:\w]):(?=\w)", r"\\:", statement)))

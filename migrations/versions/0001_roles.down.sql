@@ -5,6 +5,7 @@ REVOKE ALL ON ALL TABLES IN SCHEMA {partman} FROM {owner}, {monitor};
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {partman} FROM {owner};
 REVOKE ALL ON ALL PROCEDURES IN SCHEMA {partman} FROM {owner};
 REVOKE ALL ON SCHEMA {partman} FROM {owner}, {monitor};
+REVOKE ALL ON outbox.alembic_version FROM {monitor};
 DROP SCHEMA inbox;
 ALTER SCHEMA outbox OWNER TO CURRENT_USER;
 REVOKE ALL ON SCHEMA outbox FROM {owner}, {maintainer}, {detacher}, {application}, {relay}, {consumer}, {monitor};

@@ -249,25 +249,4 @@ CREATE TRIGGER message_doorbell BEFORE INSERT ON outbox.message
     WHEN (NOT pg_try_advisory_xact_lock_shared(1885957228, 100))
     EXECUTE FUNCTION outbox.ring_doorbell('outbox_message');
 
-REVOKE ALL ON FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
-REVOKE ALL ON FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
-GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer}, {monitor};
-GRANT USAGE ON SEQUENCE outbox.message_seq TO {application};
-GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, content_type, headers, payload)
-    ON outbox.message TO {application};
-GRANT EXECUTE ON FUNCTION
-    outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),
-    outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid)
-    TO {application};
-GRANT SELECT, UPDATE (attempts, available_at, last_error, published_at, dead_lettered_at)
-    ON outbox.message TO {relay};
-GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay};
-GRANT SELECT, INSERT, UPDATE ON outbox.dead_letter TO {relay};
-GRANT SELECT ON outbox.readable_dead_letter TO {relay};
-GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at, dead_lettered_at, topic, key, tenant, last_error)
-    ON outbox.message TO {monitor};
-GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts,
-              schema_version, content_type, error_reason, discard_reason, discarded_by)
-    ON outbox.dead_letter TO {monitor};
-
 RESET ROLE;

@@ -133,27 +133,5 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.replay_caused_by IS 'publish once more what the handling of a message added; gives how many';
-REVOKE ALL ON FUNCTION outbox.replay_caused_by(uuid) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.replay_caused_by(uuid) TO {consumer};
-
-GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
-GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
-GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
-GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
-GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
-GRANT SELECT, INSERT, UPDATE ON inbox.dead_letter TO {consumer};
-GRANT SELECT ON inbox.readable_dead_letter TO {consumer};
-GRANT SELECT ON inbox.subscription TO {relay}, {monitor};
--- For the postgres publisher; RETURNING needs SELECT on what it gives.
-GRANT USAGE ON SEQUENCE inbox.delivery_seq TO {relay};
-GRANT INSERT (message_id, lane, schema_version, consumer, topic, key, tenant, content_type, headers, payload),
-      SELECT (message_id, created_at, seq)
-    ON inbox.delivery TO {relay};
-GRANT SELECT (seq, created_at, message_id, lane, attempts, available_at, acked_at, consumer, topic, key, tenant)
-    ON inbox.delivery TO {monitor};
-GRANT SELECT ON inbox.receipt, inbox.foreign_receipt TO {monitor};
-GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts,
-              schema_version, content_type, error_reason, discard_reason, discarded_by)
-    ON inbox.dead_letter TO {monitor};
 
 RESET ROLE;

@@ -87,5 +87,4 @@ COMMENT ON FUNCTION outbox.set_interval IS
 SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
 SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;
 
-REVOKE ALL ON FUNCTION outbox.set_interval(text, interval, integer) FROM PUBLIC;
 RESET ROLE;

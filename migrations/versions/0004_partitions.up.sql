@@ -193,11 +193,4 @@ SELECT p.parent_table,
  GROUP BY p.parent_table, p.retention, p.premake;
 COMMENT ON VIEW outbox.partition_health IS 'what to alarm on: has_today false, few ahead, gaps, defaults, overdue, owners > 1';
 
-REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() FROM PUBLIC;
-REVOKE ALL ON PROCEDURE outbox.trim_foreign_receipts() FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() TO {maintainer};
-GRANT EXECUTE ON PROCEDURE outbox.trim_foreign_receipts() TO {maintainer};
-GRANT SELECT ON outbox.partition_policy TO {maintainer}, {monitor}, {application}, {relay}, {consumer};
-GRANT SELECT ON outbox.partition_health TO {maintainer}, {monitor}, {relay};
-
 RESET ROLE;

@@ -44,9 +44,4 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
 SELECT outbox.adopt_table('inbox.job');
 SELECT outbox.make_partitions('inbox.job');
 
-GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
-GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until, queued_at, started_at,
-              cancel_requested_at, finished_at, topic, key, tenant, worker, reason)
-    ON inbox.job TO {monitor};
-
 RESET ROLE;

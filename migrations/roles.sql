@@ -1,0 +1,51 @@
+-- Administrator part, run at the start of every migration and safe to repeat: the roles, as we make
+-- them, whatever became of them since.
+--
+-- The detacher is for the one statement that only a table's owner may run and no routine can:
+-- ALTER TABLE … DETACH PARTITION … CONCURRENTLY. pg_cron logs in as it; nobody but the role that
+-- migrates is a member, so the maintainer stays as weak as it was.
+
+DO $roles$
+DECLARE
+    v_role text;
+    v_login text;
+    v_owner text := (SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                      WHERE n.nspname = 'outbox' AND c.relname = 'message');
+    -- Since 16, whoever creates a role is a member that may not become it, until he says so.
+    v_able text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+BEGIN
+    IF v_owner <> {owner_name} THEN
+        RAISE EXCEPTION 'the tables here belong to "%", not to "%"', v_owner, {owner_name}
+            USING HINT = CASE WHEN v_owner LIKE '%\_owner'
+                THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
+                ELSE 'restore the roles (pg_dumpall --roles-only) before the database' END;
+    END IF;
+    FOR v_role, v_login IN VALUES
+        ({owner_name}, 'NOLOGIN'),
+        ({maintainer_name}, 'LOGIN'),  -- pg_cron refuses jobs of roles that can't log in
+        ({detacher_name}, 'LOGIN'),
+        ({application_name}, 'NOLOGIN'),
+        ({relay_name}, 'NOLOGIN'),
+        ({consumer_name}, 'NOLOGIN'),
+        ({monitor_name}, 'NOLOGIN')
+    LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
+            EXECUTE format('CREATE ROLE %I %s', v_role, v_login);
+        ELSIF v_login = 'LOGIN' AND NOT (SELECT rolcanlogin FROM pg_roles WHERE rolname = v_role) THEN
+            EXECUTE format('ALTER ROLE %I LOGIN', v_role);
+        END IF;
+    END LOOP;
+    FOREACH v_role IN ARRAY ARRAY[{owner_name}, {maintainer_name}, {detacher_name}] LOOP
+        IF NOT pg_has_role(current_user, v_role, v_able) THEN
+            EXECUTE format('GRANT %I TO %I', v_role, current_user);
+        END IF;
+    END LOOP;
+    -- What it runs, it runs as itself, with the owner's rights.
+    IF NOT pg_has_role({detacher_name}, {owner_name}, 'USAGE') THEN
+        GRANT {owner} TO {detacher};
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE EXCEPTION 'role "%" may not become "%": %', current_user, v_role, SQLERRM
+        USING HINT = format('let an administrator run: GRANT {owner}, {maintainer}, {detacher} TO %I', current_user);
+END
+$roles$;
