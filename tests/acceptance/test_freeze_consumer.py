@@ -1,27 +1,66 @@
 """A consumer that stands still for longer than its lease."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import psycopg
 import pytest
 
+from tests.acceptance.conftest import show
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
-from tests.acceptance.relays import Relays
+from tests.acceptance.relays import Relays, as_role
 from tests.acceptance.writer import Writer
+from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
+COUNT = 1_000
 
-def test_a_frozen_consumer_loses_its_lanes_and_counts_nothing_twice(
-    relays: Relays, counters: Counters, writer: Writer, inspection: Inspection
+
+@pytest.fixture
+def impatient(
+    database_url: str, tmp_path: Path, counters: Counters
+) -> Iterator[list[RunningProcess]]:
+    """Two counters that are given 2 s where they stand still in a transaction."""
+    consumers = [
+        RunningProcess(
+            command_line(
+                "inbox",
+                "--log-level=debug",
+                "run",
+                "tests.acceptance.impatient:counter",
+            ),
+            tmp_path / f"impatient-{number}.log",
+            {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")},
+        )
+        for number in range(2)
+    ]
+    try:
+        for consumer in consumers:
+            consumer.wait_for_log("ConsumerStarted")
+        yield consumers
+    finally:
+        for consumer in consumers:
+            consumer.kill()
+            show(consumer)
+
+
+def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
+    relays: Relays,
+    counters: Counters,
+    impatient: list[RunningProcess],
+    writer: Writer,
+    inspection: Inspection,
 ) -> None:
     relays.start(inspection.url)
-    frozen, other = (counters.start() for _ in range(2))
+    frozen, other = impatient
     wait_for("they share the lanes", lambda: len(counters.shares()) == 2)
     with psycopg.connect(inspection.url) as gate:
         # Handlers stop at their insert: there is work in the frozen one for sure.
         gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
-        writer.add(1_000)
+        writer.add(COUNT)
         wait_for(
             "both are at work",
             lambda: (
@@ -35,16 +74,20 @@ def test_a_frozen_consumer_loses_its_lanes_and_counts_nothing_twice(
         frozen.freeze()
         # The server ends the frozen one's lease: 10 s.
         wait_for("its lanes are taken", lambda: counters.shares() == [16])
-    # Whoever records a receipt that the frozen one has begun waits for its end.
-    wait_for("the other goes on", lambda: counters.count_of(other.pid) > 0)
+    wait_for("the other handles all of it", lambda: counters.count() == COUNT)
+    assert counters.count_of(other.pid) == COUNT
+    wait_for("all is acked", lambda: not counters.waiting())
+
     frozen.thaw()
-    wait_for("all is settled", lambda: not inspection.unsettled(), seconds=120)
-    wait_for("all is acked", lambda: not counters.waiting(), seconds=240)
+    # What it had begun it begins again, and finds the receipts.
+    frozen.wait_for_log("DatabaseLost")
+    frozen.wait_for_log("DuplicateSkipped")
     wait_for("they share again", lambda: len(counters.shares()) == 2, seconds=120)
     assert counters.numbers() == writer.numbers()
-    assert counters.receipts() == writer.added
+    assert counters.receipts() == COUNT
 
-    writer.add(1_000)
+    writer.add(COUNT)
     wait_for("all is settled", lambda: not inspection.unsettled(), seconds=120)
     wait_for("all is acked", lambda: not counters.waiting(), seconds=240)
     assert counters.numbers() == writer.numbers()
+    assert counters.count_of(frozen.pid) > 0
