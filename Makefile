@@ -31,7 +31,7 @@ ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
-needs += redis rabbitmq nats
+needs += redis rabbitmq nats pgbouncer
 else
 # make demo ARGS='--broker nats'
 needs += $(filter redis rabbitmq nats,$(ARGS))

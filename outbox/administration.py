@@ -9,6 +9,7 @@ from psycopg.rows import TupleRow
 
 from outbox.database import conninfo
 from outbox.errors import DatabaseUnavailableError, UpkeepError
+from outbox.pooler import refuse_pooler
 from outbox.url import without_password
 
 AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
@@ -32,8 +33,10 @@ def administration(
 
     Raises:
         DatabaseUnavailableError: the database can't be reached, or was lost.
+        ConfigError: a pooler in transaction mode is in between.
         UpkeepError: a statement failed; the message names the remedy.
     """
+    refuse_pooler(url)
     try:
         with psycopg.connect(
             conninfo(url, application_name=application_name), autocommit=True

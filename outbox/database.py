@@ -95,31 +95,6 @@ async def connect(
     return connection
 
 
-async def refuse_pooler(url: str, *, application_name: str) -> None:
-    """Make sure that a connection is a session of its own.
-
-    Through a pooler in transaction mode two connections that are open at once come
-    out in the same server session, where advisory locks would protect nothing.
-
-    Raises:
-        ConfigError: there is such a pooler in between.
-        DatabaseUnavailableError: the database can't be reached.
-    """
-    pids = []
-    async with (
-        await connect(url, application_name=application_name) as one,
-        await connect(url, application_name=application_name) as other,
-    ):
-        for connection in (one, other):
-            cursor = await connection.execute("SELECT pg_backend_pid()")
-            pids.append(await cursor.fetchone())
-    if pids[0] == pids[1]:
-        raise ConfigError(
-            f"database URL {without_password(url)}: a pooler in transaction mode is in"
-            " between, which can't hold leases; connect to PostgreSQL directly"
-        )
-
-
 class Link:
     """One connection, opened anew when it broke. For one task at a time."""
 

@@ -1,6 +1,5 @@
 """Look whether all that the tables stand on is as it should be."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,8 +13,8 @@ from outbox.checks.grants import check_grants
 from outbox.checks.partitions import check_partitions
 from outbox.checks.retention import check_configuration, check_retention
 from outbox.checks.sessions import check_backlog, check_pins
-from outbox.database import refuse_pooler
-from outbox.errors import ConfigError, UpkeepError
+from outbox.errors import PoolerError, UpkeepError
+from outbox.pooler import refuse_pooler
 from outbox.statement import load
 
 APPLICATION_NAME: Final = "outbox doctor"
@@ -51,17 +50,20 @@ def examine(
 
 
 def check_pooler(url: str) -> list[Finding]:
-    """Find a pooler in transaction mode between us and the database."""
+    """Find a pooler in transaction mode between us and the database.
+
+    Behind one the other checks must not run: what they set would reach other clients.
+    """
     try:
-        asyncio.run(refuse_pooler(url, application_name=APPLICATION_NAME))
-    except ConfigError as error:
-        finding = " ".join(str(error).split())
+        refuse_pooler(url)
+    except PoolerError as error:
         return [
             Finding(
                 check="pooler",
                 severity=Severity.ERROR,
-                finding=finding,
-                remedy="give relays and consumers the URL of PostgreSQL itself",
+                finding=str(error),
+                remedy="give commands, relays and consumers the URL of PostgreSQL"
+                " itself, or of a pool in session mode",
             )
         ]
     return []

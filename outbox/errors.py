@@ -19,6 +19,10 @@ class ConfigError(OutboxError, ValueError):
     """A setting, a URL or an argument of a command can't be used."""
 
 
+class PoolerError(ConfigError):
+    """A pooler in transaction mode lies between us and PostgreSQL."""
+
+
 class InvalidMessageError(OutboxError, ValueError):
     """A message breaks a rule; nothing of it was added."""
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
 from outbox.database import sqlalchemy_url
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
+from outbox.pooler import refuse_pooler
 
 # Alembic keeps the migration under way in globals.
 _ONE_AT_A_TIME: Final = Lock()
@@ -41,9 +42,11 @@ def migrate(
     Raises:
         MigrationError: it can't be done as things are; the message says what to do.
         DatabaseUnavailableError: the database can't be reached.
-        ConfigError: alembic isn't installed, or an argument can't be used.
+        ConfigError: alembic isn't installed, an argument can't be used, or a pooler in
+            transaction mode is in between.
     """
     config = _config(role_prefix, partman_schema, url=url, with_cron=with_cron)
+    refuse_pooler(url)
     _run(lambda command: command.upgrade(config, "head"))
 
 
@@ -78,8 +81,10 @@ def unmigrate(
     Raises:
         MigrationError: it can't be done as things are; nothing was changed.
         DatabaseUnavailableError: the database can't be reached.
+        ConfigError: as for `migrate`.
     """
     config = _config(role_prefix, partman_schema, url=url, remove=True)
+    refuse_pooler(url)
     _run(lambda command: command.downgrade(config, "base"))
 
 

@@ -20,6 +20,7 @@ from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.errors import ConfigError, DatabaseUnavailableError, InvalidMessageError
 from outbox.events import Event
 from outbox.lock import LOCK_CLASS, Lock
+from outbox.pooler import refuse_pooler_async
 from relay.claim import Claimed, decode_row
 from relay.config import RelayConfig
 from relay.publish import publish_batch
@@ -157,6 +158,7 @@ class PublishingRetrier:
     async def _connected(self) -> Publisher:
         # Not before there is something to publish: most turns find nothing due.
         if self._publisher is None:
+            await refuse_pooler_async(self._url)
             self._publisher = await self._stack.enter_async_context(
                 self._make_publisher()
             )

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox.database import Link, connect, refuse_pooler
+from outbox.database import Link, connect
 from outbox.doorbell import Doorbell
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.lease import Lease
 from outbox.lock import LOCK_CLASS, Lock
+from outbox.pooler import refuse_pooler_async
 from relay.breaker import Breaker
 from relay.claim import claim_batch
 from relay.config import RelayConfig
@@ -125,7 +126,7 @@ class Relay:
             self._notify(RelayStopped())
 
     async def _check(self) -> None:
-        await refuse_pooler(self._url, application_name=self._application)
+        await refuse_pooler_async(self._url)
         async with await connect(
             self._url, application_name=self._application
         ) as connection:

@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.http",
     "tests.fixtures.kafka",
     "tests.fixtures.nats",
+    "tests.fixtures.pgbouncer",
     "tests.fixtures.postgres",
     "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",

@@ -32,9 +32,11 @@ def add_to(subcommands: Subcommands) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    with administration(url, application_name=APPLICATION_NAME) as connection:
-        connection.execute("SET timezone = 'UTC'")
-        found = {**dict(examine(connection)), "pooler": check_pooler(url)}
+    found = {"pooler": check_pooler(url)}
+    if not found["pooler"]:
+        with administration(url, application_name=APPLICATION_NAME) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            found |= dict(examine(connection))
     findings = [finding for check in found.values() for finding in check]
     status = max((_STATUS[f.severity] for f in findings), default=0)
     if arguments.json:

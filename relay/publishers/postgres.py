@@ -21,6 +21,7 @@ from outbox.errors import (
 )
 from outbox.lane import bucket_of
 from outbox.message import Message
+from outbox.pooler import refuse_pooler_async
 from outbox.statement import load
 from outbox.url import take_options, without_password
 from relay.publisher import Acked, Confirmation, Nacked
@@ -41,6 +42,7 @@ class PostgresPublisher:
 
     def __init__(self, url: str, *, drop_unsubscribed: bool = False) -> None:
         conninfo(url)
+        self._url = url
         self._name = without_password(url)
         self._drop_unsubscribed = drop_unsubscribed
         self._link = Link(url, application_name="pillarbox publisher")
@@ -68,10 +70,14 @@ class PostgresPublisher:
 
         Raises:
             BrokerUnavailableError: the database can't be reached, or is read-only.
-            ConfigError: it has no table `inbox.delivery`, or we may not insert.
+            ConfigError: it has no table `inbox.delivery`, we may not insert, or a
+                pooler in transaction mode is in between.
         """
         try:
+            await refuse_pooler_async(self._url)
             await self._insert([])
+        except DatabaseUnavailableError as error:
+            raise BrokerUnavailableError(message_of(error)) from error
         except BrokerUnavailableError:
             await self._link.close()
             raise

@@ -130,13 +130,6 @@ BROKEN = {
         " created_at = date_trunc('day', now(), 'UTC')",
         *("backlog", "warning", "has waited", "relay run"),
     ),
-    "a pooler hands one session to two": (
-        # Two connections find themselves in one process, as they would behind it.
-        "CREATE SCHEMA pooled; CREATE FUNCTION pooled.pg_backend_pid() RETURNS int"
-        " LANGUAGE sql RETURN 7; DO $$ BEGIN EXECUTE format('ALTER DATABASE %I"
-        " SET search_path = pooled, pg_catalog', current_database()); END $$",
-        *("pooler", "error", "a pooler in transaction mode", "PostgreSQL itself"),
-    ),
     "a replication slot is read by nobody": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
         *("pins", "warning", "that nobody reads", "pg_drop_replication_slot"),

@@ -18,13 +18,14 @@ from inbox.source import Delivery
 from inbox.sources.postgres.lanes import Claimed, Lanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from inbox.sources.postgres.suspects import Suspects
-from outbox.database import Link, conninfo, refuse_pooler
+from outbox.database import Link, conninfo
 from outbox.doorbell import Doorbell
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import BUCKETS
 from outbox.lease import Lease
 from outbox.lock import Lock, consumer_class
 from outbox.message import Message
+from outbox.pooler import refuse_pooler_async
 from outbox.url import without_password
 
 # An ack lost in a crash of the server means one more delivery, which its receipt
@@ -141,7 +142,7 @@ class PostgresSource:
         """
         name = without_password(self._url)
         try:
-            await refuse_pooler(self._url, application_name=self._application)
+            await refuse_pooler_async(self._url)
             await self._queue.subscribe(self._topics)
             await self._lease.beat()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):

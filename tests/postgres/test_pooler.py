@@ -1,0 +1,269 @@
+"""A pooler in transaction mode is found, and refused by all that need a session."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+import inbox.cli
+import outbox.cli
+import relay.cli
+from inbox.sources.postgres import PostgresSource
+from outbox import Message, pooler
+from outbox.database import conninfo
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import find
+from outbox.errors import PoolerError
+from outbox.pooler import refuse_pooler
+from relay.dead_letters import publishing_retrier
+from relay.events import BatchSettled
+from relay.publishers.memory import MemoryPublisher
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.pgbouncer import Pooled, PoolMode
+from tests.fixtures.relay import execute, insert, running
+from tests.fixtures.waiting import wait_for
+
+Capture = pytest.CaptureFixture[str]
+REFUSAL = "a pooler in transaction mode is in between"
+REMEDY = "give the URL of PostgreSQL itself, or of a pool in session mode"
+STATE = """
+SELECT (SELECT count(*) FROM outbox.partitions('outbox.message')),
+       (SELECT array_agg(p ORDER BY parent_table) FROM outbox.partition_policy p),
+       (SELECT count(*) FROM inbox.subscription),
+       (SELECT count(*) FROM pg_locks
+          JOIN pg_database d ON d.oid = database
+         WHERE locktype = 'advisory' AND datname = current_database())
+"""
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "maintain": (outbox.cli.main, "maintain"),
+    "a dry run of maintain": (outbox.cli.main, "maintain --dry-run"),
+    "retention": (outbox.cli.main, "retention"),
+    "retention set": (outbox.cli.main, "retention set message 30d"),
+    "partitions": (outbox.cli.main, "partitions"),
+    "migrate": (outbox.cli.main, "migrate --without-cron"),
+    "migrate --remove": (outbox.cli.main, "migrate --remove --yes"),
+    "relay dead-letters": (relay.cli.main, "dead-letters list"),
+    "inbox dead-letters": (inbox.cli.main, "dead-letters list"),
+    "relay blocked": (relay.cli.main, "blocked"),
+}
+
+
+@contextmanager
+def sessions_in_pool(url: str, count: int) -> Iterator[None]:
+    """Let the pool have so many sessions, all of them idle again."""
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(psycopg.connect(conninfo(url))) for _ in range(count)
+        ]
+        for connection in connections:
+            connection.execute("SELECT 1")
+        for connection in connections:
+            connection.rollback()
+        yield
+
+
+@contextmanager
+def busy(url: str, clients: int) -> Iterator[None]:
+    """Let clients take and give back sessions as fast as they can."""
+    stop = threading.Event()
+    rounds = [0] * clients
+
+    def work(client: int) -> None:
+        with psycopg.connect(conninfo(url), prepare_threshold=None) as connection:
+            while not stop.is_set():
+                connection.execute("SELECT pg_sleep(random() / 1000)")
+                connection.commit()
+                rounds[client] += 1
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for("clients at work", lambda: all(rounds))
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("in_turns", [0, 1])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_it_is_found_however_it_deals_its_sessions_out(
+    count: int, in_turns: int, pooled: Pooled
+) -> None:
+    url = pooled("transaction", server_round_robin=in_turns)
+    with sessions_in_pool(url, count):
+        for _ in range(5):
+            with pytest.raises(PoolerError, match=REFUSAL):
+                refuse_pooler(url)
+
+
+@pytest.mark.parametrize("in_turns", [0, 1])
+def test_it_is_found_while_others_keep_it_busy(
+    in_turns: int, pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooler, "RING_LIMIT", 2.0)
+    url = pooled("transaction", server_round_robin=in_turns, default_pool_size=4)
+    with busy(url, 3):
+        for _ in range(10):
+            with pytest.raises(PoolerError):
+                refuse_pooler(url)
+
+
+def test_one_that_ends_the_session_with_each_statement_is_found(
+    pooled: Pooled,
+) -> None:
+    with pytest.raises(PoolerError):
+        refuse_pooler(pooled("statement"))
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_where_chance_gives_each_its_own_session_the_bell_decides(
+    mode: PoolMode, pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dealt = iter((1, 1, 2))
+
+    async def deal(_: Any) -> int:
+        return next(dealt)
+
+    monkeypatch.setattr(pooler, "_process", deal)
+    if mode == "session":
+        refuse_pooler(pooled(mode))
+        return
+    monkeypatch.setattr(pooler, "RING_LIMIT", 2.0)
+    with pytest.raises(PoolerError):
+        refuse_pooler(pooled(mode))
+
+
+def test_one_in_session_mode_passes_and_so_does_none(
+    pooled: Pooled, database_url: str
+) -> None:
+    refuse_pooler(database_url)
+    url = pooled("session", server_round_robin=1)
+    with sessions_in_pool(url, 3):
+        refuse_pooler(url)
+
+
+async def test_it_is_looked_for_inside_a_running_loop_too(pooled: Pooled) -> None:
+    with pytest.raises(PoolerError):
+        refuse_pooler(pooled("transaction"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_refuses_it_with_the_remedy_and_changes_nothing(
+    command: str, pooled: Pooled, database_url: str, capsys: Capture
+) -> None:
+    ((ahead,),) = execute(
+        database_url,
+        "SELECT max(partition::text) FROM outbox.partitions('outbox.message')",
+    )
+    execute(database_url, f"DROP TABLE {ahead}")
+    before = execute(database_url, STATE)
+    main, arguments = COMMANDS[command]
+    url = pooled("transaction")
+
+    assert main([*arguments.split(), "--database", url]) == 2
+
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert REFUSAL in line
+    assert REMEDY in line
+    assert printed.out == ""
+    assert execute(database_url, STATE) == before
+    assert execute(url, "SELECT current_user = session_user") == [(True,)]
+
+
+def test_the_doctor_finds_it_and_looks_no_further(
+    pooled: Pooled, capsys: Capture
+) -> None:
+    url = pooled("transaction")
+
+    assert outbox.cli.main(["doctor", "--json", "--database", url]) == 3
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["checks"] == ["pooler"]
+    (finding,) = report["findings"]
+    assert finding["severity"] == "error"
+    assert REFUSAL in finding["finding"]
+    assert "the URL of PostgreSQL itself" in finding["remedy"]
+
+
+def test_commands_work_through_one_in_session_mode(
+    pooled: Pooled, capsys: Capture
+) -> None:
+    url = pooled("session")
+    for command in ("maintain", "retention set message 30d", "partitions"):
+        assert outbox.cli.main([*command.split(), "--database", url]) == 0
+    outbox.cli.main(["doctor", "--database", url])
+    assert "ok       pooler\n" in capsys.readouterr().out
+
+
+async def test_a_relay_refuses_it_and_publishes_nothing(
+    pooled: Pooled, database_url: str
+) -> None:
+    insert(database_url, Message("orders", b""))
+    publisher = MemoryPublisher()
+    with pytest.raises(PoolerError, match=REMEDY):
+        async with running(pooled("transaction"), publisher):
+            pass
+    assert publisher.messages == []
+
+
+async def test_a_relay_works_through_one_in_session_mode(
+    pooled: Pooled, database_url: str
+) -> None:
+    url = pooled("session")
+    async with running(url, publisher := MemoryPublisher()) as relaying:
+        insert(database_url, message := Message("orders", b""))
+        await relaying.events.wait_for(BatchSettled)
+    assert publisher.messages == [message]
+
+
+async def test_a_source_refuses_it_and_subscribes_to_nothing(
+    pooled: Pooled, database_url: str
+) -> None:
+    source = PostgresSource(
+        pooled("transaction"), consumer="billing", topics=["orders"]
+    )
+    with pytest.raises(PoolerError, match=REMEDY):
+        async with source:
+            pass
+    assert execute(database_url, "SELECT * FROM inbox.subscription") == []
+
+
+async def test_a_source_works_through_one_in_session_mode(
+    pooled: Pooled, database_url: str
+) -> None:
+    async with PostgresSource(
+        pooled("session"), consumer="billing", topics=["orders"]
+    ) as source:
+        async with PostgresPublisher(database_url) as publisher:
+            await publisher.publish([message := Message("orders", b"")])
+        (delivery,) = await source.receive(limit=1)
+        assert delivery.message == message
+        await delivery.ack()
+
+
+async def test_a_publisher_to_postgresql_refuses_it(pooled: Pooled) -> None:
+    with pytest.raises(PoolerError, match=REMEDY):
+        async with PostgresPublisher(pooled("transaction")):
+            pass
+
+
+async def test_no_dead_letter_is_retried_through_it(
+    pooled: Pooled, database_url: str
+) -> None:
+    give_up(database_url, Message("orders", b""))
+    publisher = MemoryPublisher()
+    async with publishing_retrier(pooled("transaction"), lambda: publisher) as retrier:
+        (candidate,) = await find(retrier, Criteria())
+        with pytest.raises(PoolerError, match=REMEDY):
+            await retrier.retry(candidate)
+    assert publisher.messages == []
+    assert states(database_url) == [("PENDING", 0, "refused")]
