@@ -41,8 +41,12 @@ def add_to(subcommands: Subcommands) -> None:
         "cancel", help="cancel a message's job, running anywhere or still queued"
     )
     add_database(cancel)
-    cancel.add_argument("consumer", metavar="CONSUMER")
     cancel.add_argument("id", metavar="ID", help="the message's id")
+    cancel.add_argument(
+        "--consumer",
+        metavar="NAME",
+        help="whose job; needed if several have one, or if the message is to come yet",
+    )
     cancel.add_argument("--reason", metavar="TEXT", help="kept in the job")
     cancel.set_defaults(run=_cancel)
 
@@ -74,25 +78,52 @@ def _cancel(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"id {shorten(arguments.id)}: isn't a UUIDv7; inbox jobs lists the ids"
         )
-    ((state,),) = [
-        row.values()
-        for row in _query(
-            arguments,
-            "cancel_job",
-            id=id,
-            at=moment_of(id),
-            consumer=arguments.consumer,
-            reason=arguments.reason,
+    known = {
+        row["consumer"]: JobState(row["state"])
+        for row in _query(arguments, "find_jobs", id=id, at=moment_of(id))
+    }
+    consumer = arguments.consumer or _whose(id, known)
+    (row,) = _query(
+        arguments,
+        "cancel_job",
+        id=id,
+        at=moment_of(id),
+        consumer=consumer,
+        reason=arguments.reason,
+    )
+    if row["state"] != JobState.WAITING:
+        sys.stdout.write(f"{id} of {consumer} has ended already: {row['state']}\n")
+        return 1
+    sys.stdout.write(
+        f"{id} of {consumer} is to be cancelled: a running handler learns it with its "
+        "next heartbeat, one that was not begun never begins\n"
+    )
+    if consumer not in known:
+        sys.stderr.write(
+            f"warning: consumer {consumer!r} has no job of it yet. When its message "
+            "comes to a handler with a lease, it ends there; one without a lease "
+            "handles it all the same\n"
         )
-    ]
-    if state == JobState.WAITING:
-        sys.stdout.write(
-            f"{id} is to be cancelled: a running handler learns it with its next "
-            "heartbeat, one that was not begun never begins\n"
+    return 0
+
+
+def _whose(id: UUID, known: dict[str, JobState]) -> str:
+    """Choose the consumer that is meant: whose job is open, or the only one.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    meant = [name for name, state in known.items() if state in OPEN] or list(known)
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise ConfigError(
+            f"id {id}: {', '.join(meant)} have a job of it; say whose by --consumer"
         )
-        return 0
-    sys.stdout.write(f"{id} has ended already: {state}\n")
-    return 1
+    raise ConfigError(
+        f"id {id}: no consumer has a job of it; if its message is to come yet, say "
+        "to whom by --consumer"
+    )
 
 
 def _query(

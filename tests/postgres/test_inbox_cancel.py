@@ -91,7 +91,7 @@ async def test_what_was_cancelled_before_it_came_never_begins(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
-    assert await cancel(url, message) == 0
+    assert await cancel(url, message, "--consumer", "reports") == 0
     consumer = consumer_of(sessions, message)
 
     @consumer.handles(TOPIC, lease=LEASE)
@@ -189,7 +189,7 @@ async def test_what_was_started_too_often_is_not_started_again(
 
 async def test_jobs_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     message = Message(TOPIC, b"")
-    await cancel(url, message)
+    await cancel(url, message, "--consumer", "reports")
     capsys.readouterr()
 
     assert await asyncio.to_thread(main, ["jobs", "--database", url]) == 0
@@ -203,8 +203,51 @@ async def test_jobs_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_an_id_that_is_none_is_told(
     id: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["cancel", "--database", url, "reports", id]) == 2
+    assert main(["cancel", "--database", url, id]) == 2
     assert "isn't a UUIDv7" in capsys.readouterr().err
+
+
+async def test_whose_job_is_meant_need_be_said_only_where_it_is_not_clear(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = Message(TOPIC, b"")
+    assert await cancel(url, message) == 2
+    assert "no consumer has a job of it; if its message" in capsys.readouterr().err
+
+    add_job(url, message, "done", finished=True)
+    assert await cancel(url, message) == 1
+    assert "of done has ended already: success" in capsys.readouterr().out
+
+    add_job(url, message, "reports")
+    assert await cancel(url, message) == 0
+    said = capsys.readouterr()
+    assert f"{message.id} of reports is to be cancelled" in said.out
+    assert said.err == ""
+
+    add_job(url, message, "prints")
+    assert await cancel(url, message) == 2
+    assert "prints, reports have a job of it; say" in capsys.readouterr().err
+    assert await cancel(url, message, "--consumer", "prints") == 0
+
+
+async def test_a_cancel_that_nobody_may_ever_see_is_warned_of(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await cancel(url, Message(TOPIC, b""), "--consumer", "reprots") == 0
+    said = capsys.readouterr().err
+    assert "warning: consumer 'reprots' has no job of it yet" in said
+
+
+def add_job(
+    url: str, message: Message, consumer: str, *, finished: bool = False
+) -> None:
+    outcome = "'success', now()" if finished else "'queued', NULL"
+    execute(
+        url,
+        "INSERT INTO inbox.job (message_id, message_at, consumer, state, finished_at)"
+        f" VALUES ('{message.id}', inbox.moment_of('{message.id}'), '{consumer}',"
+        f" {outcome})",
+    )
 
 
 def test_a_lease_that_is_too_short_is_refused(url: str) -> None:
