@@ -24,7 +24,8 @@ _MIN_PREMAKE: Final = 3
 _MAX_PREMAKE: Final = 100
 _MIN_AHEAD: Final = timedelta(days=1)
 _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
-_RECEIPTS: Final = "inbox.receipt"
+KEPT_FOR_LATECOMERS: Final = ("inbox.receipt", "inbox.job")
+"""What a message needs in the day of its id, however late it comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +55,9 @@ def receipt_floor(
 ) -> timedelta:
     """Give the longest time after which a message can still come to its consumer.
 
-    A receipt lies in the day in which its message was added. From then on the message
-    may wait for its `available_at`, be retried by the relay, and be retried by the
-    consumer.
+    A receipt, plain or leased, lies in the day in which its message was added. From
+    then on the message may wait for its `available_at`, be retried by the relay, and be
+    retried by the consumer.
     """
     limits, retry = limits or Limits(), retry or RetryPolicy()
     return limits.max_delay + 2 * retry.max_attempts * retry.max_delay
@@ -80,7 +81,7 @@ def change_policy(
             and week end; the others stay, and go with their retention.
         premake: if it isn't given with another interval, two days of hours, seven
             days or four weeks.
-        force: take a retention of `inbox.receipt` below `receipt_floor`.
+        force: take a retention of receipts, or jobs, below `receipt_floor`.
 
     Raises:
         ConfigError: a value can't be used; nothing was changed.
@@ -157,11 +158,15 @@ def _check(policy: Policy, *, force: bool) -> None:
             f" a failed upkeep; use at least {_MIN_AHEAD // policy.span}"
         )
     floor = receipt_floor()
-    if policy.parent_table == _RECEIPTS and policy.retention < floor and not force:
+    if (
+        policy.parent_table in KEPT_FOR_LATECOMERS
+        and policy.retention < floor
+        and not force
+    ):
         raise ConfigError(
-            f"retention={policy.retention} of {_RECEIPTS}: a message can come back"
-            f" for {floor} (delay and retries), and without its receipt it would be"
-            f" a dead letter; keep receipts longer, or add --force if your delays and"
+            f"retention={policy.retention} of {policy.parent_table}: a message can come"
+            f" back for {floor} (delay and retries), and without its day there it would"
+            " be a dead letter; keep it longer, or add --force if your delays and"
             " retries are set shorter"
         )
 

@@ -7,7 +7,7 @@ from psycopg import sql
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
-from outbox.retention import read_policies, receipt_floor
+from outbox.retention import KEPT_FOR_LATECOMERS, read_policies, receipt_floor
 from outbox.statement import load
 
 _OPEN: Final = """
@@ -39,12 +39,12 @@ def check_retention(
             )
     for policy in read_policies(connection):
         floor = receipt_floor()
-        if policy.parent_table == "inbox.receipt" and policy.retention < floor:
+        if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < floor:
             yield _found(
                 Severity.WARNING,
-                f"inbox.receipt is kept {policy.retention}, and a message can come back"
-                f" for {floor}",
-                "outbox retention set inbox.receipt 14d",
+                f"{policy.parent_table} is kept {policy.retention}, and a message can"
+                f" come back for {floor}",
+                f"outbox retention set {policy.parent_table} 14d",
             )
     lost, days = connection.execute(
         load("outbox", "count_lost_dead_letters")

@@ -30,7 +30,7 @@ def add_to(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="keep receipts for less than a message can come back",
+        help="keep receipts or jobs for less than a message can come back",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)

@@ -123,6 +123,11 @@ BROKEN = {
         " WHERE parent_table = 'inbox.receipt'",
         *("retention", "warning", "can come back", "outbox retention set"),
     ),
+    "jobs go too soon": (
+        "UPDATE outbox.partition_policy SET retention = '2 days'"
+        " WHERE parent_table = 'inbox.job'",
+        *("retention", "warning", "inbox.job is kept", "set inbox.job 14d"),
+    ),
     "nobody relays": (
         "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
         " payload) VALUES (outbox.uuid7(), now(), 0, 't', 'c', '');"

@@ -5,10 +5,12 @@ import re
 from datetime import timedelta
 
 import pytest
+from psycopg.errors import CheckViolation
 
 from outbox.cli import main
-from outbox.retention import receipt_floor
+from outbox.retention import KEPT_FOR_LATECOMERS, receipt_floor
 from tests.fixtures.relay import execute
+from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_detach import leave_detached
 from tests.migrations.test_upkeep import TABLES, add_old, old_partition
 
@@ -106,6 +108,7 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
         (["dead_letter", "7d"], "names several; write one of inbox.dead_letter"),
         (["message"], "nothing to set"),
         (["receipt", "6d"], "add --force"),
+        (["job", "1d"], "inbox.job: a message can come back for 6 days"),
     ],
 )
 def test_a_policy_that_would_do_harm_is_refused(
@@ -119,13 +122,38 @@ def test_a_policy_that_would_do_harm_is_refused(
     assert execute(database_url, "TABLE outbox.partition_policy") == before
 
 
-def test_receipts_may_be_kept_shorter_by_force(
-    database_url: str, capsys: Capture
+@pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
+def test_receipts_and_jobs_may_be_kept_shorter_by_force(
+    table: str, database_url: str, capsys: Capture
 ) -> None:
     assert receipt_floor() > timedelta(days=6)
 
-    set_it = ("retention", "set", "inbox.receipt", "6d", "--force")
+    set_it = ("retention", "set", table, "6d", "--force")
     assert "6 days" in outbox(database_url, capsys, *set_it)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_less_than_a_day_is_refused_by_the_database_too(
+    table: str, database_url: str
+) -> None:
+    shorten = "UPDATE outbox.partition_policy SET retention = '23:59' WHERE"
+
+    with pytest.raises(CheckViolation, match="retention_at_least_a_day"):
+        execute(database_url, f"{shorten} parent_table = %s", (table,))
+
+
+@pytest.mark.parametrize("role", ["relay", "application", "consumer", "monitor"])
+def test_upkeep_by_a_role_that_may_not_names_one_that_may(
+    role: str, database_url: str, capsys: Capture
+) -> None:
+    old_partition(database_url)
+    url = f"{database_url}?options=-crole%3Dpillarbox_{role}"
+
+    refused = outbox(url, capsys, "maintain", status=2)
+
+    assert "permission denied for function finish_detached" in refused
+    assert "pillarbox_maintainer for upkeep" in refused
+    assert len(execute(database_url, EXPIRED)) == 1
 
 
 def test_a_database_without_the_schema_is_told(

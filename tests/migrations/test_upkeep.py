@@ -213,6 +213,29 @@ def test_trouble_with_one_table_does_not_keep_the_others_from_upkeep(
     assert expired(upkeep) == 0
 
 
+def test_days_ahead_stay_made_when_retention_fails_in_the_same_run(
+    database_url: str, upkeep: Upkeep
+) -> None:
+    ((ahead,),) = execute(
+        database_url,
+        "SELECT partition::text FROM outbox.partitions('outbox.message')"
+        " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '3 days'",
+    )
+    execute(database_url, f"DROP TABLE {ahead}")
+    old_partition(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+
+    with pytest.raises(psycopg.Error, match=r"retention of outbox\.message"):
+        upkeep.run()
+
+    assert upkeep.query(f"SELECT to_regclass('{ahead}') IS NOT NULL") == [(True,)]
+    assert expired(upkeep) == 1
+
+
 def test_old_foreign_receipts_are_trimmed(database_url: str, upkeep: Upkeep) -> None:
     execute(
         database_url,
