@@ -6,161 +6,163 @@ for an exclusive lock on it, and every writer queues behind that request.
 
 from __future__ import annotations
 
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
 
 import psycopg
 
-from benchmarks import pgbench
 from benchmarks.conditions import Conditions, show
-from benchmarks.measure import Answer, Variant, at_most, measure
+from benchmarks.measure import Answer, Measurement, Variant, at_most, measure, quantity
+from benchmarks.stall import (
+    COUNT_EXPIRED,
+    LAUNCH,
+    WRITERS,
+    OurDrop,
+    Upkeep,
+    longest_insert,
+    no_drop,
+    partman_drop,
+    prepare,
+    value,
+)
 from outbox.errors import OutboxError
-from outbox.upkeep import APPLICATION_NAME, maintain
+from outbox.migrate import migrate, unmigrate
 
-WRITERS = 8
 EXPIRED_DAYS = 3
+ROWS = 1_000
 LONGEST_STALL = 50
-LEAD = 2
-"""Seconds for which the writers run before the upkeep begins, and after the reader."""
-
-INSERT = """
-INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
-VALUES (gen_random_uuid(), 16, 'orders.placed', 'order-1', 'text/plain', 'x');
+RUNS_PG_CRON = """
+SELECT current_setting('cron.database_name', true) = current_database()
+   AND to_regnamespace('outbox') IS NULL
 """
-MAKE_EXPIRED = """
-SELECT partman.create_partition_time('outbox.message', (
-    SELECT array_agg(date_trunc('day', now(), 'UTC') - (20 + day) * interval '1 day')
-      FROM generate_series(1, %(days)s) AS day))
+COUNT_PENDING = """
+SELECT count(*) FROM outbox.partitions('outbox.message') WHERE detach_pending
 """
-FILL_EXPIRED = """
-INSERT INTO outbox.message
-       (id, created_at, published_at, lane, topic, content_type, payload)
-SELECT gen_random_uuid(), moment, moment, 16, 'orders.placed', 'text/plain', 'x'
-  FROM generate_series(1, %(days)s) AS day, generate_series(1, 1000),
-       LATERAL (SELECT date_trunc('day', now(), 'UTC') - (20 + day) * interval '1 day')
-               AS settled (moment)
-"""
-COUNT_EXPIRED = """
-SELECT count(*) FROM outbox.partitions('outbox.message')
- WHERE ends_at < now() - interval '10 days'
-"""
-PARTMAN_DROP = """
-SELECT partman.drop_partition_time(
-    'outbox.message', p_retention => '7 days', p_keep_table => false)
-"""
+POLL = 0.1
+BESIDE = {
+    "no drop": "what the machine takes by itself: a figure near it has no other cause",
+    "pg_partman's drop": "drop_partition_time(), which makes no day ahead",
+}
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     idle = conditions.size(60, quick=10)
-    ours, partman, none = (
-        Variant(label=label, run=longest_stall(conditions, upkeep, idle))
-        for label, upkeep in (
-            ("ours", our_drop),
-            ("pg_partman's drop", partman_drop),
-            ("no drop", no_drop),
+    ours = OurDrop()
+    found = compare(
+        *(
+            Variant(label=label, run=longest_stall(conditions, upkeep, idle))
+            for label, upkeep in (
+                ("ours", ours),
+                ("pg_partman's drop", partman_drop),
+                ("no drop", no_drop),
+            )
         )
     )
-    found = measure(
-        ours,
-        partman,
-        none,
-        runs=1,
-        on_run=lambda label, figure: show(label, figure, "ms"),
-    )
+    beside = f"retention: longest insert beside a reader idle for {idle} s"
     yield Answer(
-        question=f"retention: longest insert beside a reader idle for {idle} s",
+        question=beside,
         figure=max(*found.subject.figures, *found.again.figures),
         unit="ms",
         target=at_most(LONGEST_STALL),
         noise=found.noise,
-        detail=f"{WRITERS} writers, {EXPIRED_DAYS} days dropped: {found.medians('ms')}",
+        detail=f"{WRITERS} writers, one day missing ahead, {EXPIRED_DAYS} expired: "
+        f"{found.medians('ms')}; {ours}",
+    )
+    yield from without_ours(found, beside)
+    yield from by_pg_cron(conditions, idle, found)
+
+
+def without_ours(found: Measurement, question: str) -> Iterator[Answer]:
+    """What the machine does by itself, and what pg_partman does, in the same time."""
+    for label, detail in BESIDE.items():
+        figure = found.other(label).median
+        yield Answer(
+            question=f"{question}, {label}", figure=figure, unit="ms", detail=detail
+        )
+
+
+def by_pg_cron(
+    conditions: Conditions, idle: int, found: Measurement
+) -> Iterator[Answer]:
+    """The same by the jobs that pg_cron runs, where its database is ours to use."""
+    with psycopg.connect(conditions.server.url) as connection:
+        if not value(connection, RUNS_PG_CRON):
+            return
+    with pg_cron_database(conditions) as url:
+        prepare(url, days=1, rows=ROWS)
+        figure = longest_insert(
+            url, cron_drop, seconds=idle, reader=True, launch=LAUNCH
+        )
+    show("by pg_cron", figure, "ms")
+    usual = quantity(found.other("no drop").median, "ms")
+    yield Answer(
+        question=f"retention: the same by pg_cron, reader idle for {idle} s",
+        figure=figure,
+        unit="ms",
+        target=at_most(LONGEST_STALL),
+        detail=f"{WRITERS} writers, one day missing ahead, 1 expired; no drop {usual}",
     )
 
 
+def compare(ours: Variant, *others: Variant) -> Measurement:
+    """One run of each, and ours again."""
+
+    def on_run(label: str, figure: float) -> None:
+        show(label, figure, "ms")
+
+    return measure(ours, *others, runs=1, on_run=on_run)
+
+
 def longest_stall(
-    conditions: Conditions, upkeep: Callable[[psycopg.Connection], None], idle: int
+    conditions: Conditions, upkeep: Upkeep, idle: int
 ) -> Callable[[], float]:
     def run() -> float:
         with conditions.migrated_database() as url:
-            with psycopg.connect(url) as connection:
-                connection.execute("SET timezone = 'UTC'")
-                connection.execute("SET ROLE pillarbox_owner")
-                connection.execute(MAKE_EXPIRED, {"days": EXPIRED_DAYS})
-                connection.execute(FILL_EXPIRED, {"days": EXPIRED_DAYS})
-            return milliseconds(url, upkeep, idle)
+            prepare(url, days=EXPIRED_DAYS, rows=ROWS)
+            return longest_insert(url, upkeep, seconds=idle, reader=True)
 
     return run
 
 
-def milliseconds(
-    url: str, upkeep: Callable[[psycopg.Connection], None], idle: int
-) -> float:
-    """The longest insert while the upkeep meets an open transaction."""
-    with (
-        TemporaryDirectory() as directory,
-        psycopg.connect(
-            url, autocommit=True, application_name=APPLICATION_NAME
-        ) as keeper,
-        psycopg.connect(url) as reader,
-    ):
-        writers = write(url, Path(directory), seconds=idle + 2 * LEAD)
-        time.sleep(LEAD)
-        reader.execute("SELECT count(*) FROM outbox.message")
-        keeping = threading.Thread(target=upkeep, args=(keeper,))
-        keeping.start()
-        time.sleep(idle)
-        reader.rollback()
-        keeping.join()
-        _, errors = writers.communicate()
-        if writers.returncode:
-            raise OutboxError(f"pgbench ended with {writers.returncode}: {errors}")
-        if upkeep is not no_drop:
-            left = keeper.execute(COUNT_EXPIRED).fetchone()
-            assert left == (0,), f"{left} expired partitions are still there"
-        return longest(Path(directory))
+@contextmanager
+def pg_cron_database(conditions: Conditions) -> Iterator[str]:
+    """Give the URL of the main database with our schema and jobs, gone afterwards."""
+    url = conditions.server.url
+    migrate(url)
+    try:
+        yield url
+    finally:
+        unmigrate(url)
 
 
-def write(url: str, directory: Path, *, seconds: int) -> subprocess.Popen[str]:
-    """Start writers that log how long each insert took."""
-    script = directory / "insert.sql"
-    script.write_text(INSERT)
-    return subprocess.Popen(
-        [
-            pgbench.program(),
-            *("--no-vacuum", "--protocol=prepared", "--log", "--log-prefix=took"),
-            *(f"--client={WRITERS}", f"--time={seconds}", f"--file={script}", url),
-        ],
-        cwd=directory,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+def cron_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
+    """Schedule the detach and let pg_cron run it; then do what the upkeep job does."""
+    run_as(connection, "pillarbox_detacher", "SELECT outbox.schedule_detaches()")
+    wait_until(lambda: value(connection, COUNT_PENDING) == 1)
+    begun.set()
+    wait_until(lambda: value(connection, COUNT_EXPIRED) == 0)
+    command = value(
+        connection, "SELECT command FROM cron.job WHERE jobname = 'pillarbox upkeep'"
     )
+    run_as(connection, "pillarbox_maintainer", command)
 
 
-def longest(directory: Path) -> float:
-    """Milliseconds of the longest transaction in pgbench's log."""
-    took = [
-        int(line.split()[2])
-        for log in directory.glob("took.*")
-        for line in log.read_text().splitlines()
-    ]
-    return max(took) / 1000
+def run_as(connection: psycopg.Connection[Any], role: str, statement: str) -> None:
+    """Run a statement as pg_cron does: in the session of a role, at top level."""
+    connection.execute(f"SET SESSION AUTHORIZATION {role}".encode())
+    try:
+        connection.execute(statement.encode())
+    finally:
+        connection.execute("RESET SESSION AUTHORIZATION")
 
 
-def our_drop(connection: psycopg.Connection) -> None:
-    maintain(connection, tell=lambda _: None)
-    # What could not be dropped while the reader held it, the next hour's run drops.
-    maintain(connection, tell=lambda _: None)
-
-
-def partman_drop(connection: psycopg.Connection) -> None:
-    connection.execute("SET timezone = 'UTC'")
-    connection.execute(PARTMAN_DROP)
-
-
-def no_drop(connection: psycopg.Connection) -> None:
-    """Show how long an insert takes at worst on this machine, without a cause."""
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again for what another session does."""
+    end = time.monotonic() + 2 * LAUNCH
+    while not condition():
+        if time.monotonic() > end:
+            raise OutboxError("pg_cron did not run the detach in time")
+        time.sleep(POLL)

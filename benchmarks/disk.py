@@ -1,0 +1,200 @@
+"""What a million messages take on disk, and what their removal costs and leaves.
+
+Beside it the same table without partitions, whose old rows are deleted. Younger rows
+stay in both, as they do in a table that is in use: at the end of the file, which a
+vacuum then can't cut off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from benchmarks.conditions import Conditions, show
+from benchmarks.history import Day, days_of, fill_messages, make_days
+from benchmarks.measure import Answer, quantity
+from benchmarks.stall import value
+from outbox.statement import load
+from outbox.upkeep import APPLICATION_NAME, maintain
+
+MIB = 1 << 20
+PAYLOAD_BYTES = 300
+EXPIRED = 20
+BATCH = 500
+NOTHING = UUID(int=0)
+DELETED_AT_ONCE = 10_000
+PLAIN = "outbox.plain_message"
+# What autovacuum_vacuum_scale_factor says for the partitions; here it is done in turn.
+VACUUM_AFTER = 0.02
+
+MAKE_PLAIN = f"CREATE TABLE {PLAIN} (LIKE outbox.message INCLUDING ALL)"
+NO_AUTOVACUUM = "ALTER TABLE {} SET (autovacuum_enabled = off)"
+NEXT = """
+SELECT id, created_at FROM {} WHERE id > %s AND published_at IS NULL
+ ORDER BY id LIMIT %s
+"""
+DELETE_NEXT = f"""
+WITH gone AS (
+    DELETE FROM {PLAIN} WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM {PLAIN} WHERE id > %s AND created_at < %s
+         ORDER BY id LIMIT %s))
+    RETURNING id
+)
+SELECT id FROM gone ORDER BY id DESC LIMIT 1
+"""
+SIZE = """
+SELECT sum(pg_total_relation_size(table_id))
+  FROM (SELECT '{0}'::regclass
+         UNION ALL
+        SELECT inhrelid FROM pg_inherits WHERE inhparent = '{0}'::regclass
+       ) AS parent_and_partitions (table_id)
+"""
+OWN_SIZE = "SELECT pg_total_relation_size('{}')"
+WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+COUNT = "SELECT count(*) FROM {}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one design took, in bytes; all but the seconds."""
+
+    live: int
+    settled: int
+    left: int
+    wal: int
+    seconds: float
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    messages = conditions.size(1_000_000, quick=20_000)
+    with (
+        conditions.migrated_database() as url,
+        psycopg.connect(
+            url, autocommit=True, application_name=APPLICATION_NAME
+        ) as connection,
+    ):
+        make_days(connection, "outbox.message", newest=EXPIRED, oldest=EXPIRED)
+        today, *_, expired = days_of(connection, "outbox.message")
+        connection.execute(MAKE_PLAIN)
+        for table in (today.partition, expired.partition, PLAIN):
+            connection.execute(NO_AUTOVACUUM.format(table).encode())
+        dropped, deleted = (
+            Design(connection, table).taken(expired, today, messages)
+            for table in ("outbox.message", PLAIN)
+        )
+    for what, ours, theirs in (
+        ("live", dropped.live, deleted.live),
+        ("settled", dropped.settled, deleted.settled),
+        ("left when dropped", dropped.left, deleted.left),
+        ("WAL of the drop", dropped.wal, deleted.wal),
+    ):
+        show(what, ours / MIB, "MiB")
+        yield Answer(
+            question=f"disk: {messages:,} messages, {what}",
+            figure=ours / MIB,
+            unit="MiB",
+            detail=f"payloads of {PAYLOAD_BYTES} bytes: {quantity(ours / MIB, 'MiB')}, "
+            f"in a table whose rows are deleted {quantity(theirs / MIB, 'MiB')}",
+        )
+    yield Answer(
+        question=f"disk: {messages:,} messages, time of the drop",
+        figure=dropped.seconds,
+        unit="s",
+        detail=f"all of the upkeep {quantity(dropped.seconds, 's')}, DELETE of "
+        f"{DELETED_AT_ONCE:,} at once and VACUUM {quantity(deleted.seconds, 's')}",
+    )
+
+
+class Design:
+    """One way to keep messages: in partitions that are dropped, or rows deleted."""
+
+    def __init__(self, connection: psycopg.Connection[Any], table: str) -> None:
+        self._connection = connection
+        self._table = table
+        self._plain = table == PLAIN
+
+    def taken(self, old: Day, today: Day, messages: int) -> Taken:
+        """Fill, settle and remove an old day, while a tenth as many of today stay."""
+        staying = messages // 10
+        own = PLAIN if self._plain else old.partition
+        before = self._size() - self._value(OWN_SIZE.format(own))
+        self._fill(old, messages, settled=False)
+        live = self._size() - before
+        self._settle(old, messages)
+        settled = self._size() - before
+        self._fill(today, staying, settled=True)
+        filled = self._size()
+        # As in an old table, whose pages were all written out long ago.
+        self._connection.execute("CHECKPOINT")
+        wal, started = self._value(WRITTEN), time.perf_counter()
+        if self._plain:
+            self._delete(today.begin)
+        else:
+            maintain(self._connection, tell=lambda _: None)
+        seconds = time.perf_counter() - started
+        wal = self._value(WRITTEN) - wal
+        rows = self._value(COUNT.format(self._table))
+        assert rows == staying, f"{rows} rows are left, not {staying}"
+        return Taken(
+            live=live,
+            settled=settled,
+            left=self._size() - (filled - settled),
+            wal=int(wal),
+            seconds=seconds,
+        )
+
+    def _fill(self, day: Day, messages: int, *, settled: bool) -> None:
+        fill_messages(
+            self._connection,
+            day,
+            messages,
+            table=PLAIN if self._plain else None,
+            settled=settled,
+            payload_bytes=PAYLOAD_BYTES,
+        )
+
+    def _settle(self, day: Day, messages: int) -> None:
+        """Settle as a relay does, with a vacuum as often as the settings say."""
+        table = PLAIN if self._plain else day.partition
+        mark = load("relay", "mark_published").replace("outbox.message", self._table)
+        last = NOTHING
+        until_vacuum = round(messages * VACUUM_AFTER)
+        while rows := self._connection.execute(
+            NEXT.format(table).encode(), (last, until_vacuum)
+        ).fetchall():
+            for batch in batches(rows):
+                moments = [created_at for _, created_at in batch]
+                values = {
+                    "ids": [id for id, _ in batch],
+                    "first": min(moments),
+                    "last": max(moments),
+                }
+                self._connection.execute(mark.encode(), values)
+            last = rows[-1][0]
+            self._connection.execute(f"VACUUM {table}".encode())
+
+    def _delete(self, before: datetime) -> None:
+        last = NOTHING
+        while gone := self._connection.execute(
+            DELETE_NEXT.encode(), (last, before, DELETED_AT_ONCE)
+        ).fetchone():
+            (last,) = gone
+        self._connection.execute(f"VACUUM {PLAIN}".encode())
+
+    def _size(self) -> int:
+        return int(self._value(SIZE.format(self._table)))
+
+    def _value(self, query: str) -> Any:
+        return value(self._connection, query)
+
+
+def batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Share rows out as a relay claims them."""
+    for first in range(0, len(rows), BATCH):
+        yield rows[first : first + BATCH]

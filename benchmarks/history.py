@@ -1,0 +1,107 @@
+"""Days that lie behind: made by pg_partman, filled on the server, vacuumed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import psycopg
+
+from benchmarks.workload import TOPIC
+
+# By the owner, as the upkeep makes them: it could not drop what belongs to another.
+MAKE_DAYS = """
+SELECT partman.create_partition_time(
+    p_parent_table := %(parent)s,
+    p_partition_times := (
+        SELECT array_agg(date_trunc('day', now(), 'UTC') - day * interval '1 day')
+          FROM generate_series(%(newest)s::int, %(oldest)s::int) AS day))
+"""
+DAYS = """
+SELECT partition::text, starts_at, least(ends_at, now())
+  FROM outbox.partitions(%s) WHERE starts_at <= now() ORDER BY starts_at DESC
+"""
+# Moments in a row over the day, and of each a UUIDv7 as a writer would have made it.
+ROWS = """
+  FROM (SELECT number, moment,
+               (lpad(to_hex(floor(extract(epoch FROM moment) * 1000)::bigint), 12, '0')
+                || '7' || left(hash, 3) || '8' || substr(hash, 4, 15))::uuid AS id
+          FROM generate_series(1, %(rows)s) AS number,
+               LATERAL (SELECT %(begin)s::timestamptz + number * %(step)s::interval,
+                               md5(number::text)) AS made (moment, hash)
+       ) AS row
+"""
+MESSAGES = """
+INSERT INTO {table}
+       (id, created_at, seq, published_at, lane, topic, key, content_type, payload)
+SELECT id, moment, nextval('outbox.message_seq'),
+       CASE WHEN %(settled)s THEN moment END, 16 + number %% 16, %(topic)s,
+       'order-' || number %% 1000, 'application/json',
+       convert_to(rpad('{{"order_id":' || number || ',"note":"',
+                       %(payload_bytes)s - 2, 'x') || '"}}', 'UTF8')
+"""
+RECEIPTS = """
+INSERT INTO {table} (message_id, message_at, consumer)
+SELECT id, inbox.moment_of(id), 'benchmark'
+"""
+
+
+class Day(NamedTuple):
+    """A partition that has begun; a part of it may lie ahead of now."""
+
+    partition: str
+    begin: datetime
+    end: datetime
+
+
+def make_days(
+    connection: psycopg.Connection[Any], parent: str, *, newest: int, oldest: int
+) -> None:
+    """Make the partitions of so many days ago."""
+    connection.execute("SET timezone = 'UTC'")
+    connection.execute("SET ROLE pillarbox_owner")
+    connection.execute(
+        MAKE_DAYS, {"parent": parent, "newest": newest, "oldest": oldest}
+    )
+    connection.execute("RESET ROLE")
+
+
+def days_of(connection: psycopg.Connection[Any], parent: str) -> list[Day]:
+    """Today and the days before it, the newest first."""
+    return [Day(*row) for row in connection.execute(DAYS, (parent,))]
+
+
+def fill_messages(
+    connection: psycopg.Connection[Any],
+    day: Day,
+    rows: int,
+    *,
+    table: str | None = None,
+    settled: bool = True,
+    payload_bytes: int = 100,
+) -> None:
+    """Add messages of a day to its partition, or to another table like it."""
+    values = {"settled": settled, "topic": TOPIC, "payload_bytes": payload_bytes}
+    _fill(connection, MESSAGES, table or day.partition, day, rows, values)
+
+
+def fill_receipts(connection: psycopg.Connection[Any], day: Day, rows: int) -> None:
+    """Add the receipts of messages of a day to its partition."""
+    _fill(connection, RECEIPTS, day.partition, day, rows, {})
+
+
+def _fill(
+    connection: psycopg.Connection[Any],
+    insert: str,
+    table: str,
+    day: Day,
+    rows: int,
+    values: dict[str, object],
+) -> None:
+    step = (day.end - day.begin) / (rows + 1)
+    connection.execute("SET synchronous_commit = off")
+    connection.execute(
+        (insert + ROWS).format(table=table).encode(),
+        {"rows": rows, "begin": day.begin, "step": step, **values},
+    )
+    connection.execute(f"VACUUM (ANALYZE) {table}".encode())

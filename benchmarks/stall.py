@@ -1,0 +1,188 @@
+"""How long the longest of many inserts takes while old days are dropped."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any, TypeAlias
+
+import psycopg
+from typing_extensions import override
+
+from benchmarks import pgbench
+from benchmarks.history import days_of, fill_messages, make_days
+from outbox.errors import OutboxError
+from outbox.upkeep import APPLICATION_NAME, maintain
+
+Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]", Event], None]
+"""Drops what has expired, and sets the event when that has begun."""
+
+WRITERS = 8
+NEWEST_EXPIRED = 21
+LEAD = 2
+"""Seconds for which the writers run before the upkeep begins, and after its end."""
+LAUNCH = 75
+"""Seconds within which pg_cron begins what it is to run in the next minute."""
+
+INSERT = """
+INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
+VALUES (gen_random_uuid(), 16, 'orders.placed', 'order-1', 'text/plain', 'x');
+"""
+DROP_A_DAY_AHEAD = """
+SELECT 'DROP TABLE ' || partition FROM outbox.partitions('outbox.message')
+ WHERE starts_at > now() ORDER BY starts_at OFFSET 2 LIMIT 1
+"""
+COUNT_EXPIRED = """
+SELECT count(*) FROM outbox.partitions('outbox.message')
+ WHERE ends_at < now() - interval '10 days'
+"""
+COUNT_MISSING = "SELECT count(*) FROM outbox.missing_partitions('outbox.message')"
+PARTMAN_DROP = """
+SELECT partman.drop_partition_time(
+    'outbox.message', p_retention => '7 days', p_keep_table => false)
+"""
+
+
+def prepare(url: str, *, days: int, rows: int) -> None:
+    """Make days that have expired, with so many settled rows in each; open a gap ahead.
+
+    The gap is a day after the next two: the upkeep has to make it.
+    """
+    oldest = NEWEST_EXPIRED + days - 1
+    with psycopg.connect(url, autocommit=True) as connection:
+        make_days(connection, "outbox.message", newest=NEWEST_EXPIRED, oldest=oldest)
+        for day in days_of(connection, "outbox.message")[-days:]:
+            fill_messages(connection, day, rows)
+        connection.execute(value(connection, DROP_A_DAY_AHEAD))
+
+
+def longest_insert(
+    url: str, upkeep: Upkeep, *, seconds: int, reader: bool, launch: int = 0
+) -> float:
+    """Milliseconds of the longest insert from the moment the upkeep begins.
+
+    Args:
+        seconds: how long it is watched, and a reader's transaction stays open.
+        reader: whether a session is idle in a transaction that has read the table.
+        launch: seconds that may pass until the upkeep begins.
+    """
+    with TemporaryDirectory() as path, ExitStack() as stack:
+        directory = Path(path)
+        thread = stack.enter_context(ThreadPoolExecutor(1))
+        keeper, other = (
+            stack.enter_context(
+                psycopg.connect(url, autocommit=True, application_name=name)
+            )
+            for name in (APPLICATION_NAME, "reader")
+        )
+        writers = write(url, directory, seconds=launch + seconds + 2 * LEAD)
+        stack.callback(writers.kill)
+        time.sleep(LEAD)
+        if reader:
+            other.execute("BEGIN")
+            other.execute("SELECT count(*) FROM outbox.message")
+        begun = Event()
+        began = time.time()
+        keeping = thread.submit(run, upkeep, keeper, begun)
+        if launch:
+            begun.wait(launch)
+            began = time.time()
+        time.sleep(seconds)
+        if reader:
+            other.execute("ROLLBACK")
+        keeping.result()
+        if writers.poll() is not None:
+            raise OutboxError(f"the upkeep took longer than {seconds} s of writing")
+        _, errors = writers.communicate()
+        if writers.returncode:
+            raise OutboxError(f"pgbench ended with {writers.returncode}: {errors}")
+        return longest(directory, began, began + seconds + LEAD)
+
+
+def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
+    """Do the upkeep, and check that it left nothing over."""
+    try:
+        upkeep(keeper, begun)
+    finally:
+        begun.set()
+    if upkeep is not no_drop:
+        left = value(keeper, COUNT_EXPIRED)
+        assert left == 0, f"{left} expired partitions are still there"
+    if upkeep not in {no_drop, partman_drop}:
+        missing = value(keeper, COUNT_MISSING)
+        assert missing == 0, f"{missing} partitions are missing"
+
+
+def write(url: str, directory: Path, *, seconds: int) -> subprocess.Popen[str]:
+    """Start writers that log how long each insert took."""
+    script = directory / "insert.sql"
+    script.write_text(INSERT)
+    return subprocess.Popen(
+        [
+            pgbench.program(),
+            *("--no-vacuum", "--protocol=prepared", "--log", "--log-prefix=took"),
+            *(f"--client={WRITERS}", f"--time={seconds}", f"--file={script}", url),
+        ],
+        cwd=directory,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def longest(directory: Path, began: float, ended: float) -> float:
+    """Milliseconds of the longest insert in pgbench's log that ended in that time."""
+    took = []
+    for log in directory.glob("took.*"):
+        for line in log.read_text().splitlines():
+            _, _, microseconds, _, second, fraction = line.split()
+            if began <= int(second) + int(fraction) / 1e6 <= ended:
+                took.append(int(microseconds))
+    return max(took) / 1_000
+
+
+class OurDrop:
+    """The upkeep by `outbox maintain`; remembers what each run dropped."""
+
+    def __init__(self) -> None:
+        self.dropped: list[int] = []
+
+    def __call__(self, connection: psycopg.Connection[Any], begun: Event) -> None:
+        """Run as every hour, until nothing that has expired is left."""
+        begun.set()
+        self.dropped = []
+        while not self.dropped or value(connection, COUNT_EXPIRED):
+            told: list[str] = []
+            maintain(connection, tell=told.append)
+            self.dropped.append(sum(line.endswith(": dropped") for line in told))
+
+    @override
+    def __str__(self) -> str:
+        """Tell which run dropped how many."""
+        runs = [f"{n} by run {run}" for run, n in enumerate(self.dropped, start=1)]
+        return f"dropped {', '.join(runs)} of outbox maintain"
+
+
+def partman_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
+    """Let pg_partman drop by itself; it makes no day in between."""
+    begun.set()
+    connection.execute("SET timezone = 'UTC'")
+    connection.execute(PARTMAN_DROP)
+
+
+def no_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
+    """Show how long an insert takes at worst on this machine, without a cause."""
+    begun.set()
+
+
+def value(connection: psycopg.Connection[Any], query: str) -> Any:
+    """Give the one value of a query."""
+    found = connection.execute(query.encode()).fetchone()
+    assert found is not None
+    return found[0]
