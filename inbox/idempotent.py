@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 OnDuplicate: TypeAlias = Literal["skip", "raise", "replay"]
 
-_MARK: Final = "__idempotent_consumer__"
+_MARK: Final = "__idempotent_on_duplicate__"
 
 
 def message_id(message: Message) -> MessageId:
@@ -125,7 +125,7 @@ class _Guard(Generic[M]):
 
     def __call__(self, handler: Callable[[Any, M], Any]) -> Callable[[Any, M], Any]:
         guarded = self._async(handler) if is_async(handler) else self._sync(handler)
-        setattr(guarded, _MARK, self._consumer)
+        setattr(guarded, _MARK, self._on_duplicate)
         return guarded
 
     def _sync(self, handler: Callable[[Session, M], Any]) -> Callable[..., Any]:
@@ -201,3 +201,8 @@ def is_async(handler: Callable[..., Any]) -> bool:
 def is_idempotent(handler: Callable[..., Any]) -> bool:
     """Tell whether a handler records its receipt itself."""
     return hasattr(handler, _MARK)
+
+
+def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
+    """Tell what a handler does with a duplicate; None if it isn't `@idempotent`."""
+    return cast("OnDuplicate | None", getattr(handler, _MARK, None))

@@ -7,11 +7,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 import outbox
-from inbox import idempotent
+from inbox import Consumer, idempotent
 from inbox.errors import DuplicateMessageError
+from inbox.events import MessageHandled
+from inbox.sources.memory import MemorySource
 from outbox import Message, uuid7
 from outbox.errors import ConfigError
-from tests.fixtures.consumers import async_sessions_of, sessions_of
+from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.relay import execute
 
 PUBLISHED = "UPDATE outbox.message SET published_at = now()"
@@ -94,6 +96,26 @@ async def test_an_async_handler_replays_too(database_url: str) -> None:
         execute(database_url, PUBLISHED)
         async with sessions.begin() as session:
             await handle(session, message)
+    assert execute(database_url, READY) == [("orders.billed", str(message.id))]
+
+
+async def test_a_consumer_replays_what_is_handed_over_again(database_url: str) -> None:
+    message = Message("orders.placed", b"")
+    source = MemorySource(message)
+    async with async_sessions_of(database_url) as made:
+        consumer = Consumer(source, made, name="billing")
+
+        @consumer.handles("orders.placed")
+        @idempotent(consumer="billing", on_duplicate="replay")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            outbox.add(session, Message("orders.billed", b""))
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            execute(database_url, PUBLISHED)
+            source.add(message)
+            await events.wait_for(MessageHandled, 2)
+    assert source.acked == [message, message]
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
 
 

@@ -46,6 +46,19 @@ def test_a_coroutine_function_needs_an_async_sessionmaker(handler: Any) -> None:
         consumer(SYNC).handles("orders")(handler)
 
 
+def test_a_duplicate_that_is_an_error_is_not_for_a_consumer() -> None:
+    handler = idempotent(consumer="c", on_duplicate="raise")(coroutine)
+    with pytest.raises(ConfigError, match=r'coroutine: on_duplicate="raise"'):
+        consumer().handles("orders")(handler)
+
+
+@pytest.mark.parametrize("kind", [{"batch": 2}, {"lease": timedelta(seconds=1)}])
+def test_two_receipts_for_one_message_are_refused(kind: dict[str, Any]) -> None:
+    handler = idempotent(consumer="c")(coroutine)
+    with pytest.raises(ConfigError, match="coroutine: is @idempotent, and lease"):
+        consumer().handles("orders", **kind)(handler)
+
+
 def test_something_else_than_a_session_factory_is_refused() -> None:
     with pytest.raises(ConfigError, match="isn't a session factory"):
         consumer("postgresql://")
