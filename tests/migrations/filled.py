@@ -31,8 +31,8 @@ _ROWS: Final = (
 )
 # Partitions are read through their tables; templates never have a row.
 _TABLES: Final = """
-    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n
-        ON n.oid = c.relnamespace
+    SELECT n.nspname, c.relname, c.relkind = 'S'
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
      WHERE n.nspname IN ('outbox', 'inbox') AND c.relkind IN ('r', 'p', 'S')
        AND NOT c.relispartition AND c.relname NOT LIKE '%_template'
 """
@@ -49,8 +49,10 @@ def contents(url: str) -> Contents:
     """All rows of each table, and where each sequence stands."""
     found = {}
     with psycopg.connect(url, autocommit=True) as connection:
-        for schema, name in connection.execute(_TABLES).fetchall():
-            query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, name))
+        for schema, name, is_sequence in connection.execute(_TABLES).fetchall():
+            columns = sql.SQL("last_value, is_called" if is_sequence else "*")
+            table = sql.Identifier(schema, name)
+            query = sql.SQL("SELECT {} FROM {}").format(columns, table)
             rows = connection.execute(query).fetchall()
             found[f"{schema}.{name}"] = sorted(rows, key=repr)
     return found

@@ -4,8 +4,11 @@ The dump is of the server of PILLARBOX_OLDER_DATABASE_URL, or of the tests' own.
 """
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -14,19 +17,31 @@ from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import new_database, one_at_a_time
 from tests.fixtures.relay import execute
+from tests.migrations.catalog import snapshot
+from tests.migrations.filled import contents, empty_tables, fill
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-CONTENTS = (
-    "SELECT * FROM outbox.message ORDER BY seq",
-    "SELECT * FROM outbox.dead_letter",
-    "SELECT * FROM inbox.foreign_receipt",
-    "SELECT * FROM outbox.partition_policy ORDER BY parent_table",
-    "SELECT nextval('outbox.message_seq') > 3",
+# Where each table's partitions begin and end, and the application's own table.
+BESIDE = (
     "SELECT parent_table, x.starts_at, x.ends_at FROM outbox.partition_policy p,"
     " outbox.partitions(p.parent_table) x ORDER BY 1, 2",
+    "SELECT * FROM public.sale ORDER BY number",
+)
+Partman: TypeAlias = tuple[dict[str, list[str]], set[str]]
+
+ERROR = re.compile(r"ERROR:  (.*)")
+COLUMNS = (
+    "SELECT relname, array_agg(attname::text ORDER BY attnum)"
+    " FROM pg_class c JOIN pg_attribute a ON attrelid = c.oid AND attnum > 0"
+    " WHERE relnamespace = 'partman'::regnamespace AND relkind = 'r' GROUP BY relname"
+)
+ROUTINES = (
+    "SELECT CASE prokind WHEN 'p' THEN 'procedure ' ELSE 'function ' END"
+    " || replace(oid::regprocedure::text, ',', ', ') FROM pg_proc"
+    " WHERE pronamespace = 'partman'::regnamespace"
 )
 HEALTH = (
     "SELECT min(ahead) >= 9, bool_and(has_today), sum(defaults), max(owners)"
@@ -45,53 +60,72 @@ def older(server: PostgresServer) -> Iterator[PostgresServer]:
         yield elsewhere
 
 
-def dump(program: str, *arguments: str) -> str:
+def run(program: str, *arguments: str) -> list[str]:
+    """Run a program of PostgreSQL to its end, and give its errors in order."""
     done = subprocess.run(
         [program, *arguments], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    errors = sorted(ERROR.findall(done.stderr))
+    assert errors or done.returncode == 0, done.stderr
+    return errors
 
 
-def restore(url: str, script: str) -> list[str]:
-    """Give the errors; what comes after one is restored all the same."""
-    done = subprocess.run(
-        ["psql", "-X", "-q", url],
-        input=script,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stderr.splitlines() if "ERROR:" in line]
+def partman(url: str) -> Partman:
+    """The tables of a pg_partman with their columns, and its routines."""
+    return dict(execute(url, COLUMNS)), {name for (name,) in execute(url, ROUTINES)}
+
+
+def losses(older: Partman, newer: Partman) -> list[str]:
+    """The errors, all of them, for what one pg_partman has and another has not."""
+    (old_tables, old_routines), (new_tables, new_routines) = older, newer
+    missing = list(old_routines - new_routines)
+    for table, columns in old_tables.items():
+        if table not in new_tables:
+            # Its rows, and the owner's rights on it.
+            missing += [f'relation "partman.{table}"'] * 2
+        else:
+            gone = [column for column in columns if column not in new_tables[table]]
+            missing += [
+                f'column "{column}" of relation "{table}"' for column in gone[:1]
+            ]
+    return sorted(f"{what} does not exist" for what in missing)
 
 
 @pytest.mark.timeout(180)
 def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
-    older: PostgresServer, server: PostgresServer, empty_database_url: str
+    older: PostgresServer,
+    server: PostgresServer,
+    empty_database_url: str,
+    tmp_path: Path,
 ) -> None:
+    file, roles = str(tmp_path / "dump"), str(tmp_path / "roles.sql")
     with new_database(older, "pillarbox_older") as name:
         source = older.database_url(name)
         migrate(source, with_cron=False)
         for days in (20, 25):
             old_partition(source, days)
         add_old(source, 25)
-        for n in range(3):
-            execute(source, f"SELECT outbox.add('t', '{{\"n\": {n}}}'::jsonb, 'k')")
-        execute(source, "INSERT INTO inbox.foreign_receipt VALUES ('a', 'b', 'c')")
+        fill(source)
         execute(source, "UPDATE outbox.partition_policy SET premake = 9")
-        script = dump("pg_dump", source)
-        contents = [execute(source, query) for query in CONTENTS]
-        roles = dump("pg_dumpall", "--roles-only", "-d", older.url)
+        execute(source, "SELECT outbox.finish_detached('outbox.message')")
+        execute(source, "CREATE TABLE sale AS SELECT generate_series(1, 9) AS number")
+        rows = contents(source)
+        assert empty_tables(rows) == []
+        beside = [execute(source, query) for query in BESIDE]
+        schema, known = snapshot(source), partman(source)
+        assert run("pg_dump", "--format=custom", "--file", file, source) == []
+        assert run("pg_dumpall", "--roles-only", "--file", roles, "-d", older.url) == []
 
     url = empty_database_url
     # Those that are there already are errors, and stay as they are.
-    restore(server.url, roles)
-    errors = restore(url, script)
+    run("psql", "-X", "-q", "-f", roles, server.url)
+    errors = run("pg_restore", "-d", url, file)
 
-    # pg_partman 5 has not the columns and functions of 4.
-    assert [line for line in errors if "part" not in line] == []
-    assert [execute(url, query) for query in CONTENTS] == contents
+    assert errors == losses(known, partman(url))
+    assert contents(url) == rows
+    assert [execute(url, query) for query in BESIDE] == beside
+    if older is server:
+        assert snapshot(url) == schema
     execute(url, "SELECT outbox.add('t', '{}'::jsonb, 'k')")
     migrate(url, with_cron=False)
     assert main(["maintain", "--database", url]) == 0
