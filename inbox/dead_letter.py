@@ -16,6 +16,7 @@ from sqlalchemy import bindparam, insert, select, text
 from sqlalchemy.orm import Session
 
 from inbox.handle import Handling
+from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
 from outbox.errors import hide_values, one_line
 from outbox.message import Message
@@ -147,6 +148,7 @@ def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:
     one committed is seen by the second only if each statement has its own snapshot.
     """
     session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+    limit_idle_now(session)
     named = json.dumps([values["origin"], values["message_id"]])
     lock = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
     session.execute(_LOCK, {"lock": lock})

@@ -89,11 +89,12 @@ class AsyncHandling:
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in the running task."""
         async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             return await session.run_sync(function)
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> AsyncJob:
         """Make a job for a coroutine function."""
-        return AsyncJob(self._sessions, key, leased, message)
+        return AsyncJob(self._sessions, key, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call it in the running task."""

@@ -71,7 +71,7 @@ class SyncHandling:
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
         """Make a job for a plain function."""
-        return Job(self._sessions, key, leased, message)
+        return Job(self._sessions, key, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call it in a thread."""
@@ -134,6 +134,7 @@ class SyncHandling:
 
     def _transact(self, function: Callable[[Session], T]) -> T:
         with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             return function(session)
 
     def _execute(self, statement: Executable, values: dict[str, Any]) -> None:

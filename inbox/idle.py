@@ -9,7 +9,15 @@ on, and the late one has no transaction left to commit.
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import ColumnElement, Text, bindparam, cast, func, literal_column
+from sqlalchemy import (
+    ColumnElement,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -30,6 +38,7 @@ LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
     literal_column("true"),
 ).is_not(None)
 """A condition that is always true, and limits the transaction by `max_idle`."""
+_LIMIT_NOW: Final = select(LIMITS_IDLE)
 
 
 def check_max_idle(max_idle: timedelta | None) -> None:
@@ -48,6 +57,13 @@ def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
     """Note for the receipts of a session how long it may stand still after them."""
     if max_idle is not None:
         session.info[_NOTED] = f"{max_idle // timedelta(milliseconds=1)}ms"
+
+
+def limit_idle_now(session: Session) -> None:
+    """Limit the running transaction by what was noted, where no receipt does it."""
+    max_idle = max_idle_of(session)
+    if max_idle is not None:
+        session.execute(_LIMIT_NOW, {"max_idle": max_idle})
 
 
 def max_idle_of(session: AnySession) -> str | None:

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import JobLostError
+from inbox.idle import limit_idle, limit_idle_now
 from inbox.jobs import (
     JobKey,
     JobState,
@@ -38,13 +40,20 @@ class AnyJob:
         checkpoint: what was last saved; None at first.
     """
 
-    def __init__(self, key: JobKey, leased: Leased, message: Message) -> None:
+    def __init__(
+        self,
+        key: JobKey,
+        leased: Leased,
+        message: Message,
+        max_idle: timedelta | None,
+    ) -> None:
         self.message = message
         self.attempts = leased.attempts
         self.checkpoint: Any = leased.checkpoint
         self.is_finished = False
         self._key = key
         self._lease = leased.number
+        self._max_idle = max_idle
         self._ending = threading.Event()
 
     @property
@@ -59,6 +68,11 @@ class AnyJob:
     def end(self) -> None:
         """Ask the handler to stop."""
         self._ending.set()
+
+    def _begin(self, session: Session) -> None:
+        limit_idle(session, self._max_idle)
+        limit_idle_now(session)
+        note_cause(session, self._key.id)
 
     def _hold(self, session: Session) -> None:
         if not hold_job(session, self._key, self._lease):
@@ -83,8 +97,9 @@ class Job(AnyJob):
         key: JobKey,
         leased: Leased,
         message: Message,
+        max_idle: timedelta | None,
     ) -> None:
-        super().__init__(key, leased, message)
+        super().__init__(key, leased, message, max_idle)
         self._sessions = sessions
 
     @contextmanager
@@ -95,7 +110,7 @@ class Job(AnyJob):
             JobLostError: another process has the job; nothing was committed.
         """
         with self._sessions() as session, session.begin():
-            note_cause(session, self._key.id)
+            self._begin(session)
             yield session
             session.flush()
             self._hold(session)
@@ -110,7 +125,7 @@ class Job(AnyJob):
             JobLostError: as `transaction`.
         """
         with self._sessions() as session, session.begin():
-            note_cause(session, self._key.id)
+            self._begin(session)
             yield session
             session.flush()
             self._finish(session)
@@ -123,6 +138,7 @@ class Job(AnyJob):
             JobLostError: as `transaction`.
         """
         with self._sessions() as session, session.begin():
+            self._begin(session)
             self._save(session, checkpoint)
         self.checkpoint = checkpoint
 
@@ -136,15 +152,16 @@ class AsyncJob(AnyJob):
         key: JobKey,
         leased: Leased,
         message: Message,
+        max_idle: timedelta | None,
     ) -> None:
-        super().__init__(key, leased, message)
+        super().__init__(key, leased, message, max_idle)
         self._sessions = sessions
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
         """Do as `Job.transaction`."""
         async with self._sessions() as session, session.begin():
-            note_cause(session.sync_session, self._key.id)
+            await session.run_sync(self._begin)
             yield session
             await session.flush()
             await session.run_sync(self._hold)
@@ -153,7 +170,7 @@ class AsyncJob(AnyJob):
     async def finish(self) -> AsyncIterator[AsyncSession]:
         """Do as `Job.finish`."""
         async with self._sessions() as session, session.begin():
-            note_cause(session.sync_session, self._key.id)
+            await session.run_sync(self._begin)
             yield session
             await session.flush()
             await session.run_sync(self._finish)
@@ -165,5 +182,6 @@ class AsyncJob(AnyJob):
 
     async def _save_now(self, checkpoint: object) -> None:
         async with self._sessions() as session, session.begin():
+            await session.run_sync(self._begin)
             await session.run_sync(partial(self._save, checkpoint=checkpoint))
         self.checkpoint = checkpoint

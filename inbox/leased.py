@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
 from inbox.handle import Handling, connection_broke
+from inbox.idle import limit_idle_now
 from inbox.job import AnyJob
 from inbox.jobs import (
     Busy,
@@ -290,6 +291,8 @@ class LongHandling:
                 await asyncio.sleep(_AGAIN)
 
     async def _transact(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await self._handling.transact(
-            lambda session: function(session, *arguments)
-        )
+        def transact(session: Session) -> T:
+            limit_idle_now(session)
+            return function(session, *arguments)
+
+        return await self._handling.transact(transact)

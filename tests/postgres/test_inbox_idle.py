@@ -3,15 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox import Consumer, idempotent
-from inbox.events import DatabaseLost, DuplicateSkipped, HandlerFailed, MessageHandled
+from inbox.events import (
+    DatabaseLost,
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from inbox.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria
@@ -24,10 +32,16 @@ from tests.fixtures.consumers import (
     sessions_of,
 )
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.jobs import LEASE
 from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
 
 SECOND: Final = timedelta(seconds=1)
 EFFECT: Final = text("INSERT INTO effect (what) VALUES (:what)")
+STANDING: Final = """
+    SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND state = 'idle in transaction'
+"""
 LIMIT: Final = text("SHOW idle_in_transaction_session_timeout")
 
 
@@ -166,3 +180,83 @@ async def test_a_retry_of_a_dead_letter_is_limited_too(
     async with consumer.retrier() as retrier:
         await retry_all(retrier, await find(retrier, Criteria()))
     assert effects(url) == ["1s"]
+
+
+async def test_a_job_that_stands_still_in_a_transaction_is_begun_anew(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions, Message("orders", b"1"))
+    begun: list[int] = []
+
+    @consumer.handles("orders", lease=LEASE)
+    async def handle(job: AsyncJob, message: Message) -> None:
+        begun.append(job.attempts)
+        async with job.transaction() as session:
+            await session.execute(EFFECT, {"what": f"start {len(begun)}"})
+            if len(begun) == 1:
+                await asyncio.to_thread(
+                    wait_for, "it is ended", lambda: execute(url, STANDING) == [(0,)]
+                )
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert begun == [1, 1]
+    assert effects(url) == ["start 2"]
+    assert events.of(HandlerFailed) == []
+
+
+def note_in_job(job: Job, _: Message) -> None:
+    with job.transaction() as session:
+        note_in_thread(session, job.message)
+    job.save(1)
+    with job.finish() as session:
+        note_in_thread(session, job.message)
+
+
+def fail_in_job(job: Job, _: Message) -> None:
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("handler", "outcome", "noted"),
+    [(note_in_job, MessageHandled, ["1s", "1s"]), (fail_in_job, HandlerFailed, [])],
+)
+async def test_every_transaction_about_a_job_is_limited(
+    url: str, handler: Any, outcome: type[MessageHandled], noted: list[str]
+) -> None:
+    seen: list[str] = []
+    with sessions_of(url) as made:
+        engine = made.kw["bind"]
+        event.listen(engine, "begin", lambda _: seen.append("BEGIN"))
+        event.listen(
+            engine,
+            "before_cursor_execute",
+            lambda *arguments: seen.append(arguments[2]),
+        )
+        consumer = consumer_of(made, Message("orders", b"1"))
+        consumer.handles("orders", lease=LEASE)(handler)
+        async with running(consumer) as events:
+            await events.wait_for(outcome)
+
+    look, *first = [then for this, then in pairwise(seen) if this == "BEGIN"]
+    assert look.startswith("SELECT 1 FROM inbox.receipt")
+    assert len(first) > 2
+    assert all(statement.startswith("SELECT set_config") for statement in first)
+    assert effects(url) == noted
+
+
+async def test_who_gives_up_is_limited_before_it_takes_the_lock(url: str) -> None:
+    seen: list[str] = []
+    with sessions_of(url) as made:
+        event.listen(
+            made.kw["bind"],
+            "before_cursor_execute",
+            lambda *arguments: seen.append(arguments[2]),
+        )
+        consumer = consumer_of(made, Message("unknown", b"1"))
+        consumer.handles("orders")(note_in_thread)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+
+    ((before, _),) = [two for two in pairwise(seen) if "advisory" in two[1]]
+    assert before.startswith("SELECT set_config")
