@@ -22,6 +22,7 @@ LIMITS = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))
 SWEEPS = 10
 UPKEEPS = 3
+UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
 REMOVE = "DELETE FROM outbox.message WHERE topic = 'live' AND created_at >= %s"
 ADD = """
 INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
@@ -67,10 +68,10 @@ class LiveBatch:
         return (time.perf_counter() - started) * 1_000 / SWEEPS
 
     def upkeep(self) -> float:
-        """Run the upkeep of an hour in which there is nothing to make or to drop."""
+        """Run pg_cron's job in an hour in which there is nothing to make or to drop."""
         started = time.perf_counter()
         for _ in range(UPKEEPS):
-            self._connection.execute("CALL outbox.maintain()")
+            self._connection.execute(UPKEEP)
         return (time.perf_counter() - started) * 1_000 / UPKEEPS
 
     def settle(self) -> float:
