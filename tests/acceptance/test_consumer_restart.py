@@ -1,0 +1,172 @@
+"""PostgreSQL, and each broker, is restarted under running consumers."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import psycopg
+import pytest
+
+from outbox.testing.postgres import PostgresServer, StopMode
+from tests.acceptance.brokers import BROKERS, Broker, redis
+from tests.acceptance.counters import Counters
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import let_pass, wait_for
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(1200)]
+
+# More than one counter alone can have at work.
+_BOTH_AT_WORK: Final = """
+    SELECT count(*) > 8
+      FROM pg_locks
+     WHERE relation = 'counted'::regclass AND NOT granted
+"""
+
+
+@pytest.fixture
+def rounds(full: bool) -> int:
+    return 8 if full else 2
+
+
+@pytest.fixture
+def count(full: bool) -> int:
+    """How many messages are added in each round."""
+    return 2_500 if full else 500
+
+
+class TestABroker:
+    @pytest.fixture(params=BROKERS)
+    def broker(self, request: pytest.FixtureRequest) -> Iterator[Broker]:
+        with BROKERS[request.param]() as running:
+            yield running
+
+    def test_killed_with_handlers_at_work(
+        self,
+        broker: Broker,
+        relays: Relays,
+        counters: Counters,
+        writer: Writer,
+        inspection: Inspection,
+        rounds: int,
+        count: int,
+    ) -> None:
+        for _ in range(2):
+            counters.start(broker.url)
+        broker.write()
+        relays.start(broker.url)
+        for _ in range(rounds):
+            with psycopg.connect(inspection.url) as gate:
+                # Handlers stop at their insert, until the block ends.
+                gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
+                writer.add(count)
+                wait_for(
+                    "both are at work",
+                    lambda: inspection.rows(_BOTH_AT_WORK) == [(True,)],
+                )
+                told = counters.told("SourceLost"), counters.told("SourceFound")
+                broker.kill()
+            # They end without it, and their acks have to wait.
+            wait_for("it is missed", partial(counters.all_told, "SourceLost", told[0]))
+            broker.start()
+            wait_for("it is found", partial(counters.all_told, "SourceFound", told[1]))
+        expect_each_once(counters, writer, broker.waiting, ordered=broker.ordered)
+
+    def test_killed_at_any_moment(
+        self,
+        broker: Broker,
+        relays: Relays,
+        counters: Counters,
+        writer: Writer,
+        rounds: int,
+        count: int,
+    ) -> None:
+        for _ in range(2):
+            counters.start(broker.url)
+        broker.write()
+        relays.start(broker.url)
+        for _ in range(rounds):
+            before = counters.count()
+            writer.add(count)
+            wait_for("they are at work", partial(has_more, counters, before))
+            let_pass(random.uniform(0, 0.3))
+            broker.kill()
+            let_pass(random.uniform(0, 0.3))
+            broker.start()
+        expect_each_once(counters, writer, broker.waiting, ordered=broker.ordered)
+
+
+class TestPostgreSQL:
+    @pytest.fixture
+    def database_url(self, private_database_url: str) -> str:
+        """In place of one on the server that all tests share."""
+        return private_database_url
+
+    @pytest.mark.parametrize("mode", ["fast", "immediate"])
+    def test_restarted_as_database_and_broker(
+        self,
+        mode: StopMode,
+        private_server: PostgresServer,
+        relays: Relays,
+        counters: Counters,
+        writer: Writer,
+        inspection: Inspection,
+        rounds: int,
+        count: int,
+    ) -> None:
+        relays.start(inspection.url)
+        for _ in range(2):
+            counters.start()
+        for _ in range(rounds):
+            before = counters.count()
+            writer.add(count)
+            wait_for("they are at work", partial(has_more, counters, before))
+            let_pass(random.uniform(0, 0.3))
+            private_server.restart(mode)
+            writer.reconnect()
+        expect_each_once(counters, writer, counters.waiting, ordered=True)
+
+    @pytest.mark.parametrize("mode", ["fast", "immediate"])
+    def test_restarted_as_database_alone(
+        self,
+        mode: StopMode,
+        private_server: PostgresServer,
+        relays: Relays,
+        counters: Counters,
+        writer: Writer,
+        rounds: int,
+        count: int,
+    ) -> None:
+        with redis() as broker:
+            relays.start(broker.url)
+            for _ in range(2):
+                counters.start(broker.url)
+            for _ in range(rounds):
+                before = counters.count()
+                writer.add(count)
+                wait_for("they are at work", partial(has_more, counters, before))
+                let_pass(random.uniform(0, 0.3))
+                private_server.restart(mode)
+                writer.reconnect()
+            expect_each_once(counters, writer, broker.waiting, ordered=False)
+
+
+def has_more(counters: Counters, before: int) -> bool:
+    return counters.count() > before
+
+
+def expect_each_once(
+    counters: Counters, writer: Writer, waiting: Callable[[], int], *, ordered: bool
+) -> None:
+    """Wait until each message has had its effect, once, and is acked."""
+    wait_for("all is counted", lambda: counters.count() >= writer.added, seconds=300)
+    wait_for("all is acked", lambda: not waiting(), seconds=120, pause=0.5)
+    numbers = counters.numbers()
+    if not ordered:
+        numbers = {key: sorted(of_key) for key, of_key in numbers.items()}
+    assert numbers == writer.numbers()
+    assert counters.receipts() == writer.added
+    assert counters.dead_letters() == 0
+    assert all(counter.is_running() for counter in counters)
