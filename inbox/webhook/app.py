@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+from inbox.content import check_content
 from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
@@ -214,6 +215,7 @@ class WebhookApp:
     async def _handle(self, handler: Handler, message: Message) -> _Answer:
         started = time.monotonic()
         try:
+            check_content(message)
             is_new = await self._handling.handle(handler, message)
         except RetryLater as decision:
             seconds = math.ceil(decision.delay.total_seconds())

@@ -157,6 +157,18 @@ async def test_a_handler_decides_by_what_it_raises(
     assert len(events.of(MessageDeadLettered)) == 1
 
 
+async def test_what_isn_t_what_its_content_type_says_is_given_up_as_it_came(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
+    wrong = Message("orders", b"{\xff", content_type="application/json")
+    async with served(app) as hook:
+        assert [await status_of(hook, m) for m in (wrong, ONE)] == [204, 204]
+    query = "SELECT message_id, payload FROM inbox.dead_letter"
+    assert execute(inbox_url, query) == [(str(wrong.id), wrong.payload)]
+    assert effects(inbox_url) == ["1"]
+
+
 async def test_an_idempotent_handler_is_used_as_it_is(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
