@@ -19,7 +19,7 @@ APPLICATION_NAME: Final = "outbox maintain"
 DETACH_WAIT: Final = timedelta(minutes=5)
 
 _LOCK: Final = (1885957228, 104)
-# What a detach could not do for this long is dropped by lock_timeout and retry.
+# What can't be detached concurrently for this long is by lock_timeout and retry.
 _PATIENCE: Final = timedelta(hours=6)
 
 
@@ -59,7 +59,7 @@ def maintain(
     """Make what is missing, detach what has expired, drop what is detached.
 
     A member of the tables' owner detaches concurrently, which stalls no writer.
-    For anyone else the routines drop by `lock_timeout` and retry.
+    For anyone else the routines detach under a short lock, by `lock_timeout` and retry.
 
     Args:
         connection: in autocommit mode, its application_name `APPLICATION_NAME`.

@@ -171,7 +171,7 @@ def test_a_detached_table_that_somebody_reads_is_dropped_later(
     assert told[-1] == f"{name}: dropped"
 
 
-def test_a_maintainer_who_can_not_detach_drops_by_lock_and_retry(
+def test_a_maintainer_who_can_not_detach_concurrently_does_by_lock_and_retry(
     database_url: str,
 ) -> None:
     old_partition(database_url)
