@@ -1,0 +1,212 @@
+"""What needs no session of its own works through a pooler in transaction mode."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, sessionmaker
+
+import outbox
+from inbox import Consumer, guard
+from inbox.cli import main
+from inbox.events import MessageHandled
+from inbox.job import AsyncJob
+from outbox import Message, uuid7
+from outbox.database import sqlalchemy_url
+from outbox.migrate import migrate_on
+from outbox.testing.postgres import PostgresServer
+from relay.events import BatchSettled
+from relay.publishers.memory import MemoryPublisher
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures import consumers, jobs
+from tests.fixtures.effects import effects, note, receipts
+from tests.fixtures.pgbouncer import Pooled, pgbouncer
+from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.relay import execute, running, unsettled
+from tests.fixtures.waiting import wait_for
+
+# More than psycopg executes a statement before it prepares it.
+ROUNDS = 12
+
+
+@pytest.fixture
+def url(pooled: Pooled, database_url: str) -> str:
+    """Through a pool whose sessions are dealt out in turns."""
+    execute(database_url, "CREATE TABLE effect (what text)")
+    return pooled("transaction", server_round_robin=1, max_client_conn=100)
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """As the documentation says for psycopg."""
+    engine = create_engine(
+        sqlalchemy_url(url), connect_args={"prepare_threshold": None}
+    )
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def async_sessions(
+    url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    """As the documentation says for each driver."""
+    if request.param == "psycopg":
+        engine = create_async_engine(
+            sqlalchemy_url(url), connect_args={"prepare_threshold": None}
+        )
+    else:
+        engine = create_async_engine(
+            sqlalchemy_url(url).replace("+psycopg", "+asyncpg"),
+            connect_args={
+                "statement_cache_size": 0,
+                "prepared_statement_cache_size": 0,
+            },
+        )
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+def test_messages_are_added_with_their_transactions(
+    engine: Engine, database_url: str
+) -> None:
+    with Session(engine) as one, Session(engine) as other:
+        for number in range(ROUNDS):
+            for session in (one, other):
+                outbox.add(session, Message("kept", str(number).encode()))
+                session.flush()
+            one.commit()
+            other.commit()
+            outbox.add(one, Message("lost", b""))
+            one.flush()
+            one.rollback()
+    topics = execute(
+        database_url, "SELECT topic, count(*) FROM outbox.message GROUP BY 1"
+    )
+    assert topics == [("kept", 2 * ROUNDS)]
+
+
+async def test_messages_are_added_by_async_sessions(
+    async_sessions: async_sessionmaker[AsyncSession], url: str, database_url: str
+) -> None:
+    async def write(writer: int) -> None:
+        for number in range(ROUNDS):
+            async with async_sessions.begin() as session:
+                outbox.add(session, Message("orders", {"n": [writer, number]}))
+
+    await asyncio.gather(*map(write, range(4)))
+    assert unsettled(database_url) == 4 * ROUNDS
+    # Nothing stays behind in a session that others get next.
+    prepared = "SELECT name FROM pg_prepared_statements"
+    assert [execute(url, prepared) for _ in range(ROUNDS)] == [[]] * ROUNDS
+
+
+async def test_a_sleeping_relay_is_woken(engine: Engine, database_url: str) -> None:
+    publisher = MemoryPublisher()
+    asleep = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 100"
+    async with running(
+        database_url, publisher, poll_interval=timedelta(hours=1)
+    ) as relaying:
+        await asyncio.to_thread(
+            wait_for, "the relay sleeps", lambda: execute(database_url, asleep)[0][0]
+        )
+        with Session(engine) as session, session.begin():
+            outbox.add(session, message := Message("orders", b""))
+        await relaying.events.wait_for(BatchSettled)
+    assert publisher.messages == [message]
+
+
+def test_the_guard_lets_a_message_through_once(engine: Engine) -> None:
+    sessions = sessionmaker(engine)
+    ids = [uuid7() for _ in range(ROUNDS)]
+    new = []
+    for id in ids * 2:
+        with sessions.begin() as session, guard(session, id, consumer="a") as is_new:
+            new.append(is_new)
+    assert new == [True] * ROUNDS + [False] * ROUNDS
+
+
+async def test_the_guard_does_so_in_async_sessions(
+    async_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    ids = [uuid7() for _ in range(ROUNDS)]
+
+    async def handle(id: UUID) -> bool:
+        async with (
+            async_sessions.begin() as session,
+            guard(session, id, consumer="a") as is_new,
+        ):
+            return is_new
+
+    outcomes = await asyncio.gather(*map(handle, ids + ids))
+    assert sorted(outcomes) == [False] * ROUNDS + [True] * ROUNDS
+
+
+async def test_handlers_work_through_it_when_the_broker_is_reached_directly(
+    async_sessions: async_sessionmaker[AsyncSession], database_url: str
+) -> None:
+    consumer = Consumer(database_url, async_sessions, name="billing")
+    consumer.handles("orders")(note)
+    async with consumers.running(consumer):
+        async with PostgresPublisher(database_url) as publisher:
+            await publisher.publish(consumers.numbered(ROUNDS * 2))
+        await asyncio.to_thread(
+            wait_for, "all", lambda: len(effects(database_url)) == ROUNDS * 2
+        )
+    assert receipts(database_url) == ROUNDS * 2
+
+
+async def test_long_handlers_work_through_it(
+    async_sessions: async_sessionmaker[AsyncSession], database_url: str
+) -> None:
+    message = Message(jobs.TOPIC, b"")
+    consumer = jobs.consumer_of(async_sessions, message)
+
+    @consumer.handles(jobs.TOPIC, lease=jobs.LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        for page in range(ROUNDS):
+            await jobs.note(job, f"page {page}")
+            await job.save(page + 1)
+        async with job.finish() as session:
+            outbox.add(session, Message("reports.ready", b""))
+
+    async with consumers.running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    assert len(effects(database_url)) == ROUNDS
+    assert jobs.job_of(database_url)[0] == "success"
+    assert unsettled(database_url) == 1
+
+
+def test_commands_of_one_statement_work_through_it(
+    url: str, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics = [f"orders.{number}" for number in range(ROUNDS)]
+    assert main(["subscribe", "--database", url, "billing", *topics]) == 0
+    assert main(["unsubscribe", "--database", url, "billing", topics[0]]) == 0
+    assert main(["jobs", "--database", url]) == 0
+    assert "billing is subscribed to" in capsys.readouterr().out
+    found = execute(database_url, "SELECT count(*) FROM inbox.subscription")
+    assert found == [(ROUNDS - 1,)]
+
+
+def test_a_migration_in_a_transaction_of_its_own_works_through_it(
+    empty_database_url: str, server: PostgresServer
+) -> None:
+    with pgbouncer(empty_database_url, "transaction", server_round_robin=1) as url:
+        engine = create_engine(
+            sqlalchemy_url(url), connect_args={"prepare_threshold": None}
+        )
+        with one_at_a_time(server), engine.begin() as connection:
+            migrate_on(connection, with_cron=False)
+        with engine.begin() as connection:
+            assert connection.scalar(text("SELECT current_user = session_user"))
+        engine.dispose()
+    assert unsettled(empty_database_url) == 0
