@@ -1,6 +1,7 @@
 """Find an implementation by group and name among the installed distributions."""
 
-from importlib.metadata import entry_points
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points, metadata
 from typing import Any
 
 from outbox.errors import ConfigError, UnknownImplementationError
@@ -19,15 +20,24 @@ def implementation(group: str, url: str) -> Any:
     if scheme not in found:
         raise UnknownImplementationError(
             f"no {kind} for the scheme {scheme!r}; installed: "
-            f"{', '.join(sorted(found)) or 'none'}"
+            f"{', '.join(sorted(found)) or 'none'}; ours take an extra each: pip "
+            f"install 'pillarbox[…]', of {', '.join(_extras(found.values()))}"
         )
     point = found[scheme]
     try:
         return point.load()
     except ModuleNotFoundError as error:
-        # A broker with several schemes has one extra, named like its module.
-        extra = point.module.rpartition(".")[2]
         raise ConfigError(
             f"the {kind} {scheme!r} needs the module {error.name!r}: "
-            f"run pip install 'pillarbox[{extra}]'"
+            f"run pip install 'pillarbox[{_extra(point)}]'"
         ) from error
+
+
+def _extra(point: EntryPoint) -> str:
+    # A broker with several schemes has one extra, named like its module.
+    return point.module.rpartition(".")[2]
+
+
+def _extras(points: Iterable[EntryPoint]) -> list[str]:
+    provided = metadata("pillarbox").get_all("Provides-Extra") or []
+    return sorted({_extra(point) for point in points}.intersection(provided))

@@ -95,7 +95,8 @@ class NatsSettings:
             return error
         text = str(error).removeprefix("nats: ") or type(error).__name__
         refused = "uthorization" in text or "uthentication" in text
-        said = "refuses us" if refused else "can't be used"
+        lost = isinstance(error, OSError)
+        said = "refuses us" if refused else f"can't be {'reached' if lost else 'used'}"
         return BrokerUnavailableError(f"broker {self.name} {said}: {text}")
 
 

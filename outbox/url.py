@@ -34,7 +34,10 @@ def without_password(url: str) -> str:
     credentials, at, place = rest.rpartition("@")
     if not at and "@" in query:
         place = place.partition(":")[0]
-    return f"{start}{credentials.partition(':')[0]}{at}{place}"
+    user, colon, _ = credentials.partition(":")
+    # By itself it may be a token, as NATS has; a database's user is none.
+    shown = user if colon or start.startswith("postgres") else ""
+    return f"{start}{shown}{at}{place}"
 
 
 def take_options(url: str, names: Collection[str]) -> tuple[str, dict[str, str]]:

@@ -116,6 +116,8 @@ def test_an_address_that_cannot_be_read_is_named(address: str) -> None:
     [
         ("nats://host:4222", "nats://host:4222"),
         ("nats://one:1,two:2?stream=S", "nats://one:1,two:2"),
+        ("nats://hemlighet@host:4222", "nats://@host:4222"),
+        ("postgresql://someone@host/db", "postgresql://someone@host/db"),
         ("redis://:hemlighet@host/0", "redis://@host/0"),
         ("amqp://someone:hem:lig@het@host/%2f", "amqp://someone@host/%2f"),
         ("postgresql://someone:hem/lig#het@host/db", "postgresql://someone@host/db"),

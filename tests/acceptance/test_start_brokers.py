@@ -1,0 +1,287 @@
+"""Brokers that nobody can start with: one line that says why, and exit status 2.
+
+The same for `relay run` and for `inbox run`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import psycopg
+import pytest
+from redis import Redis
+
+from outbox.testing.kafka import KafkaCluster
+from outbox.testing.lifetime import free_port
+from outbox.testing.nats import NatsServer, nats_server
+from outbox.testing.postgres import PostgresServer
+from outbox.testing.rabbitmq import RabbitMQServer
+from outbox.testing.redis import RedisServer
+from outbox.testing.sqs import SqsServer
+from tests.fixtures.http import SECRET, SECRET_ENV
+from tests.fixtures.processes import ROOT, RunningProcess, command_line
+
+PASSWORD = "hemlighet"
+APP = """
+import os
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from inbox import Consumer
+from outbox.database import sqlalchemy_url
+
+sessions = sessionmaker(create_engine(sqlalchemy_url(os.environ["TEST_URL"])))
+consumer = Consumer(os.environ["TEST_BROKER"], sessions, name="billing")
+
+@consumer.handles("orders")
+def handle(session, message):
+    raise AssertionError
+"""
+AWAY = {
+    "amqp": "amqp://someone:{password}@127.0.0.1:{port}",
+    "kafka": "kafka://127.0.0.1:{port}/",
+    "nats": "nats://someone:{password}@127.0.0.1:{port}",
+    "postgresql": "postgresql://someone:{password}@127.0.0.1:{port}/queue",
+    "redis": "redis://:{password}@127.0.0.1:{port}/0",
+    "sqs": "sqs://key:{password}@eu-west-1/?endpoint_url=http://127.0.0.1:{port}",
+}
+LIBRARIES = {
+    "kafka": "confluent_kafka",
+    "nats": "nats",
+    "rabbitmq": "pika",
+    "redis": "redis",
+    "sqs": "aiobotocore",
+}
+
+
+class Refused(Protocol):
+    """Starts a process that must refuse, and gives the one line that it writes."""
+
+    def __call__(self, broker: str) -> str: ...
+
+
+def run_to_refusal(
+    command: str, arguments: list[str], folder: Path, environment: Mapping[str, str]
+) -> str:
+    process = RunningProcess(
+        command_line(command, "run", *arguments), folder / "log", environment
+    )
+    try:
+        assert process.wait() == 2, process.log()
+    finally:
+        process.kill()
+    (line,) = process.log().splitlines()
+    assert line.startswith(f"{command}: ")
+    assert PASSWORD not in line
+    return line
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A folder from which the processes import before they do from elsewhere."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "shop_app.py").write_text(APP)
+    return folder
+
+
+@pytest.fixture(params=["relay", "inbox"])
+def refused(
+    request: pytest.FixtureRequest, database_url: str, modules: Path
+) -> Refused:
+    def refused(broker: str) -> str:
+        arguments = {
+            "relay": [f"--database={database_url}", f"--broker={broker}"],
+            "inbox": ["shop_app:consumer"],
+        }
+        environment = {
+            "PYTHONPATH": f"{modules}:{ROOT}",
+            "TEST_URL": database_url,
+            "TEST_BROKER": broker,
+        }
+        command: str = request.param
+        return run_to_refusal(command, arguments[command], modules.parent, environment)
+
+    return refused
+
+
+@pytest.mark.parametrize("scheme", AWAY)
+def test_a_broker_that_is_away_is_named(scheme: str, refused: Refused) -> None:
+    port = free_port()
+    line = refused(AWAY[scheme].format(password=PASSWORD, port=port))
+    assert "can't be reached" in line or "can't reach" in line
+    assert f"127.0.0.1:{port}" in line
+
+
+def test_a_receiver_that_is_away_is_named(database_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    broker = (
+        f"http://someone:{PASSWORD}@127.0.0.1:{port}/hook"
+        f"?secret_env={SECRET_ENV}&allow_private=true"
+    )
+    arguments = [f"--database={database_url}", f"--broker={broker}"]
+    line = run_to_refusal("relay", arguments, tmp_path, {SECRET_ENV: SECRET})
+    assert f"127.0.0.1:{port}/hook can't be reached" in line
+
+
+def test_redis_refuses_a_wrong_password(
+    private_redis: RedisServer, refused: Refused
+) -> None:
+    with Redis.from_url(private_redis.url) as client:
+        client.config_set("requirepass", "another")
+    line = refused(private_redis.url.replace("://", f"://:{PASSWORD}@"))
+    assert "refuses us" in line
+    assert private_redis.url.partition("://")[2] in line
+
+
+def test_redis_refuses_who_gives_none(
+    private_redis: RedisServer, refused: Refused
+) -> None:
+    with Redis.from_url(private_redis.url) as client:
+        client.config_set("requirepass", PASSWORD)
+    assert "refuses us" in refused(private_redis.url)
+
+
+def test_rabbitmq_refuses_a_wrong_password(
+    shared_rabbitmq: RabbitMQServer, refused: Refused
+) -> None:
+    line = refused(shared_rabbitmq.url.replace("guest:guest", f"guest:{PASSWORD}"))
+    assert "refuses us" in line
+
+
+@pytest.mark.parametrize("user", ["", f"someone:{PASSWORD}@", f"{PASSWORD}@"])
+def test_nats_refuses_a_wrong_user_and_a_wrong_token(
+    user: str, refused: Refused
+) -> None:
+    with nats_server(
+        {"authorization": {"user": "someone", "password": "another"}}
+    ) as server:
+        assert "refuses us" in refused(server.url.replace("://", f"://{user}"))
+
+
+def test_postgres_refuses_a_wrong_password(
+    private_server: PostgresServer, refused: Refused
+) -> None:
+    with psycopg.connect(private_server.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE someone LOGIN PASSWORD 'another'")
+        found = connection.execute("SHOW hba_file").fetchone()
+        assert found is not None
+        rules = Path(found[0])
+        ours = "host all someone 127.0.0.1/32 scram-sha-256\n"
+        rules.write_text(ours + rules.read_text())
+        connection.execute("SELECT pg_reload_conf()")
+    address = private_server.url.partition("@")[2]
+    line = refused(f"postgresql://someone:{PASSWORD}@{address}")
+    assert "password authentication failed" in line
+    assert f"postgresql://someone@{address}" in line
+
+
+def test_aws_without_credentials_says_how_to_give_them(
+    shared_sqs: SqsServer, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    line = refused(f"sqs://eu-west-1/?endpoint_url={shared_sqs.endpoint_url}")
+    assert "credentials" in line
+    assert "sqs://key:secret@region/" in line
+
+
+def test_a_missing_stream_is_named(shared_nats: NatsServer, refused: Refused) -> None:
+    line = refused(f"{shared_nats.url}?stream=MISSING")
+    assert "stream 'MISSING'" in line
+    assert "create the stream" in line
+
+
+@contextmanager
+def user_who_may_make_no_exchange(server: RabbitMQServer) -> Iterator[str]:
+    name = f"user-{uuid4().hex}"
+    server.control("add_user", name, PASSWORD)
+    try:
+        server.control("set_permissions", name, "^billing", ".*", ".*")
+        yield server.url.replace("guest:guest", f"{name}:{PASSWORD}")
+    finally:
+        server.control("delete_user", name)
+
+
+def test_a_missing_exchange_that_we_may_not_make_is_named(
+    shared_rabbitmq: RabbitMQServer, refused: Refused
+) -> None:
+    with user_who_may_make_no_exchange(shared_rabbitmq) as url:
+        assert "missing-exchange" in refused(f"{url}?exchange=missing-exchange")
+
+
+def refusal_of_consumer(database_url: str, broker: str, modules: Path) -> str:
+    environment = {
+        "PYTHONPATH": f"{modules}:{ROOT}",
+        "TEST_URL": database_url,
+        "TEST_BROKER": broker,
+    }
+    return run_to_refusal("inbox", ["shop_app:consumer"], modules.parent, environment)
+
+
+def test_a_consumers_missing_topic_is_named(
+    database_url: str, modules: Path, shared_kafka: KafkaCluster
+) -> None:
+    broker = f"{shared_kafka.url}/?allow.auto.create.topics=false"
+    line = refusal_of_consumer(database_url, broker, modules)
+    assert "orders" in line
+
+
+def test_a_consumers_missing_queue_is_named(
+    database_url: str, modules: Path, shared_sqs: SqsServer
+) -> None:
+    broker = f"{shared_sqs.url()}&queue=missing-queue"
+    assert "missing-queue" in refusal_of_consumer(database_url, broker, modules)
+
+
+def test_a_consumers_topic_that_no_stream_has_is_named(
+    database_url: str, modules: Path
+) -> None:
+    with nats_server() as server:
+        assert "orders" in refusal_of_consumer(database_url, server.url, modules)
+
+
+def hide(module: str, modules: Path) -> None:
+    """Let a library be missing for processes that import from this folder first."""
+    missing = f"raise ModuleNotFoundError({module!r}, name={module!r})\n"
+    (modules / f"{module}.py").write_text(missing)
+
+
+@pytest.mark.parametrize("extra", LIBRARIES)
+def test_a_missing_library_is_answered_with_the_command_that_installs_it(
+    extra: str, modules: Path, refused: Refused
+) -> None:
+    hide(LIBRARIES[extra], modules)
+    scheme = {"rabbitmq": "amqp"}.get(extra, extra)
+    line = refused(f"{scheme}://someone:{PASSWORD}@127.0.0.1")
+    assert f"run pip install 'pillarbox[{extra}]'" in line
+    assert LIBRARIES[extra] in line
+
+
+def test_a_missing_library_for_web_hooks_is_answered_likewise(
+    database_url: str, modules: Path
+) -> None:
+    hide("aiohttp", modules)
+    line = run_to_refusal(
+        "relay",
+        [f"--database={database_url}", "--broker=https://127.0.0.1/hook"],
+        modules.parent,
+        {"PYTHONPATH": f"{modules}:{ROOT}"},
+    )
+    assert "run pip install 'pillarbox[http]'" in line
+
+
+@pytest.mark.parametrize("broker", [f"pigeon://someone:{PASSWORD}@coop", "nonsense"])
+def test_a_scheme_that_nobody_has_is_answered_with_those_there_are(
+    broker: str, refused: Refused
+) -> None:
+    line = refused(broker)
+    assert repr(broker.partition(":")[0]) in line
+    assert "installed: amqp, amqps, " in line
+    assert "pip install 'pillarbox[…]', of " in line
+    for extra in LIBRARIES:
+        assert extra in line.rpartition(" of ")[2]
