@@ -25,7 +25,8 @@ class Finding:
 
     Attributes:
         check: the name of the check that found it.
-        remedy: a command, or SQL.
+        remedy: SQL, or a command, each with a comment if it needs one; where neither
+            can help, what to do.
     """
 
     check: str
@@ -36,14 +37,41 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What this installation calls its roles and pg_partman's schema."""
+    """What this installation calls its roles and pg_partman's schema.
+
+    Attributes:
+        partman: None if pg_partman isn't installed.
+        has_cron: whether pg_cron is installed in this database.
+    """
 
     owner: str
     partman: str | None
+    has_cron: bool
+
+    @property
+    def prefix(self) -> str:
+        """Give what stands before the names of the roles."""
+        return self.owner.removesuffix("_owner")
+
+    @property
+    def migrate(self) -> str:
+        """Give the command that migrates this installation and no other."""
+        words = ["outbox migrate"]
+        if self.prefix != "pillarbox":
+            words.append(f"--role-prefix {self.prefix}")
+        if self.partman not in {None, "partman"}:
+            words.append(f"--partman-schema {self.partman}")
+        if not self.has_cron:
+            words.append("--without-cron")
+        return " ".join(words)
 
     def role(self, name: str) -> str:
         """Give the role `maintainer`, `relay`, … beside the owner."""
-        return f"{self.owner.removesuffix('_owner')}_{name}"
+        return f"{self.prefix}_{name}"
+
+    def fill(self, name: str) -> str:
+        """Replace `{partman}` by the quoted schema."""
+        return name.replace("{partman}", f'"{self.partman}"')
 
 
 Check: TypeAlias = Callable[[AdministrationConnection, Names], Iterator[Finding]]

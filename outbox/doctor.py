@@ -12,6 +12,8 @@ from outbox.checks.extensions import check_extensions
 from outbox.checks.grants import check_grants
 from outbox.checks.partitions import check_partitions
 from outbox.checks.retention import check_configuration, check_retention
+from outbox.checks.roles import check_roles
+from outbox.checks.schema import check_schema, newest_version, read_version
 from outbox.checks.sessions import check_backlog, check_pins
 from outbox.errors import PoolerError, UpkeepError
 from outbox.pooler import refuse_pooler
@@ -20,7 +22,9 @@ from outbox.statement import load
 APPLICATION_NAME: Final = "outbox doctor"
 
 CHECKS: Final[dict[str, Check]] = {
+    "schema": check_schema,
     "extensions": check_extensions,
+    "roles": check_roles,
     "grants": check_grants,
     "cron": check_cron,
     "partitions": check_partitions,
@@ -44,7 +48,7 @@ def examine(
     row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
         raise UpkeepError("there is no table outbox.message here; outbox migrate")
-    names = Names(owner=row[0], partman=row[1])
+    names = Names(owner=row[0], partman=row[1], has_cron=row[2])
     for name, check in CHECKS.items():
         yield name, list(_run(name, check, connection, names))
 
@@ -87,5 +91,14 @@ def _run(
             check=name,
             severity=Severity.ERROR,
             finding=f"part of the schema is missing: {error.diag.message_primary}",
-            remedy="outbox migrate",
+            remedy=_remedy_for_missing(connection, names),
         )
+
+
+def _remedy_for_missing(connection: AdministrationConnection, names: Names) -> str:
+    if read_version(connection) != newest_version():
+        return names.migrate
+    return (
+        "somebody dropped it: run its statement, which outbox migrate --sql prints, as"
+        f" {names.owner}; then: {names.migrate}"
+    )

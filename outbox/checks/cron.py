@@ -33,14 +33,14 @@ def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[F
             Severity.ERROR,
             "the pg_cron launcher is not running: no job of this server runs",
             "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
-            " then restart the server, and see its log",
+            "  -- then restart the server, and see its log",
         )
     for job, role in _JOBS.items():
-        yield from _check_job(connection, job, names.role(role))
+        yield from _check_job(connection, job, names.role(role), names.migrate)
 
 
 def _check_job(
-    connection: AdministrationConnection, job: str, role: str
+    connection: AdministrationConnection, job: str, role: str, migrate: str
 ) -> Iterator[Finding]:
     # A role sees its own jobs only.
     if connection.execute(load("outbox", "may_become"), {"role": role}).fetchone() != (
@@ -52,13 +52,22 @@ def _check_job(
             f"run outbox doctor as a superuser or as a member of {role}",
         )
         return
+    if connection.execute(
+        load("outbox", "may_use_cron"), {"role": role}
+    ).fetchone() != (True,):
+        yield _found(
+            Severity.ERROR,
+            f"{role} may not use pg_cron: its jobs can't be seen or changed",
+            f'GRANT USAGE ON SCHEMA cron TO "{role}";',
+        )
+        return
     connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
     try:
         row = connection.execute(load("outbox", "read_job"), {"job": job}).fetchone()
     finally:
         connection.execute("RESET ROLE")
     if row is None:
-        yield _found(Severity.ERROR, f"the job {job!r} is gone", "outbox migrate")
+        yield _found(Severity.ERROR, f"the job {job!r} is gone", migrate)
         return
     jobid, active, succeeded_at, has_run, now, failure = row
     if not active:

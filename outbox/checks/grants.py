@@ -1,37 +1,28 @@
-"""Roles and rights: those that the upkeep stands on."""
+"""Grants: what the upkeep and the services stand on."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
+from outbox.checks.rights import list_lost_rights, list_open_routines
 from outbox.statement import load
-
-_ROLES: Final = (
-    "owner",
-    "maintainer",
-    "detacher",
-    "application",
-    "relay",
-    "consumer",
-    "monitor",
-)
 
 
 def check_grants(
     connection: AdministrationConnection, names: Names
 ) -> Iterator[Finding]:
-    """Find roles that are gone, and rights that an extension's upgrade dropped."""
-    roles = [names.role(name) for name in _ROLES]
-    for (role,) in connection.execute(
-        load("outbox", "list_missing_roles"), {"roles": roles}
-    ).fetchall():
-        yield Finding(
-            check="grants",
-            severity=Severity.ERROR,
-            finding=f"the role {role} is gone",
-            remedy=f'CREATE ROLE "{role}"; then: outbox migrate',
+    """Find rights that were taken away, or given to all."""
+    lost: dict[str, dict[str, str]] = {}
+    for role, what, grant in list_lost_rights(connection, names):
+        lost.setdefault(role, {})[grant] = what
+    for role, grants in lost.items():
+        yield _found(
+            Severity.ERROR,
+            f"{role} has lost rights on {', '.join(dict.fromkeys(grants.values()))}",
+            " ".join(grants),
         )
+    for routine, revoke in list_open_routines(connection):
+        yield _found(Severity.WARNING, f"anybody may run {routine}", revoke)
     if names.partman is None:
         return
     granted = connection.execute(
@@ -40,12 +31,15 @@ def check_grants(
     ).fetchone()
     if granted != (True,):
         schema, owner = f'"{names.partman}"', f'"{names.owner}"'
-        yield Finding(
-            check="grants",
-            severity=Severity.ERROR,
-            finding=f"{names.owner} may not use pg_partman: no partition will be made",
-            remedy=f"GRANT USAGE ON SCHEMA {schema} TO {owner};"
+        yield _found(
+            Severity.ERROR,
+            f"{names.owner} may not use pg_partman: no partition will be made",
+            f"GRANT USAGE ON SCHEMA {schema} TO {owner};"
             " GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
             f" {schema} TO {owner};"
             f" GRANT EXECUTE ON ALL ROUTINES IN SCHEMA {schema} TO {owner};",
         )
+
+
+def _found(severity: Severity, finding: str, remedy: str) -> Finding:
+    return Finding(check="grants", severity=severity, finding=finding, remedy=remedy)

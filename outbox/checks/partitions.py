@@ -14,6 +14,9 @@ def check_partitions(
     connection: AdministrationConnection, names: Names
 ) -> Iterator[Finding]:
     """Find days without a partition, and partitions that are not as we make them."""
+    # What is wrong may stand in the way of what is missing.
+    for row in connection.execute(load("outbox", "judge_partitions")):
+        yield from _judge(*row)
     for table, missing, first, ahead, has_today in connection.execute(
         load("outbox", "list_missing_partitions")
     ):
@@ -25,14 +28,12 @@ def check_partitions(
             + ("" if has_today else ", today's among them: rows are refused"),
             remedy=f"SELECT outbox.make_partitions('{table}');",
         )
-    for table, start, end in connection.execute(load("outbox", "list_gaps")):
+    for table, start, end, name in connection.execute(load("outbox", "list_gaps")):
         yield _found(
             f"{table} has no partition from {start} to {end}: rows are refused then",
-            f"SET ROLE {names.owner}; CREATE TABLE {table}_p{start:%Y%m%d_%H%M}_gap"
-            f" PARTITION OF {table} FOR VALUES FROM ('{start}') TO ('{end}');",
+            f"SET ROLE {names.owner}; CREATE TABLE {name} PARTITION OF {table}"
+            f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
         )
-    for row in connection.execute(load("outbox", "judge_partitions")):
-        yield from _judge(*row)
 
 
 def _judge(
@@ -40,6 +41,7 @@ def _judge(
     partition: str,
     is_default: bool,
     starts_at: object,
+    ends_at: object,
     ahead: bool,
     owner: str,
     wanted_owner: str,
@@ -47,13 +49,18 @@ def _judge(
     is_off: bool | None,
     half_detached: bool | None,
 ) -> Iterator[Finding]:
+    # In one transaction: no row may be lost if there is a row that no day takes.
+    replace = (
+        f"BEGIN; ALTER TABLE {table} DETACH PARTITION {partition};"  # noqa: S608 - for a person to read
+        f" SELECT outbox.make_partitions('{table}');"
+        f" INSERT INTO {table} SELECT * FROM {partition}; DROP TABLE {partition};"
+        " COMMIT;"
+    )
     if is_default:
         yield _found(
             f"{partition} is a DEFAULT partition: nothing can be detached concurrently,"
             " and a row in it blocks its day",
-            f"ALTER TABLE {table} DETACH PARTITION {partition};"  # noqa: S608 - for a person to read
-            f" SELECT outbox.make_partitions('{table}');"
-            f" INSERT INTO {table} SELECT * FROM {partition}; DROP TABLE {partition};",
+            replace,
         )
     if is_foreign:
         yield _found(
@@ -62,7 +69,6 @@ def _judge(
             f"ALTER TABLE {partition} OWNER TO {wanted_owner};",
         )
     if is_off:
-        replace = f"DROP TABLE {partition}; SELECT outbox.make_partitions('{table}');"
         yield _found(
             f"{partition} begins at {starts_at}, not at midnight UTC: something else"
             " than outbox.maintain() made it in another time zone",
@@ -72,7 +78,8 @@ def _judge(
         yield _found(
             f"{partition} is half detached and not expired: its rows can't be seen",
             f"ALTER TABLE {table} DETACH PARTITION {partition} FINALIZE;"
-            " then attach it again: ALTER TABLE … ATTACH PARTITION … FOR VALUES …",
+            f" ALTER TABLE {table} ATTACH PARTITION {partition}"
+            f" FOR VALUES FROM ('{starts_at}') TO ('{ends_at}');",
         )
 
 

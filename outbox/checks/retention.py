@@ -10,32 +10,38 @@ from outbox.check import Finding, Names, Severity
 from outbox.retention import KEPT_FOR_LATECOMERS, read_policies, receipt_floor
 from outbox.statement import load
 
-_OPEN: Final = """
-SELECT pid, usename, xact_start, query FROM pg_stat_activity
- WHERE xact_start < now() - interval '1 hour'; then: outbox maintain
-"""
+_OPEN: Final = (
+    "SELECT pid, usename, xact_start, query FROM pg_stat_activity"
+    " WHERE xact_start < now() - interval '1 hour';  -- then: outbox maintain"
+)
+_CONDITION: Final = (
+    "SELECT unsettled FROM outbox.partition_policy WHERE parent_table = '{}';"
+    "  -- change the condition, which can't be run"
+)
 
 
 def check_retention(
     connection: AdministrationConnection, _names: Names
 ) -> Iterator[Finding]:
     """Find partitions past their time, and receipts that go too soon."""
-    for step, partition, unsettled, statement, late in connection.execute(
+    for step, table, partition, unsettled, statement, late in connection.execute(
         load("outbox", "list_late_partitions")
     ):
         if step in {"hold", "attach"}:
             many = "unknown" if unsettled is None else unsettled
+            detached = "" if step == "hold" else " and detached, where nobody sees them"
             yield _found(
                 Severity.WARNING,
-                f"{partition} is past its retention and held, unsettled rows: {many}",
-                f"{statement};",
+                f"{partition} is past its retention and held{detached},"
+                f" unsettled rows: {many}",
+                _CONDITION.format(table) if unsettled is None else f"{statement};",
             )
         elif late:
             yield _found(
                 Severity.WARNING,
                 f"{partition} should be gone for hours; next step: {step}."
                 " The upkeep does not run, or a transaction stays open",
-                " ".join(_OPEN.split()),
+                _OPEN,
             )
     for policy in read_policies(connection):
         floor = receipt_floor()
@@ -54,9 +60,8 @@ def check_retention(
             Severity.WARNING,
             f"{lost} dead letters of the inbox are older than the receipts that are"
             " kept: a retry can't tell whether they were handled before",
-            "handle by hand, and discard, the oldest that are PENDING in"
-            " inbox.dead_letter; for those to come: outbox retention set"
-            f" inbox.receipt {days}d",
+            f"outbox retention set inbox.receipt {days}d  # for those to come; handle"
+            " by hand, and discard, the oldest that are PENDING in inbox.dead_letter",
         )
 
 
@@ -74,7 +79,8 @@ def check_configuration(
             yield _found(
                 Severity.ERROR,
                 f"pg_partman does not know {table}: no partition will be made",
-                f"SET ROLE {names.owner}; SELECT outbox.adopt_table('{table}');",
+                f"SET ROLE {names.owner}; SELECT outbox.adopt_table('{table}');"
+                " RESET ROLE;",
             )
             continue
         remedy = (

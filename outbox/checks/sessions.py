@@ -25,7 +25,7 @@ def check_backlog(
             severity=Severity.ERROR if late else Severity.WARNING,
             finding=f"the oldest message that is due has waited for {waited}"
             + (", half its retention: its day will be held" if late else ""),
-            remedy="start a relay: relay run --broker …; or see its log",
+            remedy="relay run  # or see the log of the one that runs, and its broker",
         )
 
 
@@ -33,17 +33,21 @@ def check_pins(
     connection: AdministrationConnection, _names: Names
 ) -> Iterator[Finding]:
     """Find what keeps dead rows from being removed, and a detach from ending."""
-    for slot, active, age in connection.execute(load("outbox", "list_slots")):
+    for slot, quoted, active, age in connection.execute(load("outbox", "list_slots")):
         yield _found(
             f"replication slot {slot}, "
             + ("active" if active else "that nobody reads,")
             + (f" keeps {age} transactions back" if age else " keeps WAL"),
-            f"SELECT pg_drop_replication_slot('{slot}');  -- or start its reader",
+            f"SELECT * FROM pg_stat_replication WHERE pid = (SELECT active_pid FROM"  # noqa: S608 - for a person to read
+            f" pg_catalog.pg_replication_slots WHERE slot_name = {quoted});"
+            "  -- who reads it, and how far"
+            if active
+            else f"SELECT pg_drop_replication_slot({quoted});  -- or start its reader",
         )
-    for gid, prepared in connection.execute(load("outbox", "list_prepared")):
+    for gid, quoted, prepared in connection.execute(load("outbox", "list_prepared")):
         yield _found(
             f"the transaction {gid!r} is prepared since {prepared:%F %R}",
-            f"COMMIT PREPARED '{gid}';  -- or ROLLBACK PREPARED",
+            f"COMMIT PREPARED {quoted};  -- or ROLLBACK PREPARED",
         )
     for pid, user, state, since in connection.execute(
         load("outbox", "list_long_transactions")
@@ -53,13 +57,14 @@ def check_pins(
             " can't be detached, dead rows not removed",
             f"SELECT pg_terminate_backend({pid});",
         )
-    if connection.execute(load("outbox", "sees_all_sessions")).fetchone() != (True,):
-        yield Finding(
-            check="pins",
-            severity=Severity.UNKNOWN,
-            finding="how long transactions of other roles are open can't be seen",
-            remedy="GRANT pg_monitor TO the role that runs outbox doctor",
-        )
+    for sees_all, role in connection.execute(load("outbox", "sees_all_sessions")):
+        if not sees_all:
+            yield Finding(
+                check="pins",
+                severity=Severity.UNKNOWN,
+                finding="how long transactions of other roles are open can't be seen",
+                remedy=f"GRANT pg_monitor TO {role};",
+            )
 
 
 def _found(finding: str, remedy: str) -> Finding:

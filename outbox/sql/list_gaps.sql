@@ -1,8 +1,11 @@
 -- Does:  List gaps between partitions ahead that the upkeep can't fill: parts of a day or week.
 -- Takes: nothing
--- Gives: parent_table, starts_at, ends_at
+-- Gives: parent_table, starts_at, ends_at, a name for what fills it
 -- Index: none
-SELECT p.parent_table, x.before AS starts_at, x.starts_at AS ends_at
+-- pg_partman 4 reads all names as moments: one that it can't read stops its upkeep.
+SELECT p.parent_table, x.before AS starts_at, x.starts_at AS ends_at,
+       p.parent_table || '_p' || to_char(x.before AT TIME ZONE 'UTC',
+           outbox.name_format(p.parent_table, interval '1 hour'))
   FROM outbox.partition_policy p,
        LATERAL (SELECT q.starts_at, lag(q.ends_at) OVER (ORDER BY q.starts_at) AS before
                   FROM outbox.partitions(p.parent_table) q) AS x

@@ -1,8 +1,8 @@
 -- Does:  List partitions past their retention, and whether they are hours late.
 -- Takes: nothing
--- Gives: step, partition, unsettled, statement, late
+-- Gives: step, parent_table, partition, unsettled, statement, late
 -- Index: none
-SELECT p.step, p.partition, p.unsettled, p.statement,
+SELECT p.step, p.parent_table, p.partition, p.unsettled, p.statement,
        coalesce(r.planned_at, p.ends_at + q.retention) < now() - interval '3 hours'
   FROM outbox.upkeep_plan() p JOIN outbox.partition_policy q USING (parent_table)
   LEFT JOIN outbox.retiring_partition r ON r.partition = p.partition

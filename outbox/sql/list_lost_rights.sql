@@ -1,0 +1,25 @@
+-- Does:  Tell which of these rights their roles do not have.
+-- Takes: roles, kinds, objects, privileges, columns (null: of the whole table), of one length
+-- Gives: number of the right, from 1
+-- Index: none
+-- A role or an object that is missing gives nothing: another check says so.
+SELECT w.number
+  FROM unnest(%(roles)s::text[], %(kinds)s::text[], %(objects)s::text[],
+              %(privileges)s::text[], %(columns)s::text[])
+       WITH ORDINALITY AS w (role, kind, object, privilege, attname, number)
+  JOIN pg_roles r ON r.rolname = w.role
+ WHERE NOT CASE
+       WHEN w.kind = 'SCHEMA' THEN
+           has_schema_privilege(r.oid, to_regnamespace(w.object)::oid, w.privilege)
+       WHEN w.kind = 'SEQUENCE' THEN
+           has_sequence_privilege(r.oid, to_regclass(w.object)::oid, w.privilege)
+       WHEN w.kind IN ('FUNCTION', 'PROCEDURE') THEN
+           has_function_privilege(r.oid, to_regprocedure(w.object)::oid, w.privilege)
+       WHEN w.attname IS NULL THEN
+           has_table_privilege(r.oid, to_regclass(w.object)::oid, w.privilege)
+       ELSE has_column_privilege(r.oid, to_regclass(w.object)::oid,
+           (SELECT a.attnum FROM pg_attribute a
+             WHERE a.attrelid = to_regclass(w.object) AND a.attname = w.attname),
+           w.privilege)
+       END
+ ORDER BY w.number

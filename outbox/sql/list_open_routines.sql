@@ -1,0 +1,6 @@
+-- Does:  Tell which of these routines anybody may run.
+-- Takes: routines, as name(types)
+-- Gives: routine
+-- Index: none
+SELECT w.routine FROM unnest(%(routines)s::text[]) AS w (routine)
+ WHERE has_function_privilege('public', to_regprocedure(w.routine)::oid, 'EXECUTE')

@@ -1,0 +1,174 @@
+"""Lost roles and rights come back by what the doctor says, or by migrating."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from outbox.cli import main
+from outbox.errors import MigrationError
+from outbox.migrate import migrate, unmigrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import new_database
+from tests.fixtures.relay import execute
+from tests.migrations.conftest import Doctor
+from tests.migrations.pasting import paste
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+ADD = (
+    "outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid)"
+)
+LOST = {
+    **{
+        f"the {role} is gone": (
+            f"DROP OWNED BY {{0}}_{role}; DROP ROLE {{0}}_{role}",
+            f"the role {{0}}_{role} is gone",
+        )
+        for role in (
+            *("maintainer", "detacher", "application", "relay", "consumer", "monitor"),
+        )
+    },
+    "the maintainer may not log in": (
+        "ALTER ROLE {0}_maintainer NOLOGIN",
+        "{0}_maintainer may not log in",
+    ),
+    "the detacher may not log in": (
+        "ALTER ROLE {0}_detacher NOLOGIN",
+        "{0}_detacher may not log in",
+    ),
+    "the detacher is no member of the owner": (
+        "REVOKE {0}_owner FROM {0}_detacher",
+        "{0}_detacher has not the rights of {0}_owner",
+    ),
+    "the relay may not read": (
+        "REVOKE SELECT ON outbox.message FROM {0}_relay",
+        "{0}_relay has lost rights on outbox.message",
+    ),
+    "the relay may not write one column": (
+        "REVOKE UPDATE (published_at) ON outbox.message FROM {0}_relay",
+        "{0}_relay has lost rights on outbox.message",
+    ),
+    "the application may not enter": (
+        "REVOKE USAGE ON SCHEMA outbox FROM {0}_application",
+        "{0}_application has lost rights on outbox",
+    ),
+    "the application may not number": (
+        "REVOKE USAGE ON SEQUENCE outbox.message_seq FROM {0}_application",
+        "{0}_application has lost rights on outbox.message_seq",
+    ),
+    "the application may not add": (
+        f"REVOKE EXECUTE ON FUNCTION {ADD} FROM {{0}}_application",
+        f"{{0}}_application has lost rights on {ADD}",
+    ),
+    "the consumer has nothing": (
+        "REVOKE ALL ON ALL TABLES IN SCHEMA inbox FROM {0}_consumer",
+        "{0}_consumer has lost rights on inbox.receipt, inbox.foreign_receipt,",
+    ),
+    "the maintainer may not maintain": (
+        "REVOKE EXECUTE ON PROCEDURE outbox.maintain(integer, interval)"
+        " FROM {0}_maintainer",
+        "{0}_maintainer has lost rights on outbox.maintain(integer, interval)",
+    ),
+    "the monitor may not look at pg_partman": (
+        "REVOKE ALL ON partman.part_config FROM {0}_monitor",
+        '{0}_monitor has lost rights on "partman".part_config',
+    ),
+    "the owner may not use pg_partman": (
+        "REVOKE ALL ON ALL TABLES IN SCHEMA partman FROM {0}_owner",
+        "{0}_owner may not use pg_partman",
+    ),
+    "anybody may maintain": (
+        "GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO PUBLIC",
+        "anybody may run outbox.maintain(integer, interval)",
+    ),
+}
+RIGHTS = """
+    SELECT o.what, o.name, a.grantee::regrole::text, a.privilege_type
+      FROM (SELECT 'schema', nspname::text, nspacl, nspowner FROM pg_namespace
+            UNION ALL
+            SELECT 'routine', oid::regprocedure::text, proacl, proowner FROM pg_proc
+            UNION ALL
+            SELECT 'table', oid::regclass::text, relacl, relowner FROM pg_class
+            UNION ALL
+            SELECT 'column', attrelid::regclass || '.' || attname, attacl, NULL
+              FROM pg_attribute) AS o (what, name, acl, owner),
+           aclexplode(o.acl) AS a
+     WHERE a.grantee IS DISTINCT FROM o.owner
+    UNION
+    SELECT 'role', rolname, rolcanlogin::text,
+           pg_has_role(rolname, %s, 'USAGE')::text FROM pg_roles
+"""
+
+
+@pytest.fixture(scope="module")
+def prefix() -> str:
+    """That of roles which no other test has."""
+    return f"lost_{uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def url(server: PostgresServer, prefix: str) -> Iterator[str]:
+    """One database for all: each test mends what it breaks."""
+    with new_database(server, "pillarbox_lost") as name:
+        url = server.database_url(name)
+        migrate(url, with_cron=False, role_prefix=prefix)
+        yield url
+        unmigrate(url, role_prefix=prefix)
+
+
+@pytest.mark.parametrize("mending", ["what the doctor says", "the next migration"])
+@pytest.mark.parametrize("lost", LOST)
+def test_comes_back(
+    lost: str, mending: str, url: str, prefix: str, doctor: Doctor
+) -> None:
+    breaking, finding = (text.format(prefix) for text in LOST[lost])
+    before = set(execute(url, RIGHTS, (f"{prefix}_owner",)))
+    execute(url, breaking)
+
+    status, findings = doctor(url)
+    assert any(finding in found["finding"] for found in findings), findings
+    assert status == (1 if lost == "anybody may maintain" else 3)
+    if mending == "the next migration":
+        migrate(url, with_cron=False, role_prefix=prefix)
+    else:
+        for found in findings:
+            paste(url, found["remedy"])
+
+    assert doctor(url)[1] == []
+    assert set(execute(url, RIGHTS, (f"{prefix}_owner",))) == before
+
+
+def test_an_owner_that_may_log_in_is_found(
+    url: str, prefix: str, doctor: Doctor
+) -> None:
+    execute(url, f"ALTER ROLE {prefix}_owner LOGIN")
+    status, (found,) = doctor(url)
+    assert status == 1
+
+    paste(url, found["remedy"])
+
+    assert doctor(url)[1] == []
+
+
+def test_a_migration_with_another_prefix_is_refused(url: str, prefix: str) -> None:
+    with pytest.raises(MigrationError, match=f"add --role-prefix {prefix}"):
+        migrate(url, with_cron=False, role_prefix="other")
+    assert main(["migrate", "--remove", "--yes", "--database", url]) == 2
+
+    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'other%'"
+    assert execute(url, roles) == []
+
+
+def test_everything_is_removed_although_a_role_is_gone(
+    server: PostgresServer,
+) -> None:
+    with new_database(server, "pillarbox_lost") as name:
+        other = server.database_url(name)
+        migrate(other, with_cron=False, role_prefix="half")
+        execute(other, "DROP OWNED BY half_maintainer; DROP ROLE half_maintainer")
+
+        unmigrate(other, role_prefix="half")
+
+        roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'half%'"
+        assert execute(other, roles) == []
