@@ -36,7 +36,7 @@ def migrate(
         url: of a role that may create roles, schemas and extensions.
         with_cron: let pg_cron run the upkeep every hour; else call
             `outbox maintain` from another scheduler.
-        role_prefix: put before the names of the six roles.
+        role_prefix: put before the names of the seven roles.
         partman_schema: where pg_partman is, or is to be, installed.
 
     Raises:
@@ -95,6 +95,7 @@ def migration_sql(
     partman_schema: str = "partman",
     remove: bool = False,
     part: str | None = None,
+    from_version: str | None = None,
 ) -> str:
     """Give the SQL of `migrate` or `unmigrate`, to run in psql with ON_ERROR_STOP.
 
@@ -102,20 +103,35 @@ def migration_sql(
         part: `administrator` for the statements that make roles, schemas, grants on
             extensions and jobs, to be run first; `owner` for the rest, to be run by
             any member of the owner's role; None for both in one.
+        from_version: what `outbox.alembic_version` has, to go on from there; its SQL
+            changes nothing where another version is. None: there is no schema yet.
 
     Raises:
         ConfigError: alembic isn't installed, or an argument can't be used.
     """
+    if from_version is not None and remove:
+        raise ConfigError(
+            f"from_version={from_version}: all is removed, whatever it is; leave it out"
+        )
     if part is not None and remove:
         raise ConfigError(
             f"part={part}: an administrator removes everything at once; leave it out"
         )
-    config = _config(role_prefix, partman_schema, with_cron=with_cron, remove=remove)
+    config = _config(
+        role_prefix,
+        partman_schema,
+        with_cron=with_cron,
+        remove=remove,
+        from_version=from_version,
+    )
+    if from_version is not None:
+        _check_version(from_version, config)
     output = config.output_buffer = io.StringIO()
     if remove:
         _run(lambda command: command.downgrade(config, "head:base", sql=True))
     else:
-        _run(lambda command: command.upgrade(config, "head", sql=True))
+        way = "head" if from_version is None else f"{from_version}:head"
+        _run(lambda command: command.upgrade(config, way, sql=True))
     script = output.getvalue()
     if part is None:
         return script
@@ -125,6 +141,18 @@ def migration_sql(
         raise ConfigError(f"part={part!r}: use {' or '.join(Part)}")
     chosen: str = part_of(script, Part(part), f"{role_prefix}_owner")
     return chosen
+
+
+def _check_version(version: str, config: Any) -> None:
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
+    versions = sorted(script.revision for script in scripts)
+    if version not in versions:
+        raise ConfigError(
+            f"from_version={version!r}: use what outbox.alembic_version has,"
+            f" one of {', '.join(versions)}"
+        )
 
 
 def _config(role_prefix: str, partman_schema: str, **attributes: Any) -> Any:

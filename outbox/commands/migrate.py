@@ -23,6 +23,12 @@ def add_to(subcommands: Subcommands) -> None:
         " owner's role runs then",
     )
     parser.add_argument(
+        "--from",
+        dest="from_version",
+        metavar="VERSION",
+        help="with --sql: go on from this version, which outbox.alembic_version has",
+    )
+    parser.add_argument(
         "--remove", action="store_true", help="remove the schema with all its data"
     )
     parser.add_argument(
@@ -50,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 with_cron=with_cron,
                 remove=arguments.remove,
                 part=arguments.part,
+                from_version=arguments.from_version,
                 **names,
             )
         )
@@ -57,6 +64,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.part:
         raise ConfigError(
             f"part {arguments.part!r}: only printed SQL has parts; add --sql"
+        )
+    if arguments.from_version:
+        raise ConfigError(
+            f"from {arguments.from_version!r}: on a database its version is known;"
+            " only printed SQL needs it; add --sql"
         )
     url = url_of(arguments.database, "database", DATABASE_VARIABLE)
     if not arguments.remove:
