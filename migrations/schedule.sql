@@ -12,9 +12,9 @@ BEGIN
     END IF;
     IF v_database <> current_database() THEN
         RAISE EXCEPTION 'pg_cron runs in database "%", this is "%"', v_database, current_database()
-            USING HINT = format('set cron.database_name = ''%s'' and restart, or migrate with --without-cron and there run:'
-                ' SELECT cron.schedule_in_database(''pillarbox upkeep'', ''7 * * * *'', ''CALL outbox.maintain()'', %L, %L)',
-                current_database(), current_database(), {maintainer_name});
+            USING HINT = format('set cron.database_name = ''%s'' and restart, or migrate with --without-cron and run in database "%s":'
+                ' CREATE EXTENSION IF NOT EXISTS pg_cron; SELECT cron.schedule_in_database(''pillarbox upkeep'', ''7 * * * *'', ''CALL outbox.maintain()'', %L, %L)',
+                current_database(), v_database, current_database(), {maintainer_name});
     END IF;
     BEGIN
         CREATE EXTENSION IF NOT EXISTS pg_cron;
@@ -27,6 +27,9 @@ BEGIN
     -- A job begins outside our routines: nobody's objects elsewhere may take part in it.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
+    -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no other. What is
+    -- cancelled is finalized by the next run.
+    EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET statement_timeout = ''2min''', current_database());
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};
     PERFORM cron.schedule('pillarbox upkeep', '7 * * * *', 'CALL outbox.maintain(patience => ''6 hours'')');
