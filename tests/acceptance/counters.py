@@ -11,7 +11,8 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import RunningProcess, command_line
 
-_CONSUMER = "tests.acceptance.counter:counter"
+COUNTER = "tests.acceptance.counter:counter"
+IMPATIENT = "tests.acceptance.impatient:counter"
 _TABLES = """
     CREATE TABLE counted (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -42,7 +43,9 @@ class Counters:
         self._started: list[RunningProcess] = []
         inspection.run(_TABLES)
 
-    def start(self, broker: str | None = None) -> RunningProcess:
+    def start(
+        self, broker: str | None = None, consumer: str = COUNTER
+    ) -> RunningProcess:
         """Start one more, and return when it has reached database and broker.
 
         Its broker is the database, or is at a URL.
@@ -51,7 +54,7 @@ class Counters:
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
         counter = RunningProcess(
-            command_line("inbox", "--log-level=debug", "run", _CONSUMER),
+            command_line("inbox", "--log-level=debug", "run", consumer),
             self._directory / f"counter-{next(self._numbers)}.log",
             environment,
         )

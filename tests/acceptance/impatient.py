@@ -7,17 +7,17 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from inbox import Consumer
 from outbox.database import sqlalchemy_url
-from tests.acceptance.counter import count
+from tests.acceptance.counter import NAME, count, source_of
 
 
 def counter() -> Consumer:
-    """Make the consumer; its database is its broker, too."""
+    """Make the consumer; without a broker its database is that, too."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
     sessions = async_sessionmaker(create_async_engine(sqlalchemy_url(url), pool_size=8))
     consumer = Consumer(
-        url,
+        source_of(os.environ.get("PILLARBOX_BROKER_URL", url)),
         sessions,
-        name="counter",
+        name=NAME,
         max_in_flight=8,
         max_idle=timedelta(seconds=2),
     )

@@ -1,0 +1,79 @@
+"""A consumer that stands still until its broker gives its messages to another."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+import pytest
+
+from tests.acceptance.brokers import BROKERS, Broker
+from tests.acceptance.counters import IMPATIENT, Counters
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.relays import Relays
+from tests.acceptance.writer import Writer
+from tests.fixtures.waiting import wait_for
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
+
+# RabbitMQ's lease is its connection: it ends when two heartbeats are missed.
+OPTIONS: Final = {"redis": "", "rabbitmq": "&heartbeat=2", "nats": ""}
+_BOTH_AT_WORK: Final = """
+    SELECT count(*) > 8
+      FROM pg_locks
+     WHERE relation = 'counted'::regclass AND NOT granted
+"""
+
+
+@pytest.fixture(params=OPTIONS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def broker(kind: str) -> Iterator[Broker]:
+    with BROKERS[kind]() as running:
+        yield running
+
+
+def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
+    kind: str,
+    broker: Broker,
+    relays: Relays,
+    counters: Counters,
+    writer: Writer,
+    inspection: Inspection,
+    full: bool,
+) -> None:
+    count = 5_000 if full else 500
+    url = broker.url + OPTIONS[kind]
+    frozen, other = (counters.start(url, IMPATIENT) for _ in range(2))
+    relays.start(broker.url)
+    with psycopg.connect(inspection.url) as gate:
+        # Handlers stop at their insert: there is work in the frozen one for sure.
+        gate.execute("LOCK TABLE counted IN EXCLUSIVE MODE")
+        writer.add(count)
+        wait_for(
+            "both are at work", lambda: inspection.rows(_BOTH_AT_WORK) == [(True,)]
+        )
+        frozen.freeze()
+    wait_for("the other handles all", lambda: counters.count() >= count, seconds=240)
+    assert counters.count_of(other.pid) == count
+    wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
+
+    frozen.thaw()
+    # What it had begun it begins again, and finds the receipts.
+    frozen.wait_for_log("DatabaseLost")
+    frozen.wait_for_log("DuplicateSkipped")
+
+    def takes_part() -> bool:
+        writer.add(50)
+        return counters.count_of(frozen.pid) > 0
+
+    wait_for("it takes part again", takes_part, pause=0.5)
+    wait_for("all is counted", lambda: counters.count() >= writer.added, seconds=240)
+    wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
+    numbers = {key: sorted(of_key) for key, of_key in counters.numbers().items()}
+    assert numbers == writer.numbers()
+    assert counters.receipts() == writer.added
+    assert counters.dead_letters() == 0
