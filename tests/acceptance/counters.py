@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -10,6 +11,7 @@ from outbox.lock import consumer_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.waiting import wait_for
 
 COUNTER = "tests.acceptance.counter:counter"
 IMPATIENT = "tests.acceptance.impatient:counter"
@@ -78,6 +80,11 @@ class Counters:
         rows = self._inspection.rows(_SHARES, consumer_class("counter") & 0xFFFFFFFF)
         return [int(share) for (share,) in rows]
 
+    def wait_for_count(self, count: int) -> None:
+        """Wait until messages were handled so often, as long as it goes on."""
+        while (counted := self.count()) < count:
+            wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
+
     def receipts(self) -> int:
         """How many messages have a receipt."""
         query = "SELECT count(*) FROM inbox.receipt WHERE consumer = 'counter'"
@@ -118,6 +125,9 @@ class Counters:
         return all(
             now > then for now, then in zip(self.told(event), before, strict=True)
         )
+
+    def _has_more(self, counted: int) -> bool:
+        return self.count() > counted
 
     def __iter__(self) -> Iterator[RunningProcess]:
         return iter(self._started)

@@ -13,7 +13,7 @@ from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
 from tests.fixtures.waiting import wait_for
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
 
 # RabbitMQ's lease is its connection: it ends when two heartbeats are missed.
 OPTIONS: Final = {"redis": "", "rabbitmq": "&heartbeat=2", "nats": ""}
@@ -57,7 +57,7 @@ def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
             "both are at work", lambda: inspection.rows(_BOTH_AT_WORK) == [(True,)]
         )
         frozen.freeze()
-    wait_for("the other handles all", lambda: counters.count() >= count, seconds=240)
+    counters.wait_for_count(count)
     assert counters.count_of(other.pid) == count
     wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
 
@@ -71,7 +71,7 @@ def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
         return counters.count_of(frozen.pid) > 0
 
     wait_for("it takes part again", takes_part, pause=0.5)
-    wait_for("all is counted", lambda: counters.count() >= writer.added, seconds=240)
+    counters.wait_for_count(writer.added)
     wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
     numbers = {key: sorted(of_key) for key, of_key in counters.numbers().items()}
     assert numbers == writer.numbers()
