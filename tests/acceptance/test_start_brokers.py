@@ -106,6 +106,20 @@ def refused(
     return refused
 
 
+@pytest.mark.parametrize(
+    "broker",
+    [
+        f"redis://:{PASSWORD}@[::1",
+        f"nats://{PASSWORD}@host:port",
+        # Of a byte on the command line that is no UTF-8.
+        f"postgresql://someone:{PASSWORD}@host/\udcff",
+    ],
+    ids=ascii,
+)
+def test_a_url_that_is_none_is_one_line(broker: str, refused: Refused) -> None:
+    assert " URL " in refused(broker)
+
+
 @pytest.mark.parametrize("scheme", AWAY)
 def test_a_broker_that_is_away_is_named(scheme: str, refused: Refused) -> None:
     port = free_port()
