@@ -1,5 +1,6 @@
 """The printed SQL in two parts: an administrator runs one, the owner the other."""
 
+import io
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import TypeAlias
 
 import pytest
 
+from outbox import migrate as migrations
 from outbox.cli import main
 from outbox.errors import ConfigError
 from outbox.migrate import migrate, migration_sql, unmigrate
+from outbox.migrations.parts import Part, part_of
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import is_empty, snapshot
@@ -46,8 +49,8 @@ def developer(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
     execute(server.url, "DROP ROLE parted_developer")
 
 
-def printed(part: str, capsys: pytest.CaptureFixture[str]) -> str:
-    options = ["--without-cron", "--role-prefix", PREFIX]
+def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    options = ["--without-cron", "--role-prefix", PREFIX, *more]
     assert main(["migrate", "--sql", "--part", part, *options]) == 0
     return capsys.readouterr().out
 
@@ -101,6 +104,113 @@ def test_the_command_goes_on_from_the_parts_and_the_upkeep_runs(
     assert execute(empty_database_url, roles) == [("parted_developer",)]
 
 
+def printed_for(version: str, part: Part) -> str:
+    """Print a part as the program did when that version was its newest."""
+    config = migrations._config(PREFIX, "partman", with_cron=False)
+    output = config.output_buffer = io.StringIO()
+    migrations._run(lambda alembic: alembic.upgrade(config, version, sql=True))
+    script: str = part_of(output.getvalue(), part, f"{PREFIX}_owner")
+    return script
+
+
+def test_two_people_go_on_from_a_version_with_rows_in_its_tables(
+    psql: Psql,
+    developer: str,
+    empty_database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = psql(empty_database_url, printed_for("0003", Part.ADMINISTRATOR))
+    assert (made.returncode, "ERROR" in made.stderr) == (0, False)
+    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
+    made = psql(developer, printed_for("0003", Part.OWNER))
+    assert (made.returncode, made.stderr) == (0, "")
+    execute(
+        developer, "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')"
+    )
+
+    for url, part in ((empty_database_url, "administrator"), (developer, "owner")):
+        done = psql(url, printed(part, capsys, "--from", "0003"))
+        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
+
+    assert execute(developer, "SELECT consumer FROM inbox.subscription") == [("a",)]
+    execute(
+        f"{empty_database_url}?options=-crole%3Dparted_maintainer",
+        "CALL outbox.maintain()",
+    )
+    upgraded = snapshot(empty_database_url)
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    assert upgraded == snapshot(empty_database_url)
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+
+
+def test_what_the_command_made_is_upgraded_by_two_people_too(
+    psql: Psql,
+    developer: str,
+    empty_database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    made = snapshot(empty_database_url)
+    config = migrations._config(
+        PREFIX, "partman", url=empty_database_url, with_cron=False
+    )
+    migrations._run(lambda alembic: alembic.downgrade(config, "0004"))
+    execute(empty_database_url, "GRANT parted_owner TO parted_developer")
+
+    for url, part in ((empty_database_url, "administrator"), (developer, "owner")):
+        done = psql(url, printed(part, capsys, "--from", "0004"))
+        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
+
+    assert snapshot(empty_database_url) == made
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+
+
+@pytest.mark.parametrize("part", ["administrator", "owner"])
+def test_sql_for_another_version_changes_nothing(
+    part: str,
+    psql: Psql,
+    empty_database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = printed(part, capsys, "--from", "0003")
+    if part == "administrator":
+        assert "print the SQL without --from" in psql(empty_database_url, script).stderr
+        assert is_empty(snapshot(empty_database_url))
+    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    before = snapshot(empty_database_url)
+
+    refused = psql(empty_database_url, script).stderr
+
+    assert "goes on from version 0003, the schema here has 0005" in refused
+    assert "print it with --from 0005" in refused
+    assert snapshot(empty_database_url) == before
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+
+
+def test_at_the_newest_version_the_sql_brings_back_what_was_lost(
+    psql: Psql, empty_database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
+    execute(
+        empty_database_url,
+        "DROP OWNED BY parted_relay; DROP ROLE parted_relay;"
+        " REVOKE ALL ON inbox.receipt FROM parted_consumer",
+    )
+
+    for part in ("administrator", "owner"):
+        done = psql(empty_database_url, printed(part, capsys, "--from", "0005"))
+        assert (done.returncode, "ERROR" in done.stderr) == (0, False)
+
+    may = "SELECT has_table_privilege(%s, %s, 'SELECT')"
+    for who in (
+        ("parted_relay", "outbox.message"),
+        ("parted_consumer", "inbox.receipt"),
+    ):
+        assert execute(empty_database_url, may, who) == [(True,)]
+    unmigrate(empty_database_url, role_prefix=PREFIX)
+
+
 def test_the_jobs_are_the_administrator_s(
     private_server: PostgresServer, psql: Psql
 ) -> None:
@@ -124,6 +234,12 @@ def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="removes everything at once"):
         migration_sql(part="owner", remove=True)
+    with pytest.raises(ConfigError, match="one of 0001, 0002, 0003, 0004, 0005"):
+        migration_sql(from_version="3")
+    with pytest.raises(ConfigError, match="all is removed, whatever it is"):
+        migration_sql(from_version="0003", remove=True)
 
     assert main(["migrate", "--part", "owner", "--database", "postgresql://h/d"]) == 2
-    assert "add --sql" in capsys.readouterr().err
+    assert "only printed SQL has parts; add --sql" in capsys.readouterr().err
+    assert main(["migrate", "--from", "0003", "--database", "postgresql://h/d"]) == 2
+    assert "only printed SQL needs it; add --sql" in capsys.readouterr().err
