@@ -196,10 +196,17 @@ def test_removing_what_is_not_there(empty_database_url: str) -> None:
     assert is_empty(snapshot(empty_database_url))
 
 
-def test_a_relation_in_the_way_is_named(empty_database_url: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ("dead_letter", 'relation "dead_letter" already exists'),
+        ("message", 'belong to "postgres", not to "pillarbox_owner"'),
+    ],
+)
+def test_a_relation_in_the_way_is_named(
+    table: str, problem: str, empty_database_url: str
+) -> None:
     execute(empty_database_url, "CREATE SCHEMA outbox")
-    execute(empty_database_url, "CREATE TABLE outbox.message (id int)")
+    execute(empty_database_url, f"CREATE TABLE outbox.{table} (id int)")
 
-    assert 'relation "message" already exists' in refusal(
-        empty_database_url, with_cron=False
-    )
+    assert problem in refusal(empty_database_url, with_cron=False)
