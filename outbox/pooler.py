@@ -17,7 +17,8 @@ from outbox.errors import DatabaseUnavailableError, PoolerError, message_of
 from outbox.url import without_password
 
 _APPLICATION: Final = "pillarbox pooler check"
-_LIMIT: Final = 60.0
+LIMIT = 60.0
+"""Seconds for the whole check."""
 RING_LIMIT = 10.0
 """Seconds within which a notification comes, if it comes at all."""
 
@@ -40,15 +41,15 @@ async def refuse_pooler_async(url: str) -> None:
     """
     try:
         async with (
-            asyncio.timeout(_LIMIT),
+            asyncio.timeout(LIMIT),
             await connect(url, application_name=_APPLICATION) as one,
             await connect(url, application_name=_APPLICATION) as other,
         ):
             own = await _has_own_session(one, other)
     except TimeoutError:
         raise DatabaseUnavailableError(
-            f"database {without_password(url)}: no answer within {_LIMIT:.0f} s to two"
-            " connections at once"
+            f"database {without_password(url)}: no answer within {LIMIT:.0f} s to two"
+            " connections at once; give it more connections, or look why it is slow"
         ) from None
     except psycopg.Error as error:
         raise DatabaseUnavailableError(

@@ -17,7 +17,7 @@ from outbox import Message, pooler
 from outbox.database import conninfo
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import find
-from outbox.errors import PoolerError
+from outbox.errors import DatabaseUnavailableError, PoolerError
 from outbox.pooler import refuse_pooler
 from relay.dead_letters import publishing_retrier
 from relay.events import BatchSettled
@@ -148,6 +148,14 @@ def test_one_in_session_mode_passes_and_so_does_none(
     url = pooled("session", server_round_robin=1)
     with sessions_in_pool(url, 3):
         refuse_pooler(url)
+
+
+def test_a_pool_with_one_session_in_all_is_said_to_be_too_small(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooler, "LIMIT", 2.0)
+    with pytest.raises(DatabaseUnavailableError, match="two connections at once"):
+        refuse_pooler(pooled("session", default_pool_size=1))
 
 
 async def test_it_is_looked_for_inside_a_running_loop_too(pooled: Pooled) -> None:
