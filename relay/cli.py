@@ -42,6 +42,7 @@ from relay.events import (
 )
 from relay.publisher import Publisher
 from relay.relay import Relay
+from relay.replay import add_to as add_replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
     )
     add_blocked(subcommands)
+    add_replay(subcommands)
     return run_command(parser, lambda arguments: arguments.run(arguments), argv)
 
 

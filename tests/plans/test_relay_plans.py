@@ -130,3 +130,44 @@ def test_the_heads_of_blocked_keys_are_found_by_their_index(explain: Explain) ->
 
     assert plan.sequential() == []
     assert "message_blocked_idx" in plan.indexes()
+
+
+WHICH = dict.fromkeys(("topic", "topic_prefix", "key", "tenant"))
+
+
+@pytest.mark.parametrize("name", ["find_published", "count_published"])
+@pytest.mark.parametrize("topic", [None, "t"])
+def test_a_replay_reads_the_days_that_are_asked_for(
+    explain: Explain, today: datetime, name: str, topic: str | None
+) -> None:
+    bounds = {"since": today - 2 * DAY + timedelta(hours=1), "until": today}
+    more = {"max_rows": None} if name == "find_published" else {}
+
+    plan = explain(name, **{**WHICH, "topic": topic}, **bounds, **more)
+
+    assert plan.partitions() == {day(today - 2 * DAY), day(today - DAY)}
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_batch_of_a_replay_is_found_by_key_in_its_days(
+    explain: Explain, filled_url: str, today: datetime, count: int
+) -> None:
+    with psycopg.connect(filled_url) as connection:
+        rows = connection.execute(
+            "SELECT id, created_at FROM outbox.message"
+            " WHERE created_at >= %s AND created_at < %s"
+            " AND published_at IS NOT NULL ORDER BY seq LIMIT %s",
+            (today - DAY, today, count),
+        ).fetchall()
+    moments = [moment for _, moment in rows]
+
+    plan = explain(
+        "replay_published",
+        ids=[id for id, _ in rows],
+        first=min(moments),
+        last=max(moments),
+    )
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(today - DAY)}
+    assert plan.indexes() == {"message_pkey"}

@@ -1,0 +1,16 @@
+-- Does:  Count what a replay would publish once more, by topic.
+-- Takes: as find_published.sql
+-- Gives: topic, messages, oldest and newest created_at
+-- Index: none; reads the days between since and until from end to end
+SELECT topic, count(*) AS messages, min(created_at) AS oldest, max(created_at) AS newest
+  FROM outbox.message
+ WHERE created_at >= %(since)s
+   AND created_at < %(until)s
+   AND published_at IS NOT NULL
+   AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
+   AND (CAST(%(topic_prefix)s AS text) IS NULL
+        OR starts_with(topic, CAST(%(topic_prefix)s AS text)))
+   AND (CAST(%(key)s AS text) IS NULL OR key = CAST(%(key)s AS text))
+   AND (CAST(%(tenant)s AS text) IS NULL OR tenant = CAST(%(tenant)s AS text))
+ GROUP BY topic
+ ORDER BY topic

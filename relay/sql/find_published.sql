@@ -1,0 +1,16 @@
+-- Does:  Find what was published, in the order in which it was added.
+-- Takes: since, until (created_at), topic, topic_prefix, key, tenant, max_rows; null for any
+-- Gives: id, created_at
+-- Index: none; reads the days between since and until from end to end
+SELECT id, created_at
+  FROM outbox.message
+ WHERE created_at >= %(since)s
+   AND created_at < %(until)s
+   AND published_at IS NOT NULL
+   AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
+   AND (CAST(%(topic_prefix)s AS text) IS NULL
+        OR starts_with(topic, CAST(%(topic_prefix)s AS text)))
+   AND (CAST(%(key)s AS text) IS NULL OR key = CAST(%(key)s AS text))
+   AND (CAST(%(tenant)s AS text) IS NULL OR tenant = CAST(%(tenant)s AS text))
+ ORDER BY seq
+ LIMIT CAST(%(max_rows)s AS bigint)

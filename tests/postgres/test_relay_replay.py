@@ -1,0 +1,220 @@
+"""`relay replay`: what was published is published once more, with the same ids."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from outbox import Message
+from outbox.database import conninfo
+from relay.cli import main
+from relay.replay import Choice, replay_published
+from tests.acceptance.relays import as_role
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, insert, numbered, running, unsettled
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+PUBLISH = "UPDATE outbox.message SET published_at = now()"
+READY = """
+    SELECT topic FROM outbox.message
+     WHERE published_at IS NULL AND dead_lettered_at IS NULL ORDER BY seq
+"""
+
+
+@pytest.fixture
+def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database whose commands have the rights of a relay."""
+    monkeypatch.setenv(
+        "PILLARBOX_DATABASE_URL", as_role(database_url, "pillarbox_relay")
+    )
+    return database_url
+
+
+def published(url: str, *messages: Message) -> None:
+    insert(url, *messages)
+    execute(url, PUBLISH)
+
+
+def ready(url: str) -> list[str]:
+    return [topic for (topic,) in execute(url, READY)]
+
+
+def last_hour(**changes: object) -> Choice:
+    now = datetime.now(UTC)
+    return Choice(since=now - timedelta(hours=1), until=now, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ["a", "b.c", "b.d", "e"]),
+        (["--topic", "a"], ["a"]),
+        (["--topic", "b.*"], ["b.c", "b.d"]),
+        (["--key", "k"], ["a", "b.d"]),
+        (["--tenant", "acme"], ["e"]),
+        (["--limit", "2"], ["a", "b.c"]),
+        (["--key", "k", "--topic", "b.*"], ["b.d"]),
+        (["--until", "1m"], []),
+        (["--batch-size", "1"], ["a", "b.c", "b.d", "e"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_is_asked_for_is_ready_once_more(
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: list[str],
+) -> None:
+    published(
+        url,
+        Message("a", b"", key="k"),
+        Message("b.c", b""),
+        Message("b.d", b"", key="k"),
+        Message("e", b"", tenant="acme"),
+    )
+
+    assert main(["replay", "--since", "1h", "--json", *options]) == 0
+
+    assert json.loads(capsys.readouterr().out) == {"replayed": len(expected)}
+    assert ready(url) == expected
+
+
+def test_a_dry_run_counts_by_topic_and_changes_nothing(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    since = datetime.now(UTC) - timedelta(minutes=1)
+    published(url, Message("b", b""), Message("a", b""), Message("b", b""))
+    replay = ["replay", "--since", since.isoformat(), "--dry-run"]
+
+    assert main(replay) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[:2] for row in rows] == [["a", "1"], ["b", "2"]]
+    assert main([*replay, "--json"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert [(t["topic"], t["messages"]) for t in counted] == [("a", 1), ("b", 2)]
+    assert main([*replay, "--topic", "other"]) == 0
+    assert capsys.readouterr().out == "nothing that was published fits\n"
+    assert ready(url) == []
+
+
+def test_what_waits_or_was_given_up_is_left_alone(url: str) -> None:
+    insert(url, Message("waits", b""), Message("given up", b""))
+    execute(
+        url,
+        "UPDATE outbox.message SET dead_lettered_at = now() WHERE topic = 'given up'",
+    )
+
+    assert main(["replay", "--since", "1h"]) == 0
+
+    assert ready(url) == ["waits"]
+
+
+def test_a_replayed_message_has_all_its_attempts(url: str) -> None:
+    insert(url, Message("orders", b"", key="k"))
+    execute(url, f"{PUBLISH}, attempts = 7, last_error = 'no', available_at = now()")
+
+    assert main(["replay", "--since", "1h"]) == 0
+
+    kept = "SELECT attempts, last_error, available_at FROM outbox.message"
+    assert execute(url, kept) == [(0, None, None)]
+
+
+async def test_a_relay_at_work_publishes_it_again_with_each_key_in_order(
+    url: str,
+) -> None:
+    messages = numbered("abc", 20)
+    publisher = ScriptedPublisher()
+    async with running(url, publisher):
+        await asyncio.to_thread(insert, url, *messages)
+
+        async def all_settled(what: str) -> None:
+            done = partial(lambda: unsettled(url) == 0)
+            await asyncio.to_thread(wait_for, what, done, seconds=90)
+
+        await all_settled("all are published")
+        replay = ["replay", "--since", "1h", "--key", "b", "--batch-size", "3"]
+        assert await asyncio.to_thread(main, replay) == 0
+        await all_settled("they are published again")
+
+    topics = [message.topic for message in publisher.acked]
+    assert [topic for topic in topics if topic[0] == "b"] == 2 * [
+        f"b/{n}" for n in range(20)
+    ]
+    assert len(topics) == 80
+
+
+def test_batches_are_told_and_paced(url: str) -> None:
+    published(url, *numbered("a", 5))
+    told: list[int] = []
+    waits: list[float] = []
+    with psycopg.connect(conninfo(url), autocommit=True) as connection:
+        replayed = replay_published(
+            connection,
+            last_hour(),
+            batch_size=2,
+            max_per_second=0.001,
+            on_batch=told.append,
+            sleep=waits.append,
+        )
+
+    assert (replayed, told) == (5, [2, 4, 5])
+    assert waits == pytest.approx([2000, 4000, 5000], abs=60)
+
+
+def test_a_batch_is_ready_before_the_next_one(url: str) -> None:
+    published(url, *numbered("a", 4))
+    seen: list[list[str]] = []
+    with psycopg.connect(conninfo(url), autocommit=True) as connection:
+        replay_published(
+            connection,
+            last_hour(),
+            batch_size=2,
+            on_batch=lambda _: seen.append(ready(url)),
+        )
+
+    assert seen == [["a/0", "a/1"], ["a/0", "a/1", "a/2", "a/3"]]
+
+
+def test_who_may_only_look_may_count_and_is_told_what_to_ask_for(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(url, Message("orders", b""))
+    replay = ["replay", "--since", "1h"]
+    monitor = ["--database", as_role(url, "pillarbox_monitor")]
+
+    assert main([*replay, "--dry-run", *monitor]) == 0
+    assert main([*replay, *monitor]) == 2
+
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "permission denied" in said
+    assert "GRANT pillarbox_relay TO its role" in said
+    assert ready(url) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--since", "yesterday"], "--since 'yesterday': write a moment"),
+        (["--since", "2026-01-31T14:00"], "with its time zone"),
+        (["--since", "2026-01-31"], "with its time zone"),
+        (["--since", "999999w"], "--since '999999w'"),
+        (["--since", "1h", "--until", "2h"], "must be before until"),
+        (["--since", "1h", "--until", "soon"], "--until 'soon'"),
+        (["--since", "1h", "--limit", "0"], "--limit 0: must be at least 1"),
+        (["--since", "1h", "--batch-size", "0"], "--batch-size 0: must be"),
+        (["--since", "1h", "--rate", "fast"], "--rate 'fast': write 10/s"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_told_in_one_line(
+    url: str, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main(["replay", *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
