@@ -28,12 +28,17 @@ def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[F
             "from another scheduler, every hour: outbox maintain",
         )
         return
-    if connection.execute(load("outbox", "count_launchers")).fetchone() == (0,):
+    (orphans,) = connection.execute(load("outbox", "count_orphan_jobs")).fetchone() or (
+        0,
+    )
+    launchers = connection.execute(load("outbox", "count_launchers")).fetchone()
+    if orphans or launchers == (0,):
+        why = f": {orphans} jobs are of roles that are gone" if orphans else ""
         yield _found(
             Severity.ERROR,
-            "the pg_cron launcher is not running: no job of this server runs",
+            f"the pg_cron launcher does not run, nor any job of this server{why}",
             "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
-            "  -- then restart the server, and see its log",
+            "  -- if it does not run then, restart the server, and see its log",
         )
     for job, role in _JOBS.items():
         yield from _check_job(connection, job, names.role(role), names.migrate)

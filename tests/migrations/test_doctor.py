@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from outbox.cli import main
 from outbox.identifier import uuid7
 from outbox.migrate import migrate
-from outbox.testing.postgres import PostgresServer, postgres_server
+from outbox.testing.postgres import postgres_server
 from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute
-from tests.fixtures.waiting import wait_for
 from tests.migrations.broken import BROKEN
 from tests.migrations.conftest import Doctor
-from tests.migrations.pasting import paste
 from tests.migrations.test_detach import leave_detached
 from tests.migrations.test_upkeep import add_old, old_partition
 
@@ -197,70 +194,3 @@ def test_a_server_that_does_not_load_pg_cron_runs_nothing(
     assert (status, found["check"]) == (1, "cron")
     assert "is not installed" in found["finding"]
     assert "outbox maintain" in found["remedy"]
-
-
-def test_a_launcher_that_does_not_run(doctor: Doctor) -> None:
-    with postgres_server(
-        settings={"max_worker_processes": "0"}, durable=False, docker=False
-    ) as idle:
-        migrate(idle.url)
-        findings = doctor(idle.url)[1]
-
-    (found,) = (f for f in findings if "launcher" in f["finding"])
-    assert (found["check"], found["severity"]) == ("cron", "error")
-    assert "NOT IN (SELECT rolname FROM pg_roles)" in found["remedy"]
-
-
-def test_jobs_that_are_gone_off_silent_or_failing(
-    private_server: PostgresServer, doctor: Doctor
-) -> None:
-    url = private_server.url
-    migrate(url)
-    wait_for(
-        "launcher",
-        lambda: execute(
-            url,
-            "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'",
-        ),
-    )
-    upkeep = "(SELECT jobid FROM cron.job WHERE jobname = 'pillarbox upkeep')"
-    ran = (
-        "INSERT INTO cron.job_run_details (jobid, runid, status, return_message,"
-        f" username, start_time, end_time) SELECT {upkeep}, %s, %s, 'upkeep: no lock',"
-        " 'pillarbox_maintainer', now() - %s, now() - %s"
-    )
-
-    def about_upkeep() -> list[Any]:
-        found = [f for f in doctor(url)[1] if "'pillarbox upkeep'" in f["finding"]]
-        return [f["severity"] for f in found] + [f["finding"] for f in found]
-
-    def remedy_for_upkeep() -> str:
-        (found,) = (f for f in doctor(url)[1] if "'pillarbox upkeep'" in f["finding"])
-        return found["remedy"]
-
-    assert "has not run yet" in about_upkeep()[1]
-    hours = timedelta(hours=5)
-    execute(url, ran, (1, "succeeded", hours, hours))
-    execute(url, ran, (2, "failed", hours, hours))
-    severity, finding = about_upkeep()
-    assert severity == "error"
-    assert "its last failure: upkeep: no lock" in finding
-    assert "no lock" in paste(url, remedy_for_upkeep())
-    execute(url, ran, (3, "succeeded", timedelta(0), timedelta(0)))
-    assert about_upkeep() == []
-    execute(url, f"UPDATE cron.job SET active = false WHERE jobid = {upkeep}")
-    assert "is switched off" in about_upkeep()[1]
-    paste(url, remedy_for_upkeep())
-    assert about_upkeep() == []
-    execute(url, f"SELECT cron.unschedule({upkeep})")
-    assert "is gone" in about_upkeep()[1]
-    paste(url, remedy_for_upkeep())
-    assert "has not run yet" in about_upkeep()[1]
-    execute(url, "REVOKE USAGE ON SCHEMA cron FROM pillarbox_maintainer")
-    (found,) = (f for f in doctor(url)[1] if "may not use pg_cron" in f["finding"])
-    paste(url, found["remedy"])
-    assert "has not run yet" in about_upkeep()[1]
-    # The monitor may not see jobs: that is said, and no alarm.
-    findings = doctor(f"{url}?options=-crole%3Dpillarbox_monitor")[1]
-    jobs = [f for f in findings if f["check"] == "cron"]
-    assert {f["severity"] for f in jobs} == {"unknown"}
