@@ -1,0 +1,106 @@
+"""Consumers with a long handler: it prints pages as long as there is paper.
+
+Each page is an effect in a transaction of its own, the report one in the last.
+"""
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any, Final
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from inbox import Consumer
+from inbox.errors import JobLostError
+from inbox.job import AnyJob, AsyncJob, Job
+from outbox.database import sqlalchemy_url
+from outbox.message import Message
+from outbox.retry import RetryPolicy
+from tests.fixtures.waiting import answer_after, let_pass
+
+NAME: Final = "printer"
+TOPIC: Final = "reports.requested"
+PAGES: Final = 6
+TABLES: Final = """
+    CREATE TABLE paper (sheets int);
+    CREATE TABLE page (number int, pid int);
+    CREATE TABLE report (pid int);
+    INSERT INTO paper VALUES (0);
+    GRANT SELECT, INSERT ON paper, page, report TO pillarbox_consumer;
+"""
+LEASE: Final = timedelta(seconds=3)
+_POLL: Final = 0.02
+_SHEETS: Final = text("SELECT sheets FROM paper")
+_PRINT: Final = text("INSERT INTO page VALUES (:number, :pid)")
+_REPORT: Final = text("INSERT INTO report VALUES (:pid)")
+_PID: Final = {"pid": os.getpid()}
+
+
+def printer() -> Consumer:
+    """Make one whose handler is a coroutine: it is cancelled when it is to end."""
+    consumer = _consumer(async_sessionmaker(create_async_engine(_url())))
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def print_report(job: AsyncJob, message: Message) -> None:
+        for number in _pages(job):
+            while await _sheets(job) <= number:
+                await answer_after(_POLL)
+            async with job.transaction() as session:
+                await session.execute(_PRINT, {"number": number, **_PID})
+            await job.save(number + 1)
+        async with job.finish() as session:
+            await session.execute(_REPORT, _PID)
+
+    return consumer
+
+
+def stubborn() -> Consumer:
+    """Make one whose handler never looks whether it is to end.
+
+    It waits for its paper with the page in an open transaction.
+    """
+    consumer = _consumer(
+        sessionmaker(create_engine(_url())), max_idle=timedelta(minutes=5)
+    )
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    def print_report(job: Job, message: Message) -> None:
+        try:
+            for number in _pages(job):
+                with job.transaction() as session:
+                    session.execute(_PRINT, {"number": number, **_PID})
+                    while session.scalars(_SHEETS).one() <= number:
+                        let_pass(_POLL)
+                job.save(number + 1)
+            with job.finish() as session:
+                session.execute(_REPORT, _PID)
+        except JobLostError as error:
+            logging.getLogger("pillarbox").warning("told: %r", error)
+            raise
+
+    return consumer
+
+
+def _consumer(sessions: Any, **options: Any) -> Consumer:
+    return Consumer(
+        os.environ["PILLARBOX_DATABASE_URL"],
+        sessions,
+        name=NAME,
+        retry=RetryPolicy(first_delay=timedelta(milliseconds=50)),
+        **options,
+    )
+
+
+def _url() -> str:
+    return sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"])
+
+
+def _pages(job: AnyJob) -> range:
+    return range(job.checkpoint or 0, PAGES)
+
+
+async def _sheets(job: AsyncJob) -> int:
+    async with job.transaction() as session:
+        return int((await session.scalars(_SHEETS)).one())

@@ -1,0 +1,209 @@
+"""Long handlers in processes of their own: stopped, killed, frozen and cancelled."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from outbox import Message
+from relay.publishers.postgres import PostgresPublisher
+from tests.acceptance.conftest import show
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.printer import NAME, PAGES, TABLES, TOPIC
+from tests.acceptance.relays import as_role
+from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.waiting import wait_for
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+
+BEFORE = 3
+"""Pages that are printed before the fault."""
+
+
+class Printers:
+    """Consumer processes that print reports, and what has come out of them."""
+
+    def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
+        self._environment = {
+            "PILLARBOX_DATABASE_URL": as_role(url, "pillarbox_consumer")
+        }
+        self._directory = directory
+        self._inspection = inspection
+        self._numbers = itertools.count(1)
+        self._started: list[RunningProcess] = []
+        inspection.run(
+            f"{TABLES} INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
+        )
+
+    def start(self, kind: str = "printer") -> RunningProcess:
+        """Start one more, and return when it has reached its database."""
+        printer = self._command(
+            "--log-level=debug", "run", f"tests.acceptance.printer:{kind}"
+        )
+        printer.wait_for_log("ConsumerStarted")
+        return printer
+
+    def cancel(self, message: Message) -> int:
+        """Run `inbox cancel`, and give its exit status."""
+        return self._command("cancel", str(message.id)).wait()
+
+    async def order(self) -> Message:
+        """Order a report."""
+        message = Message(TOPIC, b"", key="report")
+        async with PostgresPublisher.from_url(self._inspection.url) as publisher:
+            await publisher.publish([message])
+        return message
+
+    def give_paper(self, sheets: int) -> None:
+        """Let so many pages be printed in all."""
+        self._inspection.run(f"UPDATE paper SET sheets = {sheets}")
+
+    def who_works(self) -> RunningProcess:
+        """Wait until the first pages are printed and saved; give who did it."""
+        self.give_paper(BEFORE)
+        wait_for("pages are printed", lambda: self.job()[2] == BEFORE)
+        ((pid,),) = self._inspection.rows("SELECT DISTINCT pid FROM page")
+        (worker,) = (printer for printer in self._started if printer.pid == pid)
+        return worker
+
+    def pages(self) -> list[tuple[int, int]]:
+        """Each page, and who printed it."""
+        return self._inspection.rows(
+            "SELECT number, pid FROM page ORDER BY number, pid"
+        )
+
+    def reports(self) -> list[int]:
+        """Who finished a report."""
+        return [pid for (pid,) in self._inspection.rows("SELECT pid FROM report")]
+
+    def receipts(self) -> int:
+        """How many receipts there are."""
+        ((count,),) = self._inspection.rows("SELECT count(*) FROM inbox.receipt")
+        return int(count)
+
+    def job(self) -> tuple[Any, ...]:
+        """State, attempts and checkpoint of the job."""
+        query = "SELECT state, attempts, checkpoint FROM inbox.job"
+        found: list[tuple[Any, ...]] = self._inspection.rows(query)
+        return found[0] if found else (None, None, None)
+
+    def wait_for_acks(self) -> None:
+        """Wait until nothing is left to deliver."""
+        query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+        wait_for("all is acked", lambda: self._inspection.rows(query) == [(0,)])
+
+    def _command(self, *arguments: str) -> RunningProcess:
+        process = RunningProcess(
+            command_line("inbox", *arguments),
+            self._directory / f"inbox-{next(self._numbers)}.log",
+            self._environment,
+        )
+        self._started.append(process)
+        return process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in self._started:
+            process.kill()
+            show(process)
+
+
+@pytest.fixture
+def printers(
+    database_url: str, tmp_path: Path, inspection: Inspection
+) -> Iterator[Printers]:
+    with Printers(database_url, tmp_path, inspection) as started:
+        yield started
+
+
+def printed_by(first: RunningProcess, second: RunningProcess) -> list[tuple[int, int]]:
+    """All pages once, the second going on where the first was."""
+    return [
+        (number, (first if number < BEFORE else second).pid) for number in range(PAGES)
+    ]
+
+
+async def test_a_deploy_gives_the_job_to_another_that_goes_on_where_it_was(
+    printers: Printers,
+) -> None:
+    both = {printers.start(), printers.start()}
+    await printers.order()
+    stopped = printers.who_works()
+    (other,) = both - {stopped}
+
+    stopped.terminate()
+    assert stopped.wait() == 0
+    printers.give_paper(PAGES)
+    printers.wait_for_acks()
+    assert printers.pages() == printed_by(stopped, other)
+    assert printers.reports() == [other.pid]
+    assert printers.job()[:2] == ("success", 1)
+    assert printers.receipts() == 1
+
+
+async def test_what_a_killed_one_was_at_another_takes_up_after_the_lease(
+    printers: Printers,
+) -> None:
+    both = {printers.start(), printers.start()}
+    await printers.order()
+    killed = printers.who_works()
+    (other,) = both - {killed}
+
+    killed.kill()
+    printers.give_paper(PAGES)
+    printers.wait_for_acks()
+    assert printers.pages() == printed_by(killed, other)
+    assert printers.reports() == [other.pid]
+    assert printers.job()[:2] == ("success", 2)
+    assert printers.receipts() == 1
+
+
+@pytest.mark.parametrize("kind", ["printer", "stubborn"])
+async def test_who_was_frozen_for_longer_than_its_lease_prints_nothing_more(
+    printers: Printers, kind: str
+) -> None:
+    both = {printers.start(kind), printers.start(kind)}
+    await printers.order()
+    frozen = printers.who_works()
+    (other,) = both - {frozen}
+
+    frozen.freeze()
+    printers.give_paper(PAGES)
+    wait_for("the other has done it", printers.reports, seconds=400)
+    frozen.thaw()
+    # Waits until it was told, by its own transaction or by the next heartbeat.
+    if kind == "stubborn":
+        frozen.wait_for_log("told: JobLostError")
+    frozen.wait_for_log("DuplicateSkipped")
+    printers.wait_for_acks()
+    assert printers.pages() == printed_by(frozen, other)
+    assert printers.reports() == [other.pid]
+    assert printers.job()[:2] == ("success", 2)
+    assert printers.receipts() == 1
+
+
+async def test_a_cancel_reaches_whichever_process_has_the_job(
+    printers: Printers,
+) -> None:
+    both = {printers.start(), printers.start()}
+    message = await printers.order()
+    worker = printers.who_works()
+    (other,) = both - {worker}
+
+    assert printers.cancel(message) == 0
+    worker.wait_for_log("MessageCancelled")
+    printers.wait_for_acks()
+    printers.give_paper(PAGES)
+    assert printers.job()[:2] == ("cancelled", 1)
+    assert [pid for _, pid in printers.pages()] == [worker.pid] * BEFORE
+    assert printers.reports() == []
+    assert printers.receipts() == 0
+    assert printers.cancel(message) == 1
+    for process in both:
+        process.terminate()
+        assert process.wait() == 0
+    assert "MessageCancelled" not in other.log()
