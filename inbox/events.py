@@ -35,6 +35,15 @@ class DeliveriesReceived(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveriesReclaimed(Event):
+    """Among what the broker handed over was what another replica had before."""
+
+    consumer: str
+    queue: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryEvent(Event):
     """Something that happened to one delivery."""
 

@@ -22,7 +22,8 @@ from outbox.message import Message
 T = TypeVar("T")
 
 TABLES: Final = text(
-    "SELECT 1 FROM inbox.receipt, inbox.foreign_receipt, inbox.dead_letter LIMIT 0"
+    "SELECT 1 FROM inbox.receipt, inbox.foreign_receipt, inbox.dead_letter,"
+    " inbox.suspect LIMIT 0"
 )
 
 

@@ -143,6 +143,7 @@ def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)
+        .where(receipt_table.c.message_at == moment_of(message_id))
         .where(receipt_table.c.consumer == consumer)
     )
     return session.execute(found).first() is not None

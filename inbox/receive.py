@@ -12,12 +12,13 @@ from typing import Final
 
 from inbox.events import (
     DeliveriesReceived,
+    DeliveriesReclaimed,
     DeliveryReturned,
     SourceFound,
     SourceLost,
 )
 from inbox.flight import Flight
-from inbox.source import Delivery, SelectiveSource, Source
+from inbox.source import Delivery, ReclaimingSource, SelectiveSource, Source
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.retry import RetryPolicy
@@ -47,6 +48,8 @@ class Reception:
         self._about = {"consumer": consumer, "queue": queue}
         self._source = source
         self._selective = source if isinstance(source, SelectiveSource) else None
+        self._reclaiming = source if isinstance(source, ReclaimingSource) else None
+        self._reclaimed = 0
         self._flight = flight
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
@@ -78,6 +81,7 @@ class Reception:
             if failures:
                 failures = 0
                 self._notify(SourceFound(**self._about))
+            self._tell_reclaimed()
             now = time.monotonic()
             if deliveries:
                 self._flight.accept(deliveries)
@@ -89,6 +93,14 @@ class Reception:
                     return
                 continue
             last = now
+
+    def _tell_reclaimed(self) -> None:
+        if self._reclaiming is None:
+            return
+        so_far = self._reclaiming.reclaimed
+        if so_far > self._reclaimed:
+            messages, self._reclaimed = so_far - self._reclaimed, so_far
+            self._notify(DeliveriesReclaimed(**self._about, messages=messages))
 
     async def stop(self, drain: timedelta) -> int:
         """Finish what is at work within `drain`; give back and count what is left."""

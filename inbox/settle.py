@@ -20,8 +20,6 @@ from inbox.batch import Batches, Batching
 from inbox.dead_letter import DeadLetterWriter, Failure
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import (
-    DatabaseFound,
-    DatabaseLost,
     DuplicateSkipped,
     HandlerFailed,
     MessageCancelled,
@@ -38,22 +36,20 @@ from inbox.leased import (
     LongHandler,
     LongHandling,
 )
+from inbox.outage import Outage
 from inbox.receipt import has_receipt
 from inbox.routes import Routes
 from inbox.source import Delivery
+from inbox.trial import StartedTooOften, Trial, Trials
 from outbox.errors import (
     BrokerUnavailableError,
     DatabaseUnavailableError,
-    one_line,
     shorten,
 )
 from outbox.events import Observers
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
-_RECOVERY: Final = RetryPolicy(
-    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
-)
 # A handler that breaks its connection each time must not be tried for ever.
 _MAX_BROKEN_CONNECTIONS: Final = 5
 
@@ -77,7 +73,8 @@ class Settlement:
         self._long = LongHandling(handling, dead_letters.consumer, retry)
         self._retry = retry
         self._notify = observers.notify
-        self._database_lost = False
+        self._trials = Trials(handling, dead_letters.consumer, retry)
+        self._outage = Outage(dead_letters.consumer, observers)
 
     async def settle(self, delivery: Delivery, flight: Flight) -> bool:
         """Settle a delivery; give False if the flight stops first."""
@@ -91,16 +88,28 @@ class Settlement:
                 f"{shorten(message.topic)}"
             )
         elif self._killed_whoever_tried(handler, delivery):
-            failure = f"was started {delivery.attempts} times and never came to an end"
-            if await self._was_handled(message, flight):
-                await self._handled(delivery, False, 0.0)
-                return True
+            return await self._give_up_killer(delivery, flight, delivery.attempts)
         else:
-            outcome = await self._handle(handler, delivery, flight)
-            if isinstance(outcome, bool):
-                return outcome
-            return await self._give_up(delivery, flight, *outcome)
+            return await self._try(handler, delivery, flight)
         return await self._give_up(delivery, flight, failure, delivery.attempts)
+
+    async def _try(
+        self, handler: AnyHandler, delivery: Delivery, flight: Flight
+    ) -> bool:
+        is_long = isinstance(handler, LongHandler)
+        trial = self._trials.of(delivery, is_long=is_long)
+        settled = False
+        try:
+            outcome = await self._handle(handler, delivery, flight, trial)
+            if isinstance(outcome, bool):
+                settled = outcome
+            else:
+                settled = await self._give_up(delivery, flight, *outcome)
+        except StartedTooOften as started:
+            settled = await self._give_up_killer(delivery, flight, started.starts)
+        finally:
+            await (trial.end() if settled else trial.take_back())
+        return settled
 
     def _killed_whoever_tried(self, handler: AnyHandler, delivery: Delivery) -> bool:
         # The last attempt that came to an end gave it up: after it nothing comes again.
@@ -108,6 +117,15 @@ class Settlement:
         return self._retry.spent(delivery.attempts) and not isinstance(
             handler, LongHandler
         )
+
+    async def _give_up_killer(
+        self, delivery: Delivery, flight: Flight, starts: int
+    ) -> bool:
+        if await self._was_handled(delivery.message, flight):
+            await self._handled(delivery, False, 0.0)
+            return True
+        failure = f"was started {starts} times and never came to an end"
+        return await self._give_up(delivery, flight, failure, starts)
 
     async def _was_handled(self, message: Message, flight: Flight) -> bool:
         # Its process may have died between the commit and the ack.
@@ -119,23 +137,28 @@ class Settlement:
             return False
 
     async def _handle(
-        self, handler: AnyHandler, delivery: Delivery, flight: Flight
+        self, handler: AnyHandler, delivery: Delivery, flight: Flight, trial: Trial
     ) -> bool | tuple[str | BaseException, int]:
         message = delivery.message
-        attempts = delivery.attempts
         lost = broken = 0
         while True:
             failure: BaseException
             try:
-                async with flight.turn(message):
+                turn, start = flight.turn(message), trial.start(flight.stopping)
+                async with turn, start as is_started:
+                    if not is_started:
+                        return False
                     started = time.monotonic()
                     is_new = await self._call(handler, message, flight)
+            except StartedTooOften:
+                raise
             except JobReturned:
                 return False
             except JobCancelled:
                 await self._cancelled(delivery)
                 return True
             except RetryLater as decision:
+                await trial.take_back()
                 self._notify(
                     RetryRequested(
                         **self._about(message),
@@ -147,12 +170,12 @@ class Settlement:
                     return False
                 continue
             except DeadLetter as decision:
-                return decision, attempts + 1
+                return decision, trial.attempts + 1
             except InvalidReceiptError as error:
-                return error, attempts
+                return error, trial.attempts
             except DatabaseUnavailableError as error:
                 lost += 1
-                if not await self._wait_for_database(error, lost, flight):
+                if not await self._outage.wait(error, lost, flight):
                     return False
                 continue
             except asyncio.CancelledError as error:
@@ -162,17 +185,17 @@ class Settlement:
             except Exception as error:  # noqa: BLE001 (a handler may raise anything)
                 if connection_broke(error) and broken < _MAX_BROKEN_CONNECTIONS:
                     broken += 1
-                    if not await self._wait_for_database(error, broken, flight):
+                    if not await self._outage.wait(error, broken, flight):
                         return False
                     continue
                 failure = error
             else:
                 await self._handled(delivery, is_new, time.monotonic() - started)
                 return True
-            attempts += 1
-            if self._retry.spent(attempts):
-                return failure, attempts
-            if not await self._back_off(delivery, attempts, failure, flight):
+            trial.failed()
+            if self._retry.spent(trial.attempts):
+                return failure, trial.attempts
+            if not await self._back_off(delivery, trial, failure, flight):
                 return True
 
     async def _call(
@@ -188,12 +211,12 @@ class Settlement:
         return await self._handling.handle(handler, message)
 
     async def _cancelled(self, delivery: Delivery) -> None:
-        self._found_database()
+        self._outage.end()
         self._notify(MessageCancelled(**self._about(delivery.message)))
         await _ack(delivery)
 
     async def _handled(self, delivery: Delivery, is_new: bool, seconds: float) -> None:
-        self._found_database()
+        self._outage.end()
         about = self._about(delivery.message)
         if is_new:
             self._notify(MessageHandled(**about, seconds=seconds))
@@ -202,13 +225,13 @@ class Settlement:
         await _ack(delivery)
 
     async def _back_off(
-        self, delivery: Delivery, attempts: int, failure: BaseException, flight: Flight
+        self, delivery: Delivery, trial: Trial, failure: BaseException, flight: Flight
     ) -> bool:
-        delay = self._retry.delay(attempts)
+        delay = self._retry.delay(trial.attempts)
         self._notify(
             HandlerFailed(
                 **self._about(delivery.message),
-                attempts=attempts,
+                attempts=trial.attempts,
                 reason=self._dead_letters.describe(failure).reason,
                 seconds_until_retry=delay.total_seconds(),
             )
@@ -217,6 +240,7 @@ class Settlement:
         if await flight.park(delay):
             return True
         left = max(0.0, due - time.monotonic())
+        await trial.keep()
         await delivery.nack(timedelta(seconds=left))
         return False
 
@@ -240,9 +264,9 @@ class Settlement:
                     )
             except Exception as error:  # noqa: BLE001 (nothing else can be done with it)
                 lost += 1
-                if not await self._wait_for_database(error, lost, flight):
+                if not await self._outage.wait(error, lost, flight):
                     return False
-        self._found_database()
+        self._outage.end()
         if written.is_new:
             self._notify(
                 MessageDeadLettered(
@@ -253,27 +277,6 @@ class Settlement:
             )
         await _ack(delivery)
         return True
-
-    async def _wait_for_database(
-        self, error: BaseException, times: int, flight: Flight
-    ) -> bool:
-        delay = _RECOVERY.delay(times)
-        if not self._database_lost:
-            self._database_lost = True
-            self._notify(
-                DatabaseLost(
-                    consumer=self._consumer,
-                    reason=one_line(error),
-                    seconds=delay.total_seconds(),
-                )
-            )
-        # Not parked: while it lasts, no more is to be fetched.
-        return await flight.pause(delay)
-
-    def _found_database(self) -> None:
-        if self._database_lost:
-            self._database_lost = False
-            self._notify(DatabaseFound(consumer=self._consumer))
 
     def _about(self, message: Message) -> dict[str, Any]:
         return {

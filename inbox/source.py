@@ -46,6 +46,17 @@ class Delivery(Protocol):
         """
 
 
+class RepeatingDelivery(Delivery, Protocol):
+    """What a delivery says besides whose broker doesn't count what was started."""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether others may have had it before, and died of it.
+
+        The consumer counts its starts then, and handles it alone if there were any.
+        """
+
+
 class Source(Protocol):
     """Hands over the messages of one consumer's topics.
 
@@ -81,3 +92,12 @@ class SelectiveSource(Protocol):
 
     def leave_out(self, tenants: Collection[str]) -> None:
         """Receive nothing of these tenants until another call says otherwise."""
+
+
+@runtime_checkable
+class ReclaimingSource(Protocol):
+    """What a source may offer besides: to count what others had before."""
+
+    @property
+    def reclaimed(self) -> int:
+        """How many deliveries so far were left by a replica, or given back by one."""

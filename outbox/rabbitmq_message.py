@@ -4,8 +4,7 @@
 attributes among the headers, under the prefix of the binding for AMQP.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from pika import BasicProperties
 
@@ -17,11 +16,9 @@ from outbox.rabbitmq import MAX_NAME_BYTES
 from outbox.stranger import text_of
 
 PREFIX: Final = "cloudEvents:"
-DELIVERY_COUNT: Final = "x-delivery-count"
-"""Where a quorum queue counts how often a message came back."""
-
 _PERSISTENT: Final = 2
-_OWN: Final = frozenset({DELIVERY_COUNT, "x-acquired-count"})
+# Where a quorum queue counts how often a message came back.
+_OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
 # They have to fit into one frame, of 128 KiB unless the server says less.
 _MAX_HEADER_BYTES: Final = 120 * 1024
 # Up to here, no text of UTF-8 is too long for a name.
@@ -55,12 +52,6 @@ def from_delivery(
         return from_headers(headers, payload, PREFIX), None
     except InvalidMessageError as error:
         return Message(routing_key, payload, id=uuid7(), headers=headers), str(error)
-
-
-def times_returned(headers: Mapping[str, Any] | None, *, redelivered: bool) -> int:
-    """Tell how often it was handed over before, as far as the queue knows."""
-    count = (headers or {}).get(DELIVERY_COUNT)
-    return count if isinstance(count, int) else int(redelivered)
 
 
 def why_impossible(message: Message) -> str | None:

@@ -1,7 +1,7 @@
--- Owner part: drop the jobs, and forget them in the policy and in pg_partman.
+-- Owner part: drop the jobs and the suspects, and forget them in the policy and in pg_partman.
 
 SET LOCAL ROLE {owner};
-DELETE FROM {partman}.part_config WHERE parent_table = 'inbox.job';
-DELETE FROM outbox.partition_policy WHERE parent_table = 'inbox.job';
-DROP TABLE inbox.job, inbox.job_template;
+DELETE FROM {partman}.part_config WHERE parent_table IN ('inbox.job', 'inbox.suspect');
+DELETE FROM outbox.partition_policy WHERE parent_table IN ('inbox.job', 'inbox.suspect');
+DROP TABLE inbox.job, inbox.job_template, inbox.suspect, inbox.suspect_template;
 RESET ROLE;

@@ -1,4 +1,4 @@
-"""Jobs: the leased receipts of long handlers."""
+"""Jobs, the leased receipts of long handlers; and suspects."""
 
 from outbox.migrations.script import run
 

@@ -1,4 +1,4 @@
--- Owner part: the leased receipts of handlers that run for too long to hold a transaction.
+-- Owner part: the leased receipts of handlers that run for too long to hold a transaction, and the suspects.
 
 SET LOCAL ROLE {owner};
 
@@ -39,9 +39,30 @@ CREATE INDEX job_open_idx ON inbox.job (consumer, queued_at) WHERE finished_at I
 CREATE TABLE inbox.job_template (LIKE inbox.job);
 ALTER TABLE inbox.job_template SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
 
+CREATE TABLE inbox.suspect (
+    message_id  uuid        NOT NULL,
+    message_at  timestamptz NOT NULL,
+    consumer    text        NOT NULL,
+    starts      integer     NOT NULL,
+    started_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT suspect_pkey PRIMARY KEY (message_id, consumer, message_at),
+    CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
+    CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
+    CONSTRAINT started_once_at_least CHECK (starts > 0)
+) PARTITION BY RANGE (message_at);
+COMMENT ON TABLE inbox.suspect IS
+    'messages that a broker handed over again and that have no outcome yet: one of them may kill whoever handles it';
+COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; counted before it is, deleted with the outcome';
+COMMENT ON COLUMN inbox.suspect.started_at IS 'when it was started last';
+CREATE TABLE inbox.suspect_template (LIKE inbox.suspect);
+-- Rows come and go at once.
+ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);
+
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
-    ('inbox.job', 'message_at', 'inbox.job_template', '14 days', 'finished_at IS NULL');
-SELECT outbox.adopt_table('inbox.job');
-SELECT outbox.make_partitions('inbox.job');
+    ('inbox.job',     'message_at', 'inbox.job_template',     '14 days', 'finished_at IS NULL'),
+    ('inbox.suspect', 'message_at', 'inbox.suspect_template', '14 days', NULL);
+SELECT outbox.adopt_table(parent_table), outbox.make_partitions(parent_table)
+  FROM outbox.partition_policy
+ WHERE parent_table IN ('inbox.job', 'inbox.suspect');
 
 RESET ROLE;

@@ -13,7 +13,7 @@ from inbox.testing.source_suite import SourceSuite
 from outbox import Message
 from outbox.sqs import SqsSettings
 from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered, numbers_by_key
+from outbox.testing.samples import numbered
 from outbox.testing.sqs import SqsServer
 from relay.publisher import Acked
 from relay.publishers.sqs import SqsPublisher
@@ -135,27 +135,6 @@ class TestSqsFifoSource(SourceSuite):
                 await delivery.ack()
         async with self.source("one", topic) as source:
             assert not await self.anything(source)
-
-    @override
-    @checks()
-    async def test_what_was_not_settled_is_given_back_when_a_source_is_left(
-        self,
-    ) -> None:
-        # SQS counts what it gave out, also what came back untried.
-        topic = await self.fresh_topic()
-        await self.put(*numbered(topic, 6))
-        async with self.source("one", topic) as source:
-            deliveries = await self.receive(source, 6)
-            await deliveries[0].ack()
-        async with self.source("one", topic) as source:
-            again = await self.receive(source, 5)
-            assert {d.attempts for d in again} == {1}
-            messages = [d.message for d in again]
-            assert sorted(int(m.payload) for m in messages) == [1, 2, 3, 4, 5]
-            if self.capabilities.ordered_by_key:
-                assert numbers_by_key(messages) == {"key-0": [1, 2, 3, 4, 5]}
-            for delivery in again:
-                await delivery.ack()
 
     @override
     async def put_stranger(self, topic: str, payload: bytes) -> None:

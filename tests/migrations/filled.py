@@ -23,6 +23,8 @@ _ROWS: Final = (
     "INSERT INTO inbox.job (message_id, message_at, consumer, lease, checkpoint)"
     " SELECT id, inbox.moment_of(id), 'reports', 7, '{\"page\": 3}'"
     " FROM outbox.uuid7() id",
+    "INSERT INTO inbox.suspect (message_id, message_at, consumer, starts)"
+    " SELECT id, inbox.moment_of(id), 'billing', 2 FROM outbox.uuid7() id",
     "INSERT INTO inbox.foreign_receipt VALUES ('stripe', outbox.uuid7(), 'billing')",
     "INSERT INTO inbox.subscription VALUES (outbox.uuid7(), 'orders*')",
     "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,"

@@ -18,6 +18,7 @@ TABLES = [
     "inbox.delivery",
     "inbox.job",
     "inbox.receipt",
+    "inbox.suspect",
     "outbox.dead_letter",
     "outbox.message",
 ]

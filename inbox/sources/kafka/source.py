@@ -48,6 +48,7 @@ class KafkaDelivery:
         self.problem: str | None
         self.message, self.problem = message_of(entry.record)
         self.attempts: int = entry.attempts
+        self.suspect: bool = entry.suspect
         self._source = source
         self._entry = entry
         self._settled = False
@@ -206,7 +207,8 @@ class KafkaSource:
             log.offsets.add(offset)
             raw = record.key()
             key = None if raw is None else raw.decode(errors="surrogateescape")
-            self._backlog.add(Entry(log, next(self._place), key, offset, record))
+            place, suspect = next(self._place), log.suspect(record)
+            self._backlog.add(Entry(log, place, key, offset, record, suspect))
             self._count(1)
         self._wakeup.set()
 

@@ -7,7 +7,7 @@ holds is kept by heartbeats, and what waits for its time holds back its key here
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -18,10 +18,10 @@ from nats.errors import Error as NatsError
 from inbox.backlog import Backlog
 from inbox.outcomes import Outcomes
 from inbox.source import Delivery
+from inbox.sources.nats.delivery import NatsDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import Pulls, give_back
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.message import Message
 from outbox.nats import ApiError, NatsConnection
 from outbox.nats_url import NatsSettings, name_option
 from outbox.url import whole_number
@@ -33,33 +33,8 @@ _DEFAULT: Final = {
     "max_ack_pending": 10_000,
 }
 _LAST_WRITE: Final = 5.0
-_BEATS: Final = 2
+_BEATS: Final = 3
 _BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
-
-
-class NatsDelivery:
-    """One message of a stream."""
-
-    def __init__(self, source: "NatsSource", entry: Entry) -> None:
-        self.message: Message = entry.message
-        self.attempts: int = entry.attempts
-        self.problem: str | None = entry.problem
-        self._entry = entry
-        self._source = source
-        self._settled = False
-
-    async def ack(self) -> None:
-        """Have it acked within milliseconds."""
-        self._settle(lambda: self._source.acked(self._entry))
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
-        self._settle(lambda: self._source.nacked(self._entry, delay))
-
-    def _settle(self, how: Callable[[], None]) -> None:
-        if not self._settled:
-            self._settled = True
-            how()
 
 
 class NatsSource:
@@ -78,6 +53,9 @@ class NatsSource:
             problem; None is without end.
         max_ack_pending: how many messages all replicas together may hold; 1 keeps
             the order of each topic whatever happens, one message at a time.
+
+    Attributes:
+        reclaimed: how many came that had been handed over before.
 
     What is None is left as it is in a durable that is there already; a new one has
     30 s, no end, and 10,000.
@@ -104,6 +82,7 @@ class NatsSource:
         self._wanted: dict[str, Any] = {n: v for n, v in wanted.items() if v}
         if ack_wait is not None:
             self._wanted["ack_wait"] = int(ack_wait.total_seconds() * NANOSECONDS)
+        self.reclaimed = 0
         self._connecting = asyncio.Lock()
         self._entered = False
         self._pulls: Pulls | None = None
@@ -213,6 +192,7 @@ class NatsSource:
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
+                self.reclaimed += not entry.is_first
                 self._pulls[entry.durable].sort(entry)
                 self._release(self._pulls)
         self._came.set()

@@ -17,12 +17,12 @@ from typing import Final, Self
 from pika import BasicProperties, spec
 
 from inbox.backlog import Backlog
+from inbox.recent import Recent
 from inbox.source import Delivery
+from inbox.sources.rabbitmq.delivery import RabbitMQDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
-from inbox.sources.rabbitmq.recent import Recent
 from outbox.amqp import Link
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.message import Message
 from outbox.rabbitmq import (
     BROKEN,
     EXCHANGE,
@@ -46,48 +46,6 @@ _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
 
 
-class RabbitMQDelivery:
-    """One delivery on one channel."""
-
-    def __init__(
-        self,
-        source: "RabbitMQSource",
-        queue: Queue,
-        place: int,
-        message: Message,
-        problem: str | None,
-    ) -> None:
-        self.message = message
-        self.attempts = 0
-        self.problem = problem
-        self.place = place
-        self.queue = queue
-        self._source = source
-        self._settled = True
-
-    @property
-    def key(self) -> str | None:
-        """The message's key."""
-        return self.message.key
-
-    def hand_over(self) -> Self:
-        """Let it be settled, once."""
-        self._settled = False
-        return self
-
-    async def ack(self) -> None:
-        """Have it acked within milliseconds, unless its connection was lost since."""
-        if not self._settled:
-            self._settled = True
-            self._source.acked(self)
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
-        if not self._settled:
-            self._settled = True
-            self._source.nacked(self, delay)
-
-
 class RabbitMQSource:
     """The messages of one consumer's queue.
 
@@ -103,6 +61,9 @@ class RabbitMQSource:
         prefetch: how many messages are held here at most, with those that wait for
             their retry; None is four times the first `limit`, and at least 100.
         poll_interval: how long `receive` waits.
+
+    Attributes:
+        reclaimed: how many came that had been handed over before.
     """
 
     def __init__(
@@ -142,6 +103,7 @@ class RabbitMQSource:
         # They outlive a channel: what isn't acked comes again on the next.
         self._failures: Recent[tuple[int, float]] = Recent()
         self._done: Recent[bool] = Recent()
+        self.reclaimed = 0
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
@@ -275,7 +237,10 @@ class RabbitMQSource:
         if method.redelivered and self._done.get(message.id):
             queue.ack(tag)  # the first ack was lost with its connection
             return
-        delivery = RabbitMQDelivery(self, queue, tag, message, problem)
+        delivery = RabbitMQDelivery(
+            self, queue, tag, message, problem, suspect=bool(method.redelivered)
+        )
+        self.reclaimed += delivery.suspect
         delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)
         wait = due - time.monotonic()
         if due and wait > 0:

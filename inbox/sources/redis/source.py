@@ -66,6 +66,9 @@ class RedisSource:
             come later are found within 5 s.
         poll_interval: how long one read waits.
         reclaim_after: how long an entry lies idle before it is taken over.
+
+    Attributes:
+        reclaimed: how many were taken over.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class RedisSource:
         self._reclaim_after = reclaim_after.total_seconds()
         self._client = redis_client(url)
         self._streams = Streams(self._client, group=consumer, topics=topics)
+        self.reclaimed = 0
         self._ready: deque[Entry] = deque()
         self._waiting: list[tuple[float, int, Entry]] = []
         self._ticket = count()
@@ -98,12 +102,17 @@ class RedisSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from a URL of Redis.
+        """Make one from `redis://host:port/db?reclaim_after=…`, in seconds.
 
         Raises:
-            ConfigError: it isn't one.
+            ConfigError: it isn't such a URL.
         """
-        return cls(url, consumer=consumer, topics=topics)
+        rest, options = take_options(url, _OPTIONS)
+        ours = {
+            name: timedelta(seconds=whole_number(name, value))
+            for name, value in options.items()
+        }
+        return cls(rest, consumer=consumer, topics=topics, **ours)
 
     async def __aenter__(self) -> Self:
         """Join the groups of the streams.
@@ -218,7 +227,9 @@ class RedisSource:
         if len(entries) < limit:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval
-        self._keep(entry for entry in entries if entry.at not in self._held)
+        taken_over = [entry for entry in entries if entry.at not in self._held]
+        self.reclaimed += len(taken_over)
+        self._keep(taken_over)
 
     def _keep(self, entries: Iterable[Entry]) -> None:
         for entry in entries:

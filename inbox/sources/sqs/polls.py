@@ -28,12 +28,14 @@ class Polls:
         queues: by name.
         news: set when something has come, or failed.
         failure: why the last poll failed, if it did.
+        reclaimed: how many came that SQS had given out before.
     """
 
     def __init__(self, holding: Holding, *, wait: int, visibility: int) -> None:
         self.queues: dict[str, SqsQueue] = {}
         self.news = asyncio.Event()
         self.failure: BaseException | None = None
+        self.reclaimed = 0
         self._holding = holding
         self._wait = wait
         self._visibility = visibility
@@ -69,6 +71,7 @@ class Polls:
             self._wanted[queue] = 1
         else:
             self._holding.add(received)
+            self.reclaimed += sum(item.came_again for item in received)
             wanted = self._wanted.get(queue, 1) + 1 if len(received) == limit else 1
             self._wanted[queue] = min(_MAX_POLLS, wanted)
         self.news.set()

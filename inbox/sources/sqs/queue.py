@@ -32,23 +32,26 @@ class Received:
     """A message that is ours until its time is over.
 
     Attributes:
+        came_again: SQS gave it out before, to whomever.
         number: counts what was received; the order within a group.
         line: what keeps an order, the group of a FIFO queue; None if nothing does.
         until: when it becomes visible to others, by the monotonic clock.
         ours_until: when AWS lets nobody keep it any longer.
         settled: it was acked, and only has to be deleted.
+        attempts: how many failed here.
     """
 
     queue: "SqsQueue"
     handle: str
     message: Message
-    attempts: int
+    came_again: bool
     problem: str | None
     number: int
     line: tuple[str, str] | None
     until: float
     ours_until: float
     settled: bool = False
+    attempts: int = 0
 
 
 class SqsQueue:
@@ -110,7 +113,7 @@ class SqsQueue:
                     queue=self,
                     handle=found["ReceiptHandle"],
                     message=message,
-                    attempts=int(system.get("ApproximateReceiveCount", 1)) - 1,
+                    came_again=int(system.get("ApproximateReceiveCount", 1)) > 1,
                     problem=problem,
                     number=next(numbers),
                     line=(self.name, group) if self.fifo and group else None,

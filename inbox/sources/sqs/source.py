@@ -2,8 +2,8 @@
 
 What a replica holds is kept invisible to others by a heartbeat; what a dead one held
 becomes visible when its time is over. A FIFO queue keeps the order of its groups,
-also over retries; what was given back by a replica that stops counts as an attempt,
-because SQS counts how often it gave a message out.
+also over retries. How often SQS gave a message out counts no attempt: it says nothing
+about what became of it.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
 from inbox.outcomes import Outcomes
+from inbox.recent import Recent
 from inbox.source import Delivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
@@ -49,6 +50,7 @@ class SqsDelivery:
         self.message: Message = item.message
         self.attempts: int = item.attempts
         self.problem: str | None = item.problem
+        self.suspect: bool = item.came_again
         self._settle: Callable[[timedelta | None, bool], None] | None
         self._settle = lambda delay, acked: source.settle(item, delay, acked=acked)
 
@@ -110,6 +112,8 @@ class SqsSource:
         self._holding = Holding()
         self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
+        # They outlive a receipt handle: SQS counts for itself, whatever became of it.
+        self._failures: Recent[int] = Recent()
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -195,16 +199,22 @@ class SqsSource:
             if len(taken) < limit:
                 await self._poll(limit)
             if taken or time.monotonic() >= until:
-                return [SqsDelivery(self, item) for item in taken]
+                return [self._delivery(item) for item in taken]
             due = self._holding.next_due() or until
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(until, due) - time.monotonic()):
                     await self._polls.news.wait()
 
+    @property
+    def reclaimed(self) -> int:
+        """How many came that SQS had given out before."""
+        return self._polls.reclaimed
+
     def settle(self, item: Received, delay: timedelta | None, *, acked: bool) -> None:
         """Have an item settled, handed over again, or handed over after a while."""
         if acked:
             item.settled = True
+            self._failures.forget(item.message.id)
             self._outcomes.add(_Outcome(item, None))
         elif delay is None:
             self._holding.put_back(item)
@@ -214,9 +224,15 @@ class SqsSource:
             self._holding.wait(item, delay.total_seconds())
             self._polls.news.set()
         else:
+            self._failures.note(item.message.id, item.attempts + 1)
             seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
             self._holding.drop(item)
             self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
+
+    def _delivery(self, item: Received) -> SqsDelivery:
+        known = self._failures.get(item.message.id) or 0
+        item.attempts = max(item.attempts, known)
+        return SqsDelivery(self, item)
 
     async def _poll(self, limit: int) -> None:
         try:

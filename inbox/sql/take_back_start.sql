@@ -1,0 +1,17 @@
+-- Does:  Take back a start that was no attempt: the message went back, or waits for its own time.
+-- Takes: id, at, consumer
+-- Gives: nothing
+-- Index: suspect_pkey of one partition
+WITH gone AS (
+    DELETE FROM inbox.suspect
+     WHERE message_id = CAST(:id AS uuid)
+       AND message_at = CAST(:at AS timestamptz)
+       AND consumer = CAST(:consumer AS text)
+       AND starts = 1
+)
+UPDATE inbox.suspect
+   SET starts = starts - 1
+ WHERE message_id = CAST(:id AS uuid)
+   AND message_at = CAST(:at AS timestamptz)
+   AND consumer = CAST(:consumer AS text)
+   AND starts > 1
