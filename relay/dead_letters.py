@@ -33,9 +33,10 @@ _APPLICATION: Final = "pillarbox relay dead letters"
 class PublishingRetrier:
     """Publishes dead letters one by one, each under the lock of its row.
 
-    An ack makes it SUCCEEDED, a nack charges it a retry. Other than in the relay, a
-    transaction is open while the broker is waited for: it is what keeps two retries
-    of one dead letter apart. A dead letter comes behind what its key published since.
+    An ack makes it SUCCEEDED, a nack charges it a retry, unless it was put off. Other
+    than in the relay, a transaction is open while the broker is waited for: it is what
+    keeps two retries of one dead letter apart. A dead letter comes behind what its key
+    published since.
     """
 
     def __init__(
@@ -71,21 +72,21 @@ class PublishingRetrier:
             if not rows:
                 return Outcome.SKIPPED
             letter = Letter.of(rows[0])
-            reason = await self._publish(letter, publisher)
-            if reason is None:
+            nacked = await self._publish(letter, publisher)
+            if nacked is None:
                 await _run(connection, Statement.MARK_SUCCEEDED, candidate._asdict())
             else:
-                await self._charge(connection, letter, reason)
+                await self._fail(connection, letter, nacked)
         about: dict[str, Any] = {
             "schema": "outbox",
             "id": letter.id,
             "message_id": letter.message_id,
             "topic": letter.topic,
         }
-        if reason is None:
+        if nacked is None:
             self._notify(DeadLetterSucceeded(**about))
             return Outcome.SUCCEEDED
-        count = letter.retry_count + 1
+        count, reason = _failed_retries(letter, nacked), storable(nacked.reason)
         self._notify(DeadLetterFailed(**about, retry_count=count, reason=reason))
         return Outcome.FAILED
 
@@ -103,12 +104,12 @@ class PublishingRetrier:
             )
             yield taken
 
-    async def _publish(self, letter: Letter, publisher: Publisher) -> str | None:
-        """Give None for an ack, else why not."""
+    async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
+        """Give None for an ack."""
         try:
             message = letter.message()
         except InvalidMessageError as error:
-            return str(error)
+            return Nacked(str(error))
         claimed = Claimed(
             lane=0,
             seq=0,
@@ -132,15 +133,16 @@ class PublishingRetrier:
         match answers[0]:
             case Acked():
                 return None
-            case Nacked(reason):
-                return storable(reason)
+            case Nacked() as nacked:
+                return nacked
             case None:
                 assert lost is not None
                 raise lost
 
-    async def _charge(
-        self, connection: Connection, letter: Letter, reason: str
+    async def _fail(
+        self, connection: Connection, letter: Letter, nacked: Nacked
     ) -> None:
+        count = _failed_retries(letter, nacked)
         await _run(
             connection,
             Statement.MARK_PENDING,
@@ -148,10 +150,10 @@ class PublishingRetrier:
                 "id": letter.id,
                 "created_at": letter.created_at,
                 "retry_count": letter.retry_count,
-                "charge": 1,
-                "reason": reason,
+                "charge": count - letter.retry_count,
+                "reason": storable(nacked.reason),
                 "stacktrace": None,
-                "delay": self._schedule.delay(letter.retry_count + 1),
+                "delay": nacked.retry_after or self._schedule.delay(count),
             },
         )
 
@@ -215,3 +217,8 @@ async def _run(
 ) -> list[tuple[Any, ...]]:
     cursor = await connection.execute(statement("outbox", name), parameters)
     return await cursor.fetchall()
+
+
+def _failed_retries(letter: Letter, nacked: Nacked) -> int:
+    """Give how many retries failed by now: to be put off is no failure."""
+    return letter.retry_count + (nacked.retry_after is None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol, Self, TypeAlias
 
 from outbox.message import Message
@@ -19,10 +20,13 @@ class Nacked:
     Attributes:
         reason: why, in the broker's words; it ends in the dead letter.
         permanent: no later attempt can succeed, so none is made.
+        retry_after: it wasn't refused, but put off: it is tried again after so
+            long, and that counts no attempt, however often it happens.
     """
 
     reason: str
     permanent: bool = False
+    retry_after: timedelta | None = None
 
 
 Confirmation: TypeAlias = Acked | Nacked

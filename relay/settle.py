@@ -3,6 +3,7 @@
 ready ──claim──▶ (in flight, nothing written) ──ack──▶ published_at
 ▲                        │
 │                        ├─nack─▶ available_at, attempts + 1; its key is blocked
+│                        ├─put off─▶ the same, but attempts stay (or become 1)
 │                        │              │
 └────── due, in order ◀──┼──────────────┘
 └─last nack, or a permanent one─▶ dead_lettered_at
@@ -10,6 +11,7 @@ ready ──claim──▶ (in flight, nothing written) ──ack──▶ publi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from outbox.database import Connection
 from outbox.retry import RetryPolicy
@@ -25,13 +27,19 @@ class Settlement:
 
     published: list[Claimed] = field(default_factory=list)
     retried: list[tuple[Claimed, str, float]] = field(default_factory=list)
+    put_off: list[tuple[Claimed, str, float]] = field(default_factory=list)
     dead_lettered: list[tuple[Claimed, str]] = field(default_factory=list)
     untouched: list[Claimed] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
         """Nothing is to be written."""
-        return not (self.published or self.retried or self.dead_lettered)
+        return not (self.published or self.dead_lettered or self.waiting)
+
+    @property
+    def waiting(self) -> list[tuple[Claimed, str, float]]:
+        """What is tried again later, and holds back its key until then."""
+        return [*self.retried, *self.put_off]
 
 
 def decide(
@@ -40,7 +48,7 @@ def decide(
     """Turn answers into what is to be written.
 
     Of a key only the first message that was nacked is charged an attempt: those
-    behind it were never at fault, and wait.
+    behind it were never at fault, and wait. Who was put off isn't charged either.
     """
     settlement = Settlement()
     charged: set[str | None] = set()
@@ -48,6 +56,13 @@ def decide(
         match answer:
             case Acked():
                 settlement.published.append(row)
+            case Nacked(reason, permanent=False, retry_after=timedelta() as after):
+                if row.key in charged:
+                    settlement.untouched.append(row)
+                    continue
+                delay = max(after, retry.first_delay).total_seconds()
+                settlement.put_off.append((row, reason, delay))
+                charged |= {row.key} - {None}
             case Nacked(reason, permanent) if permanent or (
                 row.key not in charged and retry.spent(row.attempts + 1)
             ):
@@ -70,7 +85,7 @@ async def settle_batch(
 
     Safe to repeat, and safe when somebody else settled a row in the meantime.
     """
-    if not settlement.retried and not settlement.dead_lettered:
+    if not settlement.waiting and not settlement.dead_lettered:
         if settlement.published:
             await mark_published(connection, settlement.published)
         return
@@ -79,6 +94,8 @@ async def settle_batch(
             await mark_published(connection, settlement.published)
         if settlement.retried:
             await schedule_retry(connection, settlement.retried)
+        if settlement.put_off:
+            await schedule_retry(connection, settlement.put_off, charge=0)
         if settlement.dead_lettered:
             await move_to_dead_letters(connection, settlement.dead_lettered, origin)
 
@@ -93,7 +110,10 @@ async def mark_published(connection: Connection, rows: Sequence[Claimed]) -> Non
 
 
 async def schedule_retry(
-    connection: Connection, nacked: Sequence[tuple[Claimed, str, float]]
+    connection: Connection,
+    nacked: Sequence[tuple[Claimed, str, float]],
+    *,
+    charge: int = 1,
 ) -> None:
     """Run `schedule_retry.sql`."""
     await connection.execute(
@@ -103,6 +123,7 @@ async def schedule_retry(
             "delays": [delay for _, _, delay in nacked],
             "reasons": [storable(reason) for _, reason, _ in nacked],
             "attempts": [row.attempts for row, _, _ in nacked],
+            "charge": charge,
             **_bounds([row for row, _, _ in nacked]),
         },
     )

@@ -134,7 +134,7 @@ class Worker:
     def _remember(self, batch: Batch, settlement: Settlement) -> None:
         """Block the keys that must wait, and make claimable what was not published."""
         lanes = {lane.number: lane for lane in batch.lanes}
-        for row, reason, _ in settlement.retried:
+        for row, reason, _ in settlement.waiting:
             if row.key is not None:
                 lanes[row.lane].blocked.add(row.key)
             self._notify(
@@ -163,6 +163,9 @@ class Worker:
                 connection = await self._link.connection()
                 await settle_batch(connection, settlement, origin=self._origin)
             except _DATABASE_ERRORS as error:
+                # It may be written, and due again, and nothing would tell: a sweep
+                # finds it if it isn't.
+                settlement.put_off.clear()
                 await self._pause(error, pause)
                 pause = min(pause * 2, _LAST_PAUSE)
             else:
@@ -171,7 +174,7 @@ class Worker:
         self._notify(
             BatchSettled(
                 published=len(settlement.published),
-                retried=len(settlement.retried),
+                retried=len(settlement.waiting),
                 dead_lettered=len(settlement.dead_lettered),
                 seconds=time.monotonic() - started,
             )

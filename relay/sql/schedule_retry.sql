@@ -1,10 +1,11 @@
 -- Does:  Write down that the broker nacked these messages, and when to try them again.
--- Takes: ids, delays (seconds), reasons, attempts (as claimed), first and last created_at of the batch
+-- Takes: ids, delays (seconds), reasons, attempts (as claimed), charge (1, or 0: they were put off), first and last created_at of the batch
 -- Gives: nothing
 -- Index: message_pkey on each partition between first and last
 UPDATE outbox.message AS m
    SET available_at = clock_timestamp() + make_interval(secs => nacked.delay),
-       attempts = m.attempts + 1,
+       -- At least one: by that it is told from what was scheduled, and blocks its key.
+       attempts = greatest(m.attempts + %(charge)s::int, 1),
        last_error = nacked.reason
   FROM unnest(%(ids)s::uuid[], %(delays)s::float8[], %(reasons)s::text[], %(attempts)s::int[])
        AS nacked (id, delay, reason, attempts)

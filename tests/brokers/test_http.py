@@ -150,6 +150,29 @@ async def test_a_pause_that_is_asked_for_is_kept_and_charges_nobody(
     assert arrived_at[1] - arrived_at[0] >= 2.99
 
 
+async def test_a_message_that_is_put_off_holds_back_its_key_and_not_the_host(
+    target: Target,
+) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        if arrival.message().key == "key 6":
+            return web.Response(status=204)
+        return web.Response(status=425, headers={"Retry-After": "90"})
+
+    target.script = script
+    answers = await publish(target, *numbered(8, keys=7))
+    for answer in answers[:6]:
+        assert isinstance(answer, Nacked)
+        assert answer.retry_after == timedelta(seconds=90)
+    assert answers[6:] == [Acked(), Nacked("waits for one of its key")]
+
+
+async def test_a_message_is_put_off_no_longer_than_allowed(target: Target) -> None:
+    target.script = answers(425, headers={"Retry-After": "86400"})
+    (answer,) = await publish(target, ONE, options="max_retry_after=3")
+    assert isinstance(answer, Nacked)
+    assert answer.retry_after == timedelta(seconds=3)
+
+
 @pytest.mark.parametrize("is_date", [False, True])
 async def test_a_pause_may_be_a_date_and_has_a_bound(
     target: Target, is_date: bool
@@ -165,9 +188,11 @@ async def test_a_pause_may_be_a_date_and_has_a_bound(
 
 @pytest.mark.parametrize("value", ["soon", "-1", "1e9", ""])
 async def test_a_pause_that_makes_no_sense_is_none(target: Target, value: str) -> None:
-    target.script = answers(429, headers={"Retry-After": value})
-    (answer,) = await publish(target, ONE)
-    assert isinstance(answer, Nacked)
+    for status in (425, 429):
+        target.script = answers(status, headers={"Retry-After": value})
+        (answer,) = await publish(target, ONE)
+        assert isinstance(answer, Nacked)
+        assert answer.retry_after is None
 
 
 async def test_a_refused_message_holds_back_its_key_and_no_other(

@@ -79,7 +79,11 @@ def test_settling_finds_the_rows_by_key_in_the_days_of_the_batch(
     ids: list[UUID] = [id for id, _ in rows]
     moments = [moment for _, moment in rows]
     nacked = {"delays": [1.0] * count, "reasons": ["no"] * count}
-    more = {} if name == "mark_published" else {**nacked, "attempts": [0] * count}
+    more = (
+        {}
+        if name == "mark_published"
+        else {**nacked, "attempts": [0] * count, "charge": 1}
+    )
 
     plan = explain(name, ids=ids, first=min(moments), last=max(moments), **more)
 

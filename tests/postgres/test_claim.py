@@ -83,6 +83,7 @@ async def test_settling_draws_a_transaction_id_even_if_it_finds_no_row(
         "delays": [1.0],
         "reasons": ["full"],
         "attempts": [0],
+        "charge": 1,
         "origin": "publisher:test",
         "first": now,
         "last": now,

@@ -15,13 +15,15 @@ from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.webhook import WebhookFailed, webhook_app
 from outbox import Message
 from outbox.migrate import migrate
+from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from outbox.testing.postgres import PostgresServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.http import HttpPublisher
 from tests.fixtures.consumers import async_sessions_of, numbered, sessions_of
 from tests.fixtures.http import SECRET, SECRET_ENV
-from tests.fixtures.relay import execute
+from tests.fixtures.relay import execute, insert, running
+from tests.fixtures.waiting import wait_for
 from tests.fixtures.webhook import (
     EFFECT,
     ONE,
@@ -155,6 +157,30 @@ async def test_a_handler_decides_by_what_it_raises(
     assert letter[:3] == ("consumer:billing", "never.again", b"\xff")
     assert "no such shop" in letter[3]
     assert len(events.of(MessageDeadLettered)) == 1
+
+
+async def test_who_asks_for_time_gets_it_as_often_as_it_asks(
+    inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    seen: list[str] = []
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        seen.append(message.topic)
+        if len(seen) <= 3:
+            raise RetryLater(timedelta(milliseconds=1))
+        await note(session, message)
+
+    app = webhook_app(handle, inbox_sessions, name="billing", secrets=[SECRET])
+    once = RetryPolicy(max_attempts=1)
+    insert(inbox_url, Message("first", b"1", key="a"), Message("second", b"2", key="a"))
+    async with served(app) as hook:
+        publisher = HttpPublisher.from_url(f"{hook}/{OPTIONS}")
+        async with running(inbox_url, publisher, retry=once):
+            await asyncio.to_thread(
+                wait_for, "both have happened", lambda: effects(inbox_url) == ["1", "2"]
+            )
+    assert seen == ["first"] * 4 + ["second"]
+    assert execute(inbox_url, "SELECT count(*) FROM outbox.dead_letter") == [(0,)]
 
 
 async def test_what_isn_t_what_its_content_type_says_is_given_up_as_it_came(

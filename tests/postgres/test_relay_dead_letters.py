@@ -139,6 +139,18 @@ async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
     assert event.retry_count == 1
 
 
+async def test_a_retry_that_is_put_off_is_not_charged(bench: Bench) -> None:
+    give_up(bench.url, Message("orders", b""))
+    answer = Nacked("later", retry_after=timedelta(hours=3))
+    bench.publisher.script = lambda message: answer
+
+    await bench.retry_all(RetrySchedule(max_retries=1))
+
+    assert states(bench.url) == [("PENDING", 0, "later")]
+    query = "SELECT retry_after > now() + interval '2 hours' FROM outbox.dead_letter"
+    assert execute(bench.url, query) == [(True,)]
+
+
 async def test_after_the_last_retry_only_a_person_tries_again(bench: Bench) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.script = lambda message: Nacked("no")

@@ -267,3 +267,26 @@ async def test_another_relay_reads_the_blocked_keys_from_the_database(
         await second.until_acked(3)
 
     assert second.of_key("a") == ["a/0", "a/1"]
+
+
+async def test_a_message_that_is_put_off_blocks_its_key_and_is_never_given_up(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("a", 2))
+    later = Nacked("later", retry_after=LONG)
+    publisher = ScriptedPublisher(lambda message: later)
+
+    for _ in range(3):
+        async with running(
+            database_url, publisher, retry=RetryPolicy(max_attempts=1)
+        ) as relay:
+            await relay.events.wait_for(KeyBlocked)
+            await relay.events.wait_for(BatchSettled)
+        make_due(database_url)
+    assert [[m.topic for m in call] for call in publisher.calls[1:]] == [["a/0"]] * 2
+    assert dead_letters(database_url) == []
+
+    publisher.script = lambda message: Acked()
+    async with running(database_url, publisher):
+        await publisher.until_acked(2)
+    assert publisher.of_key("a") == ["a/0", "a/1"]

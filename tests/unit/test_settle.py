@@ -11,6 +11,7 @@ from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)
 POLICY = RetryPolicy(max_attempts=3, first_delay=SECOND, max_delay=SECOND)
+LATER = Nacked("later", retry_after=7 * SECOND)
 ACKED, REFUSED, FORBIDDEN = Acked(), Nacked("no"), Nacked("never", permanent=True)
 
 
@@ -122,3 +123,33 @@ def test_the_follower_of_a_spent_head_is_not_at_fault() -> None:
     assert settlement.dead_lettered == [(head, "no")]
     assert settlement.retried == []
     assert settlement.untouched == [behind]
+
+
+def test_who_is_put_off_comes_again_after_what_was_asked_for() -> None:
+    row = claimed("a", "k", attempts=2)
+
+    settlement = settle((row, LATER))
+
+    assert settlement.put_off == [(row, "later", 7.0)]
+    assert settlement.retried == []
+    assert settlement.dead_lettered == []
+    assert not settlement.empty
+
+
+def test_nobody_is_put_off_for_less_than_the_first_delay() -> None:
+    row = claimed("a", "k")
+
+    settlement = settle((row, Nacked("now", retry_after=timedelta(0))))
+
+    assert settlement.put_off == [(row, "now", 1.0)]
+
+
+def test_what_follows_one_that_was_put_off_waits_uncharged() -> None:
+    head, behind, last = (claimed(topic, "k", attempts=2) for topic in "abc")
+
+    settlement = settle((head, LATER), (behind, REFUSED), (last, LATER))
+
+    assert settlement.put_off == [(head, "later", 7.0)]
+    assert settlement.untouched == [behind, last]
+    assert settlement.retried == []
+    assert settlement.dead_lettered == []

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -20,7 +20,9 @@ _MAX_ANSWER_BYTES: Final = 16 * 1024
 _ACKED: Final = Acked()
 # Statuses that ask for another attempt; all of 500 and above do, too.
 _AGAIN: Final = frozenset({408, 425, 429})
+# With Retry-After: what is asked for is a pause of the host, or of the message.
 _PAUSING: Final = frozenset({429, 503})
+_PUTTING_OFF: Final = 425
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 
 
@@ -106,14 +108,13 @@ class Mailbox:
         reason = f"HTTP {status} {response.reason or ''}".rstrip()
         if text := " ".join(said[:400].decode(errors="replace").split()):
             reason = f"{reason}: {text[:200]}"
-        pause = (
-            self._pause(response.headers.get("Retry-After", ""))
-            if status in _PAUSING
-            else None
-        )
-        if pause is not None:
+        pause = self._pause(response.headers.get("Retry-After", ""))
+        if pause is not None and status in _PAUSING:
             self._host.pause(pause)
             return None
+        if pause is not None and status == _PUTTING_OFF:
+            self._host.answered(message.id)
+            return Nacked(reason, retry_after=timedelta(seconds=pause))
         if status >= 500 or status in _AGAIN:
             self._host.refused(reason)
             return Nacked(reason)

@@ -32,7 +32,8 @@ class HttpSettings:
         max_payload_bytes: a payload above it is nacked as permanent.
         timeout: of one request.
         connect_timeout: of one connection.
-        max_retry_after: the longest pause that the host may ask for.
+        max_retry_after: the longest pause that the host may ask for, for itself or
+            for one message.
     """
 
     url: str
