@@ -127,6 +127,8 @@ class AcmeSource:
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Look until there is something, or the poll interval is over."""
         deadline = time.monotonic() + self._poll
+        # SQLite blocks the loop: without this, a busy consumer would let nobody run.
+        await asyncio.sleep(0)
         while True:
             if rows := self._take(limit):
                 return [AcmeDelivery(self, row) for row in rows]
