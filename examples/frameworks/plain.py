@@ -1,0 +1,58 @@
+"""No framework: a loop of your own, around a handler that is decorated.
+
+python -m examples.frameworks.plain
+
+The session's transaction is the loop's: it commits before the ack. What fails in
+between comes again, and is skipped.
+"""
+
+import json
+import os
+from typing import Any, Final
+from uuid import UUID
+
+from redis import Redis
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from examples.frameworks.billing import invoice
+from inbox import idempotent
+from outbox.database import sqlalchemy_url
+
+STREAM: Final = "orders.placed"
+GROUP: Final = "billing"
+
+
+def id_of(entry: dict[str, str]) -> UUID:
+    """Read the id by which an entry is known when it comes again."""
+    return UUID(entry["id"])
+
+
+@idempotent(consumer="billing", key=id_of)
+def bill(session: Session, entry: dict[str, str]) -> None:
+    """Bill an order once, however often its entry comes."""
+    session.execute(invoice(json.loads(entry["payload"])["order_id"]))
+
+
+def consume(redis: Redis, sessions: sessionmaker[Session]) -> None:
+    """Bill the orders of a stream, for ever."""
+    # First what this one had and never acked, from 0 on; then what is new.
+    after = "0"
+    while True:
+        answer: Any = redis.xreadgroup(GROUP, "one", {STREAM: after}, 1, block=1000)
+        entries = answer[0][1] if answer else []
+        for at, entry in entries:
+            with sessions.begin() as session:
+                bill(session, entry)
+            redis.xack(STREAM, GROUP, at)
+        if not entries:
+            after = ">"
+
+
+if __name__ == "__main__":
+    consume(
+        Redis.from_url(os.environ["PILLARBOX_BROKER_URL"], decode_responses=True),
+        sessionmaker(
+            create_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
+        ),
+    )

@@ -1,0 +1,43 @@
+"""The guard as a decorator, in a loop of its own over a real Redis."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from examples.frameworks.plain import GROUP, STREAM
+from outbox import Message
+from relay.publishers.redis import RedisPublisher
+from tests.fixtures.processes import RunningProcess
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+
+async def test_an_entry_that_comes_again_is_handled_once(
+    url: str, redis_url: str, invoices: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    redis: Any = Redis.from_url(redis_url, decode_responses=True)
+    redis.xgroup_create(STREAM, GROUP, mkstream=True)
+    first, second = (Message(STREAM, {"order_id": n}) for n in (1, 2))
+    async with RedisPublisher.from_url(redis_url) as publisher:
+        await publisher.publish([first, first, second, first])
+    # One was handed over to a process that died before its ack.
+    redis.xreadgroup(GROUP, "one", {STREAM: ">"}, 1)
+    consumer = RunningProcess(
+        [sys.executable, "-m", "examples.frameworks.plain"],
+        tmp_path / "consumer.log",
+        {"PILLARBOX_DATABASE_URL": url, "PILLARBOX_BROKER_URL": redis_url},
+    )
+
+    def settled() -> tuple[int, int]:
+        assert consumer.is_running(), consumer.log()
+        (group,) = redis.xinfo_groups(STREAM)
+        return group["entries-read"], group["pending"]
+
+    wait_for("all is acked", lambda: settled() == (4, 0))
+    consumer.kill()
+    redis.close()
+    assert invoices() == [1, 2]
+    assert execute(url, "SELECT count(*) FROM inbox.receipt") == [(2,)]
