@@ -104,12 +104,14 @@ async def retry_all(
         BrokerUnavailableError, DatabaseUnavailableError: those left are untouched.
     """
     counts: Counter[str] = Counter()
-    started = time.monotonic()
-    for place, candidate in enumerate(candidates):
+    earliest = time.monotonic()
+    for candidate in candidates:
         if max_per_second is not None:
-            early = started + place / max_per_second - time.monotonic()
+            early = earliest - time.monotonic()
             if early > 0:
                 await asyncio.sleep(early)
+            # What took long is not made up for: the next ones would come in a rush.
+            earliest = max(earliest, time.monotonic()) + 1 / max_per_second
         outcome = await retrier.retry(candidate)
         counts[outcome.value] += 1
         on_outcome(outcome)

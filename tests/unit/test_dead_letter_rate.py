@@ -1,0 +1,77 @@
+"""Retries keep to the rate that they are given, whatever each of them takes."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from outbox import uuid7
+from outbox.dead_letters import Candidate, Outcome, Statement
+from outbox.dead_letters.retry import Tally, retry_all
+
+
+class Clock:
+    """A clock that only sleepers and work move on; it starts at no round time."""
+
+    def __init__(self) -> None:
+        self.now = 1234.5
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Desk:
+    """Retries whatever it is, and notes when; each takes as long as it is told."""
+
+    def __init__(self, clock: Clock, *takes: float) -> None:
+        self.begun: list[float] = []
+        self._clock = clock
+        self._start = clock.now
+        self._takes = iter(takes)
+
+    async def retry(self, candidate: Candidate) -> Outcome:
+        self.begun.append(self._clock.now - self._start)
+        self._clock.now += next(self._takes)
+        return Outcome.SUCCEEDED
+
+    async def fetch(
+        self, name: Statement, parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[Any]]:
+        raise AssertionError(name)
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        yield True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("outbox.dead_letters.retry.time", clock)
+    monkeypatch.setattr("outbox.dead_letters.retry.asyncio", clock)
+    return clock
+
+
+async def begun(clock: Clock, rate: float | None, *takes: float) -> list[float]:
+    desk = Desk(clock, *takes)
+    candidates = [Candidate(uuid7(), datetime.now(UTC)) for _ in takes]
+    tally = await retry_all(desk, candidates, max_per_second=rate)
+    assert tally == Tally(succeeded=len(takes))
+    return desk.begun
+
+
+async def test_retries_begin_no_sooner_than_the_rate_allows(clock: Clock) -> None:
+    assert await begun(clock, 2, 0.0, 0.1, 0.4, 0.0) == [0.0, 0.5, 1.0, 1.5]
+
+
+async def test_one_that_takes_long_is_followed_by_no_rush(clock: Clock) -> None:
+    assert await begun(clock, 2, 3.0, 0.0, 0.0) == [0.0, 3.0, 3.5]
+
+
+async def test_without_a_rate_nothing_is_waited_for(clock: Clock) -> None:
+    assert await begun(clock, None, 0.0, 0.25, 0.0) == [0.0, 0.0, 0.25]
