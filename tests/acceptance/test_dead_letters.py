@@ -2,6 +2,7 @@
 
 import re
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.acceptance.sink import Sink
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
 from tests.fixtures.relay import execute
+from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
 
 APP = """
@@ -105,19 +107,45 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(
     assert sum(retried(consumer.log()) for consumer in started) == LETTERS
 
 
+def scrape(process: RunningProcess) -> str:
+    """What a process tells Prometheus."""
+    process.wait_for_log("metrics are served on port", seconds=60)
+    (port,) = re.findall(r"metrics are served on port (\d+)", process.log())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        return str(answer.read().decode())
+
+
 def test_a_relay_tells_prometheus_of_its_dead_letters(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, Message("t", b"1"), origin="publisher:sink")
     relay = relays.start(sink.url, "--metrics-port=0", "--metrics-interval=0.1")
-    relay.wait_for_log("metrics are served on port", seconds=60)
-    (port,) = re.findall(r"metrics are served on port (\d+)", relay.log())
-
-    def said() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            return str(answer.read().decode())
-
     origin = 'origin="publisher:sink",schema="outbox"'
     wanted = f'dead_letter_total{{{origin},status="PENDING"}} 1'
-    wait_for(wanted, lambda: wanted in said(), seconds=60)
-    assert f"dead_letter_age_seconds{{{origin}}}" in said()
+    wait_for(wanted, lambda: wanted in scrape(relay), seconds=60)
+    assert f"dead_letter_age_seconds{{{origin}}}" in scrape(relay)
+
+
+async def test_a_consumer_tells_prometheus_of_what_it_handled_and_gave_up(
+    site: Site,
+) -> None:
+    good, bad = Message("orders", b"good"), Message("orders", b"bad")
+    await site.publish(good, bad, good)
+    consumer = site.run(
+        "shop_app:consumer", "--metrics-port=0", "--metrics-interval=0.1"
+    )
+    origin = 'origin="consumer:billing",schema="inbox"'
+    handled = 'consumer="billing",event="MessageHandled"'
+    for wanted in (
+        f"pillarbox_events_total{{{handled}}} 1.0",
+        f"pillarbox_event_seconds_count{{{handled}}} 1.0",
+        'pillarbox_events_total{consumer="billing",event="DuplicateSkipped"} 1.0',
+        'pillarbox_events_total{consumer="billing",event="MessageDeadLettered"} 1.0',
+        f'dead_letter_total{{{origin},status="PENDING"}} 1.0',
+    ):
+        wait_for(wanted, partial(is_in, wanted, consumer), seconds=60)
+    assert f"dead_letter_age_seconds{{{origin}}}" in scrape(consumer)
+
+
+def is_in(wanted: str, process: RunningProcess) -> bool:
+    return wanted in scrape(process)

@@ -13,6 +13,8 @@ from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Message, SchemaRegistry
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Tally, find, retry_all
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
 from tests.fixtures.relay import execute
@@ -64,6 +66,37 @@ async def test_old_messages_are_lifted_and_newer_ones_wait_in_the_dead_letters(
     ((version, _, reason, payload),) = dead_letters(url)
     assert "schema_version 3 is newer than 2" in reason
     assert (version, bytes(payload)) == (3, newer.payload)
+
+
+async def test_who_learns_the_newer_version_handles_what_waited_for_it(
+    url: str,
+) -> None:
+    newer = Message(TOPIC, {"money": {"currency": "CHF"}}, schema_version=3)
+
+    def currency_of_money(session: Session, message: Message) -> None:
+        session.execute(EFFECT, {"what": message.json()["money"]["currency"]})
+
+    with sessions_of(url) as sessions:
+        before = Consumer(MemorySource(newer), sessions, name="billing")
+        before.handles(TOPIC, version=2)(currency)
+        before.upcasts(TOPIC, to=2)(with_currency)
+        async with running(before) as events:
+            await events.wait_for(MessageDeadLettered)
+        assert await retry(before) == Tally(failed=1)
+        assert effects(url) == []
+
+        after = Consumer(MemorySource(), sessions, name="billing")
+        after.handles(TOPIC, version=3)(currency_of_money)
+        for version in (2, 3):
+            after.upcasts(TOPIC, to=version)(with_currency)
+        assert await retry(after) == Tally(succeeded=1)
+    assert effects(url) == ["CHF"]
+    assert execute(url, "SELECT status FROM inbox.dead_letter") == [("SUCCEEDED",)]
+
+
+async def retry(consumer: Consumer) -> Tally:
+    async with consumer.retrier() as retrier:
+        return await retry_all(retrier, await find(retrier, Criteria()))
 
 
 async def test_what_does_not_fit_its_schema_reaches_no_handler(url: str) -> None:
