@@ -9,14 +9,20 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from inbox import Consumer
 from inbox.source import Source
+from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
+from inbox.sources.sqs import SqsSource
 from outbox.database import sqlalchemy_url
 from outbox.message import Message
 from outbox.retry import RetryPolicy
+from outbox.sqs import SqsSettings
 
+NAME = "killer"
 POISON = b"poison"
 TOPIC = "numbers.fatal"
 MAX_ATTEMPTS = 3
+HOLD = timedelta(seconds=2)
+"""After which what a dead one held goes to another, if nobody says it is gone."""
 
 
 async def note(session: AsyncSession, message: Message) -> None:
@@ -31,22 +37,25 @@ async def note(session: AsyncSession, message: Message) -> None:
 def killer() -> Consumer:
     """Make the consumer."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
-    broker = os.environ["PILLARBOX_BROKER_URL"]
-    source: Source | str = broker
-    if broker.startswith("redis:"):
-        source = RedisSource(
-            broker,
-            consumer="killer",
-            topics=[TOPIC],
-            reclaim_after=timedelta(seconds=1),
-        )
     consumer = Consumer(
-        source,
+        source_of(os.environ["PILLARBOX_BROKER_URL"]),
         async_sessionmaker(create_async_engine(sqlalchemy_url(url))),
-        name="killer",
+        name=NAME,
         retry=RetryPolicy(
             max_attempts=MAX_ATTEMPTS, first_delay=timedelta(milliseconds=50)
         ),
     )
     consumer.handles(TOPIC)(note)
     return consumer
+
+
+def source_of(url: str) -> Source | str:
+    """Make what needn't wait long for what a dead one held."""
+    if url.startswith("redis:"):
+        return RedisSource(url, consumer=NAME, topics=[TOPIC], reclaim_after=HOLD)
+    if url.startswith("nats:"):
+        return NatsSource(url, consumer=NAME, topics=[TOPIC], ack_wait=HOLD)
+    if url.startswith("sqs:"):
+        settings = SqsSettings.from_url(url)
+        return SqsSource(settings, consumer=NAME, topics=[TOPIC], visibility=HOLD)
+    return url

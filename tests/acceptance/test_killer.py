@@ -1,27 +1,34 @@
 """A message that kills its process each time ends in the dead letters, nothing else."""
 
+import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from inbox.sources.rabbitmq import RabbitMQSource
 from outbox import Message
+from outbox.sqs import resource_name
+from outbox.testing.kafka import KafkaCluster
+from outbox.testing.nats import NatsServer
+from outbox.testing.sqs import SqsServer
 from relay.publisher import Publisher
+from relay.publishers.kafka import KafkaPublisher
+from relay.publishers.nats import NatsPublisher
 from relay.publishers.postgres import PostgresPublisher
+from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.publishers.redis import RedisPublisher
+from relay.publishers.sqs import SqsPublisher
 from tests.acceptance.conftest import show
 from tests.acceptance.inspection import Inspection
-from tests.acceptance.killer import MAX_ATTEMPTS, POISON, TOPIC
+from tests.acceptance.killer import MAX_ATTEMPTS, NAME, POISON, TOPIC
 from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.sqs import Aws
 from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 _CONSUMER = "tests.acceptance.killer:killer"
-
-
-def publisher_of(url: str) -> Publisher:
-    kind = RedisPublisher if url.startswith("redis:") else PostgresPublisher
-    return kind.from_url(url)
 
 
 class Supervisor:
@@ -51,17 +58,73 @@ class Supervisor:
             show(self._process)
 
 
-@pytest.fixture(params=["postgres", "redis"])
-def broker_url(request: pytest.FixtureRequest, database_url: str) -> str:
-    if request.param == "postgres":
-        return database_url
+@dataclass(frozen=True)
+class Broker:
+    """A broker of consumer and test.
+
+    Attributes:
+        uncounted: the starts that it tells nothing of: the first is not known for one
+            as long as nothing comes again.
+    """
+
+    url: str
+    publisher: Publisher
+    uncounted: int
+
+
+def on_postgres(request: pytest.FixtureRequest) -> Broker:
+    url: str = request.getfixturevalue("database_url")
+    return Broker(url, PostgresPublisher.from_url(url), uncounted=0)
+
+
+def on_redis(request: pytest.FixtureRequest) -> Broker:
     url: str = request.getfixturevalue("redis_url")
-    return url
+    return Broker(url, RedisPublisher.from_url(url), uncounted=0)
+
+
+def on_nats(request: pytest.FixtureRequest) -> Broker:
+    server: NatsServer = request.getfixturevalue("shared_nats")
+    url = f"{server.url}?stream=FATAL&create={TOPIC}"
+    return Broker(url, NatsPublisher.from_url(url), uncounted=1)
+
+
+def on_rabbitmq(request: pytest.FixtureRequest) -> Broker:
+    url: str = request.getfixturevalue("rabbitmq_url")
+
+    async def bind() -> None:
+        async with RabbitMQSource.from_url(url, consumer=NAME, topics=[TOPIC]):
+            pass
+
+    asyncio.run(bind())
+    return Broker(url, RabbitMQPublisher.from_url(url), uncounted=1)
+
+
+def on_kafka(request: pytest.FixtureRequest) -> Broker:
+    cluster: KafkaCluster = request.getfixturevalue("shared_kafka")
+    cluster.create_topic(TOPIC, partitions=3)
+    url = f"{cluster.url}/?session.timeout.ms=4000&heartbeat.interval.ms=200"
+    return Broker(url, KafkaPublisher.from_url(cluster.url), uncounted=0)
+
+
+def on_sqs(request: pytest.FixtureRequest) -> Broker:
+    server: SqsServer = request.getfixturevalue("shared_sqs")
+    aws: Aws = request.getfixturevalue("aws")
+    asyncio.run(aws.create_queue(resource_name(TOPIC, fifo=False)))
+    return Broker(server.url(), SqsPublisher.from_url(server.url()), uncounted=1)
+
+
+@pytest.fixture(
+    params=[on_postgres, on_redis, on_nats, on_rabbitmq, on_kafka, on_sqs],
+    ids=lambda make: make.__name__.removeprefix("on_"),
+)
+def broker(request: pytest.FixtureRequest) -> Broker:
+    made: Broker = request.param(request)
+    return made
 
 
 async def test_a_message_that_kills_its_process_is_given_up(
     database_url: str,
-    broker_url: str,
+    broker: Broker,
     inspection: Inspection,
     tmp_path: Path,
     full: bool,
@@ -76,13 +139,13 @@ async def test_a_message_that_kills_its_process_is_given_up(
     ]
     inspection.run(
         "CREATE TABLE noted (number int);"
-        f"INSERT INTO inbox.subscription VALUES ('killer', '{TOPIC}')"
+        f"INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
     )
-    async with publisher_of(broker_url) as publisher:
+    async with broker.publisher as publisher:
         await publisher.publish(messages)
     supervisor = Supervisor(
         tmp_path,
-        {"PILLARBOX_DATABASE_URL": database_url, "PILLARBOX_BROKER_URL": broker_url},
+        {"PILLARBOX_DATABASE_URL": database_url, "PILLARBOX_BROKER_URL": broker.url},
     )
 
     def is_all_settled() -> bool:
@@ -97,7 +160,7 @@ async def test_a_message_that_kills_its_process_is_given_up(
         wait_for("all is settled", is_all_settled, seconds=300)
     finally:
         supervisor.end()
-    assert supervisor.deaths == MAX_ATTEMPTS
+    assert supervisor.deaths == MAX_ATTEMPTS + broker.uncounted
     letters = inspection.rows(
         "SELECT payload, attempts, error_reason, status FROM inbox.dead_letter"
     )
