@@ -1,5 +1,6 @@
 """From Redis Streams through a consumer: what can't be read stops nothing."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer
 from inbox.events import MessageDeadLettered, MessageHandled
+from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox import Message
+from outbox.errors import ConfigError
 from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, running
@@ -64,3 +67,30 @@ async def test_a_delivery_without_a_sound_id_is_given_up_and_the_next_one_handle
     assert letter == ["orders", RAW, 0, "PENDING"]
     assert reason == given_up.reason
     assert says in reason
+
+
+async def test_a_url_says_when_another_gets_what_a_dead_replica_held(
+    redis_url: str,
+) -> None:
+    await publish(redis_url, Message("orders", b"left", key="k"))
+    with Redis.from_url(redis_url, protocol=2) as client:
+        client.xgroup_create("orders", "billing", id="0")
+        client.xreadgroup("billing", "dead", {"orders": ">"})
+
+    url = f"{redis_url}?reclaim_after=1"
+    async with (
+        RedisSource.from_url(url, consumer="billing", topics=["orders"]) as source,
+        asyncio.timeout(90),
+    ):
+        taken: list[Delivery] = []
+        while not taken:
+            taken += await source.receive(limit=1)
+
+    assert taken[0].message.payload == b"left"
+
+
+def test_a_url_with_a_moment_that_is_none_is_told(redis_url: str) -> None:
+    with pytest.raises(ConfigError, match="reclaim_after='soon': write a whole"):
+        RedisSource.from_url(
+            f"{redis_url}?reclaim_after=soon", consumer="billing", topics=["orders"]
+        )

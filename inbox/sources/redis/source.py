@@ -24,7 +24,9 @@ from inbox.sources.redis.streams import Entry, EntryId, Streams
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.redis import BROKEN, cancellable, redis_away, redis_client
+from outbox.url import take_options, whole_number
 
+_OPTIONS: Final = ("reclaim_after",)
 _LAST_WRITE: Final = 10.0
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
