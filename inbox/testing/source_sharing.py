@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from inbox.source import Source
+from inbox.source import ReclaimingSource, Source
 from inbox.testing.source_case import SourceCase
 from outbox.message import Message
 from outbox.testing.conformance import checks
@@ -88,6 +88,8 @@ class SourceSharing(SourceCase):
         await self.die_holding("one", topic, 6)
         async with self.source("one", topic) as source:
             arrived = await self.handle(source, 6)
+            if isinstance(source, ReclaimingSource):
+                assert source.reclaimed >= 6
         assert {m.id for m in arrived} == {m.id for m in messages}
         if self.capabilities.ordered_by_key:
             assert numbers_by_key(arrived) == numbers_by_key(messages)

@@ -15,6 +15,14 @@ GIVE_UP = """
         schema_version, content_type, headers, payload, error_reason)
     VALUES ('o', 'm', 't', 1, 1, 'text/plain', '{{}}', '', 'why')
 """
+SUSPECT = """
+    INSERT INTO inbox.suspect AS s (message_id, message_at, consumer, starts)
+    SELECT id, inbox.moment_of(id), 'billing', 1
+      FROM (SELECT outbox.uuid7() AS id) AS m
+    ON CONFLICT (message_id, consumer, message_at)
+    DO UPDATE SET starts = s.starts + 1, started_at = EXCLUDED.started_at
+    RETURNING starts
+"""
 
 ALLOWED = {
     "application": [ADD],
@@ -38,6 +46,8 @@ ALLOWED = {
         GIVE_UP.format(schema="inbox"),
         "SELECT * FROM inbox.readable_dead_letter",
         "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'",
+        SUSPECT,
+        "DELETE FROM inbox.suspect WHERE starts = 1",
     ],
     "maintainer": [
         "CALL outbox.maintain()",
@@ -55,6 +65,7 @@ ALLOWED = {
         "SELECT topic, error_reason, attempts FROM outbox.dead_letter",
         "SELECT * FROM outbox.partition_health",
         "SELECT count(*) FROM inbox.receipt",
+        "SELECT * FROM inbox.suspect",
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT * FROM outbox.retiring_partition",
         "SELECT * FROM partman.part_config",
@@ -126,6 +137,7 @@ FORBIDDEN = {
         GIVE_UP.format(schema="outbox"),
         "DELETE FROM inbox.dead_letter",
         "TRUNCATE inbox.receipt",
+        "UPDATE inbox.suspect SET consumer = 'other'",
         "SELECT outbox.trim_foreign_receipts_batch()",
         "CALL outbox.maintain()",
         "SET ROLE pillarbox_owner",
