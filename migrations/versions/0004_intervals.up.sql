@@ -18,20 +18,26 @@ COMMENT ON FUNCTION outbox.name_format IS 'how pg_partman names partitions of th
 
 CREATE FUNCTION outbox.missing_partitions(parent text)
 RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE ROWS 10
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET jit = off
 BEGIN ATOMIC
+    WITH policy AS MATERIALIZED (
+        SELECT q.span, q.premake, outbox.begin_of(q.span, now()) AS begins_at
+          FROM outbox.partition_policy q WHERE q.parent_table = parent
+    ), existing AS MATERIALIZED (
+        SELECT x.starts_at, x.ends_at FROM policy p, outbox.partitions(parent) x WHERE x.ends_at > p.begins_at
+    )
     SELECT d, d + p.span
-      FROM outbox.partition_policy p
+      FROM policy p
      CROSS JOIN LATERAL (
            -- After a change of width the present one may be wider than those ahead.
-           SELECT greatest(outbox.begin_of(p.span, now()), max(x.ends_at) - p.span)
-             FROM outbox.partitions(parent) x WHERE x.starts_at <= now() AND x.ends_at > now()
+           SELECT greatest(p.begins_at, max(x.ends_at) - p.span)
+             FROM existing x WHERE x.starts_at <= now() AND x.ends_at > now()
            ) AS present (starts_at)
      CROSS JOIN LATERAL generate_series(present.starts_at, present.starts_at + p.premake * p.span, p.span) AS d
-     WHERE p.parent_table = parent
-       AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d + p.span AND x.ends_at > d)
+     WHERE NOT EXISTS (SELECT FROM existing x WHERE x.starts_at < d + p.span AND x.ends_at > d)
      ORDER BY d;
 END;
 COMMENT ON FUNCTION outbox.missing_partitions IS 'what the policy wants from now on and no partition covers';
@@ -41,6 +47,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 SET lock_timeout = '2s'
+SET jit = off
 AS $body$
 DECLARE
     p outbox.partition_policy;

@@ -32,6 +32,7 @@ CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS 
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off  -- stale statistics can make reading all of it look cheap
+SET jit = off  -- what can't be avoided looks dear enough for it
 AS $body$
 DECLARE
     v_unsettled text := (SELECT p.unsettled FROM outbox.partition_policy p WHERE p.parent_table = parent);
@@ -54,6 +55,7 @@ RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamp
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET jit = off
 AS $body$
 DECLARE
     p outbox.partition_policy;
@@ -123,11 +125,18 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 SET lock_timeout = '100ms'
+SET jit = off
 AS $body$
 DECLARE
     v_leaving text[] := '{}';
     s record;
 BEGIN
+    -- In most hours nothing leaves.
+    IF NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.parent_table = parent)
+       AND NOT EXISTS (SELECT FROM outbox.partition_policy p, outbox.partitions(parent) x
+                        WHERE p.parent_table = parent AND x.ends_at < now() - p.retention) THEN
+        RETURN;
+    END IF;
     FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
         v_leaving := v_leaving || s.partition;
         INSERT INTO outbox.retiring_partition VALUES (s.partition, parent, s.starts_at, s.ends_at) ON CONFLICT DO NOTHING;

@@ -12,6 +12,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 SET enable_seqscan = off  -- as in outbox.count_unsettled
+SET jit = off
 SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it
 AS $body$
 DECLARE
@@ -24,6 +25,12 @@ BEGIN
         -- A condition that fails holds every partition for ever: let it fail here, where it is seen.
         EXECUTE format('SELECT FROM %s WHERE %s LIMIT 0', p.template, p.unsettled);
     END IF;
+    outcome := 'none';
+    IF patience > interval '0' AND NOT EXISTS (
+        SELECT FROM outbox.retiring_partition r WHERE r.parent_table = parent AND r.planned_at <= now() - patience)
+    THEN
+        RETURN;
+    END IF;
     SELECT q.* INTO x
       FROM outbox.partitions(parent) q
      WHERE q.ends_at < now() - p.retention AND q.partition <> ALL (skip) AND NOT q.detach_pending
@@ -32,7 +39,6 @@ BEGIN
             WHERE to_regclass(r.partition) = q.partition AND r.planned_at <= now() - patience))
      ORDER BY q.ends_at LIMIT 1;
     IF NOT FOUND THEN
-        outcome := 'none';
         RETURN;
     END IF;
     skip := skip || x.partition;
