@@ -107,6 +107,13 @@ class MessageDeadLettered(DeliveryEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterRepeated(DeliveryEvent):
+    """The message was given up, and a dead letter of it is PENDING already."""
+
+    level = logging.DEBUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryReturned(DeliveryEvent):
     """The consumer stopped before the message was handled, and gave it back."""
 

@@ -20,6 +20,7 @@ from inbox.batch import Batches, Batching
 from inbox.dead_letter import DeadLetterWriter, Failure
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import (
+    DeadLetterRepeated,
     DuplicateSkipped,
     HandlerFailed,
     MessageCancelled,
@@ -267,14 +268,11 @@ class Settlement:
                 if not await self._outage.wait(error, lost, flight):
                     return False
         self._outage.end()
+        about, reason = self._about(delivery.message), written.reason
         if written.is_new:
-            self._notify(
-                MessageDeadLettered(
-                    **self._about(delivery.message),
-                    attempts=attempts,
-                    reason=written.reason,
-                )
-            )
+            self._notify(MessageDeadLettered(**about, attempts=attempts, reason=reason))
+        else:
+            self._notify(DeadLetterRepeated(**about))
         await _ack(delivery)
         return True
 

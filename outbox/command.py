@@ -60,7 +60,8 @@ def add_watching(parser: argparse.ArgumentParser) -> None:
         "--health-port",
         type=int,
         metavar="PORT",
-        help="answer GET /live and /ready there (default: nowhere)",
+        help="answer GET /live and /ready there, and `inbox run` /blocked too "
+        "(default: nowhere)",
     )
     parser.add_argument(
         "--watchdog",

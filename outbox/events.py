@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import ClassVar, TypeAlias
 
 
@@ -12,6 +13,20 @@ class Event:
 
     level: ClassVar[int] = logging.INFO
     """How loud a log should say it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedKeysMeasured(Event):
+    """So many keys are blocked, the first of them for so long; None if there is none.
+
+    Measured by each process for itself.
+    """
+
+    level = logging.DEBUG
+
+    consumer: str
+    keys: int
+    age: timedelta | None
 
 
 Observer: TypeAlias = Callable[[Event], None]

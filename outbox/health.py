@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -33,11 +33,16 @@ class Health:
     Args:
         started: the event after which it is ready.
         found: for each event that says what is away, the one that says it is back.
+        more: what else is told, as JSON, by path.
     """
 
     def __init__(
-        self, started: type[Event], found: Mapping[type[Event], type[Event]]
+        self,
+        started: type[Event],
+        found: Mapping[type[Event], type[Event]],
+        more: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
     ) -> None:
+        self._more = dict(more or {})
         self._started = started
         self._found = {back: away for away, back in found.items()}
         self._lost = set(found)
@@ -104,7 +109,8 @@ class Health:
             writer.close()
 
     def _response(self, method: str, path: str) -> bytes:
-        status, said = HTTPStatus.OK, {}
+        status = HTTPStatus.OK
+        said: Mapping[str, Any] = {}
         if method not in {"GET", "HEAD"}:
             status = HTTPStatus.METHOD_NOT_ALLOWED
         elif path == "/ready":
@@ -113,8 +119,11 @@ class Health:
             status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else status
         elif path == "/live":
             said = {"live": True}
+        elif path in self._more:
+            said = self._more[path]()
         else:
-            status, said = HTTPStatus.NOT_FOUND, {"paths": ["/live", "/ready"]}
+            status = HTTPStatus.NOT_FOUND
+            said = {"paths": ["/live", "/ready", *self._more]}
         body = json.dumps(said).encode() + b"\n"
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\n"

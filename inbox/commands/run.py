@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from inbox.blocked import BlockedKeys
 from inbox.consumer import Consumer
 from inbox.events import (
     ConsumerStarted,
@@ -73,8 +74,11 @@ def _run(arguments: argparse.Namespace) -> int:
     consumer = load_consumer(arguments.consumer)
     if queues:
         consumer.serve(queues)
+    blocked = BlockedKeys(consumer.name)
     health = Health(
-        ConsumerStarted, {SourceLost: SourceFound, DatabaseLost: DatabaseFound}
+        ConsumerStarted,
+        {SourceLost: SourceFound, DatabaseLost: DatabaseFound},
+        {"/blocked": blocked.tell},
     )
     metrics = serve_metrics(arguments)
     notify = Observers(
@@ -82,6 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ).notify
     consumer.observe(notify)
     consumer.observe(health)
+    consumer.observe(blocked)
     process = Once(consumer, arguments.once)
     sides: list[Side] = []
     schedule = schedule_of(arguments)
@@ -96,6 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
             notify=notify,
         )
         sides.append(measure.run)
+        sides.append(partial(blocked.measure, arguments.metrics_interval, notify))
     status = run_until_stopped(Beside(process, sides), arguments, health)
     if arguments.once is not None and process.gave_up:
         status = GAVE_UP

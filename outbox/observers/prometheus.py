@@ -21,10 +21,10 @@ from prometheus_client import (
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
 from outbox.errors import ConfigError
-from outbox.events import Event
+from outbox.events import BlockedKeysMeasured, Event
 
 # Numbers that tell of one message or of the state of things, and add up to nothing.
-_NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes"})
+_NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes", "keys"})
 _BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -68,11 +68,25 @@ class PrometheusEvents:
             ["schema", "origin"],
             registry=self.registry,
         )
+        self._blocked = Gauge(
+            "blocked_key_total",
+            "Keys whose head waits for its retry in this process.",
+            ["consumer"],
+            registry=self.registry,
+        )
+        self._blocked_age = Gauge(
+            "blocked_key_age_seconds",
+            "How long the first of them has been waiting.",
+            ["consumer"],
+            registry=self.registry,
+        )
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         if isinstance(event, DeadLettersMeasured):
             self._measure(event)
+        elif isinstance(event, BlockedKeysMeasured):
+            self._measure_blocked(event)
         name = type(event).__name__
         consumer = getattr(event, "consumer", "")
         self._events.labels(name, consumer).inc()
@@ -93,6 +107,12 @@ class PrometheusEvents:
             )
             if group.status is Status.PENDING:
                 self._age.labels(event.schema, group.origin).set(group.seconds)
+
+    def _measure_blocked(self, event: BlockedKeysMeasured) -> None:
+        self._blocked.labels(event.consumer).set(event.keys)
+        self._blocked_age.clear()
+        if event.age is not None:
+            self._blocked_age.labels(event.consumer).set(event.age.total_seconds())
 
     def serve(self, port: int) -> "MetricsServer":
         """Answer scrapes on a port of all addresses, in a thread.

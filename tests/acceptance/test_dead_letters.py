@@ -1,7 +1,6 @@
 """Two schedules at once, and a poison message among thousands."""
 
 import re
-import urllib.request
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tests.acceptance.relays import Relays, as_role
 from tests.acceptance.sink import Sink
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.prometheus import scrape
 from tests.fixtures.relay import execute
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
@@ -105,14 +105,6 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(
     effects = [int(what) for (what,) in execute(database_url, "TABLE effect")]
     assert sorted(effects) == list(range(LETTERS))
     assert sum(retried(consumer.log()) for consumer in started) == LETTERS
-
-
-def scrape(process: RunningProcess) -> str:
-    """What a process tells Prometheus."""
-    process.wait_for_log("metrics are served on port", seconds=60)
-    (port,) = re.findall(r"metrics are served on port (\d+)", process.log())
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        return str(answer.read().decode())
 
 
 def test_a_relay_tells_prometheus_of_its_dead_letters(

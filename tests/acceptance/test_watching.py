@@ -4,6 +4,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from outbox import Message
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
+from tests.fixtures.prometheus import scrape
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.relay import execute
 from tests.fixtures.site import Site
@@ -130,6 +132,36 @@ def test_a_relay_is_ready_while_it_reaches_its_broker(
     watched.wait_until(503, "broker")
     broker.accept()
     watched.wait_until(200)
+
+
+async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
+    head = Message("orders", b"later", key="customer 7")
+    await site.publish(head, Message("orders", b"1", key="customer 7"))
+    await site.publish(Message("orders", b"2", key="customer 8"))
+    process = site.run(
+        "shop_app:consumer",
+        "--health-port=0",
+        "--metrics-port=0",
+        "--metrics-interval=0.1",
+    )
+    watched = Watched(process)
+    wait_for("other keys go on", lambda: site.effects() == ["2"])
+    status, said = watched.get("/blocked")
+    assert status == 200
+    (blocked,) = said["blocked"]
+    since, next_at = (
+        datetime.fromisoformat(blocked.pop(name)) for name in ("since", "next_at")
+    )
+    assert next_at - since == timedelta(hours=1)
+    assert blocked == {
+        "key": "customer 7",
+        "topic": "orders",
+        "head": str(head.id),
+        "attempts": 0,
+    }
+    wanted = 'blocked_key_total{consumer="billing"} 1.0'
+    wait_for(wanted, lambda: wanted in scrape(process))
+    assert 'blocked_key_age_seconds{consumer="billing"}' in scrape(process)
 
 
 def test_a_process_that_stops_is_not_ready(site: Site) -> None:

@@ -56,6 +56,7 @@ async def test_a_redelivery_of_what_is_given_up_writes_nothing_new(
             await events.wait_for(MessageDeadLettered, 2, timeout=60)
     assert len(source.acked) == 3
     assert len(events.of(MessageDeadLettered)) == 2
+    assert len(events.of(DeadLetterRepeated)) == 1
     assert count(database_url) == 2
 
 

@@ -1,0 +1,152 @@
+"""Keys are blocked from the first failure of their head to its outcome."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from inbox.blocked import BlockedKey, BlockedKeys
+from inbox.events import (
+    ConsumerStopped,
+    DeadLetterRepeated,
+    DeliveryEvent,
+    DeliveryReturned,
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageCancelled,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from outbox import uuid7
+from outbox.events import BlockedKeysMeasured
+from outbox.observers.prometheus import PrometheusEvents
+
+START = datetime(2026, 1, 31, 12, tzinfo=UTC)
+HEAD = uuid7()
+
+
+class Clock:
+    """A clock that the test moves on."""
+
+    def __init__(self) -> None:
+        self.now = START.timestamp()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def keys(clock: Clock) -> BlockedKeys:
+    return BlockedKeys("billing", clock)
+
+
+def about(id: UUID = HEAD, key: str | None = "customer 7") -> dict[str, Any]:
+    return {"consumer": "billing", "id": id, "topic": "orders", "key": key}
+
+
+def failed(attempts: int = 1, **changes: Any) -> HandlerFailed:
+    return HandlerFailed(
+        **about(**changes), attempts=attempts, reason="no", seconds_until_retry=3.0
+    )
+
+
+def later() -> RetryRequested:
+    return RetryRequested(**about(), reason="soon", seconds_until_retry=60.0)
+
+
+def test_a_key_is_blocked_since_its_head_failed_first(
+    keys: BlockedKeys, clock: Clock
+) -> None:
+    keys(failed())
+    clock.now += 10
+    keys(failed(2))
+    clock.now += 10
+    keys(later())
+    assert keys.oldest_first() == [
+        BlockedKey(
+            key="customer 7",
+            topic="orders",
+            head=HEAD,
+            attempts=2,
+            since=START,
+            next_at=START + timedelta(seconds=80),
+        )
+    ]
+    assert keys.tell() == {
+        "blocked": [
+            {
+                "key": "customer 7",
+                "topic": "orders",
+                "head": str(HEAD),
+                "attempts": 2,
+                "since": "2026-01-31T12:00:00.000+00:00",
+                "next_at": "2026-01-31T12:01:20.000+00:00",
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        MessageHandled(**about(), seconds=0.1),
+        DuplicateSkipped(**about()),
+        MessageCancelled(**about()),
+        MessageDeadLettered(**about(), attempts=8, reason="no"),
+        DeadLetterRepeated(**about()),
+        DeliveryReturned(**about()),
+        ConsumerStopped(consumer="billing", returned=0),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_every_outcome_of_the_head_ends_it(
+    keys: BlockedKeys, outcome: DeliveryEvent | ConsumerStopped
+) -> None:
+    keys(failed())
+    keys(outcome)
+    assert keys.oldest_first() == []
+
+
+def test_what_has_no_key_blocks_none(keys: BlockedKeys) -> None:
+    keys(failed(key=None))
+    keys(MessageHandled(**about(uuid7()), seconds=0.1))
+    assert keys.tell() == {"blocked": []}
+
+
+def test_who_has_waited_longest_comes_first(keys: BlockedKeys, clock: Clock) -> None:
+    keys(failed())
+    clock.now += 1
+    keys(failed(id=uuid7(), key="customer 8"))
+    clock.now += 1
+    keys(failed(5))
+    assert [blocked.key for blocked in keys.oldest_first()] == [
+        "customer 7",
+        "customer 8",
+    ]
+
+
+def test_prometheus_has_their_number_and_age() -> None:
+    metrics = PrometheusEvents()
+
+    def value(registry: CollectorRegistry, name: str) -> float | None:
+        return registry.get_sample_value(name, {"consumer": "billing"})
+
+    measured = BlockedKeysMeasured(
+        consumer="billing", keys=2, age=timedelta(seconds=90)
+    )
+    metrics(measured)
+    metrics(measured)
+    assert value(metrics.registry, "blocked_key_total") == 2
+    assert value(metrics.registry, "blocked_key_age_seconds") == 90
+
+    metrics(BlockedKeysMeasured(consumer="billing", keys=0, age=None))
+    assert value(metrics.registry, "blocked_key_total") == 0
+    assert value(metrics.registry, "blocked_key_age_seconds") is None
