@@ -10,6 +10,7 @@ from sqlalchemy.orm import sessionmaker
 from inbox import Consumer, DeadLetter
 from inbox.dead_letter import DeadLetterWriter
 from inbox.events import (
+    DeadLetterRepeated,
     DuplicateSkipped,
     HandlerFailed,
     MessageDeadLettered,
