@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
 OPTIONS: Final = {"redis": "", "rabbitmq": "&heartbeat=2", "nats": ""}
 _BOTH_AT_WORK: Final = """
     SELECT count(*) > 8
-      FROM pg_locks
-     WHERE relation = 'counted'::regclass AND NOT granted
+      FROM pg_stat_activity
+     WHERE datname = current_database() AND wait_event_type = 'Lock'
 """
 
 
