@@ -3,8 +3,10 @@
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import psycopg
 import pytest
 
+from outbox.statement import load
 from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute
 from tests.migrations.test_upkeep import old_partition
@@ -33,8 +35,9 @@ INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consum
 VALUES (%s, %s, 0, 1, 'billing', 't', 'c', '{{}}', '', {})
 """
 JOB = """
-INSERT INTO inbox.job (message_id, message_at, consumer, state, cancel_requested_at)
-VALUES (%s, %s, 'reports', {})
+INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,
+                       cancel_requested_at)
+VALUES (%s, %s, 'reports', 't', {})
 """
 
 
@@ -92,6 +95,12 @@ HELD = {
 }
 
 
+def noon() -> datetime:
+    """Give the middle of the day that may be held."""
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return midnight - timedelta(days=DAYS_AGO - 0.5)
+
+
 @pytest.mark.parametrize("name", HELD)
 def test_its_day_is_held_until_it_is_settled_and_the_others_go(
     name: str, database_url: str
@@ -99,8 +108,7 @@ def test_its_day_is_held_until_it_is_settled_and_the_others_go(
     table, insert, settle = HELD[name]
     for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
         old_partition(database_url, days, table)
-    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    at = midnight - timedelta(days=DAYS_AGO - 0.5)
+    at = noon()
     (_, held, _) = execute(database_url, LEFT, (table,))
     execute(database_url, insert, (id_of(at), at))
 
@@ -113,3 +121,18 @@ def test_its_day_is_held_until_it_is_settled_and_the_others_go(
     execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, LEFT, (table,)) == []
+
+
+def test_a_cancelled_job_whose_message_never_comes_holds_nothing(
+    database_url: str,
+) -> None:
+    old_partition(database_url, DAYS_AGO, "inbox.job")
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            load("inbox", "cancel_job"),
+            {"id": id_of(noon()), "at": noon(), "consumer": "x", "reason": "a test"},
+        )
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, LEFT, ("inbox.job",)) == []
