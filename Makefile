@@ -57,7 +57,7 @@ help: ## Show this list
 	@echo '  ARGS="…"                     arguments for demo, test and bench'
 	@echo '  PYTHON=…                     the Python (3.11 or newer) to build .venv with'
 
-demo: packages $(READY) ## Run the example shop from order to delivery, with a killed relay
+demo: packages $(READY) ## Run the example shop from order to delivery, with killed processes and a failing handler
 	@$(BIN)/python -m examples.shop $(ARGS)
 
 test: packages $(READY) ## Run the tests (ARGS="-k lane")

@@ -2,5 +2,6 @@
 
 `orders` is what an application looks like that adds messages, `consumers` is what
 one looks like that handles them, `model` has their tables. The rest runs and checks
-the show: `__main__` tells it, `processes` starts and kills, `tally` counts.
+the show: `__main__` tells it, `outage` has billing fail and recover, `processes` starts
+and kills, `tally` counts.
 """

@@ -1,4 +1,4 @@
-"""`make demo`: orders are taken, published, handled; processes die; all is counted."""
+"""`make demo`: orders are taken, published, handled; all fails, and is counted."""
 
 import argparse
 import os
@@ -6,8 +6,7 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,12 +14,13 @@ from typing import Final
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import sessionmaker
 
-from examples.shop import tally
-from examples.shop.brokers import CONSUMERS, PRIVATE, Broker, broker
+from examples.shop import outage, tally
+from examples.shop.brokers import CONSUMERS, NAMES, Broker, broker
 from examples.shop.model import Base
 from examples.shop.orders import Shop
 from examples.shop.partitions import show_partitions
 from examples.shop.processes import Processes
+from examples.shop.stage import Stage, say, verdict
 from outbox import uuid7
 from outbox.command import DATABASE_VARIABLE
 from outbox.database import sqlalchemy_url
@@ -29,26 +29,21 @@ from outbox.migrate import migrate
 from outbox.testing.postgres import postgres_server
 from outbox.url import without_password
 
-_TICK: Final = 0.5
-_PATIENCE: Final = 60.0
-
-
-def say(line: str = "") -> None:
-    """Print a line now."""
-    print(line, flush=True)
+RELAY: Final = ("relay.cli", "run", "--lease", "3")
+SKIPPED: Final = "DuplicateSkipped"
 
 
 def main() -> int:
     """Run the show; 0 only if every count is right."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--orders", type=int, default=4000, metavar="N")
+    parser.add_argument("--orders", type=int, default=3000, metavar="N")
     parser.add_argument("--customers", type=int, default=50, metavar="N")
     parser.add_argument("--duplicates", type=int, default=500, metavar="N")
     parser.add_argument(
         "--broker",
         metavar="URL",
         help="of a broker, or the name of one to start for the show: "
-        f"{', '.join(PRIVATE)} (default: PostgreSQL is the broker, too)",
+        f"{', '.join(NAMES)} (default: PostgreSQL is the broker, too)",
     )
     parser.add_argument(
         "--database",
@@ -84,12 +79,12 @@ def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
         connection.execute(text("DROP SCHEMA IF EXISTS pillarbox_demo CASCADE"))
         connection.execute(text("CREATE SCHEMA pillarbox_demo"))
         Base.metadata.create_all(connection)
-    tenant = f"demo-{uuid7()}"
+    tenant = f"demo-{uuid7().hex[-8:]}"
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
         logs = Path(folder)
-        processes = Processes(url, chosen, logs)
+        processes = Processes(url, chosen, logs, tenant=tenant)
         try:
-            return play(engine, processes, chosen, logs, tenant, arguments)
+            return play(Stage(engine, processes, tenant), chosen, logs, arguments)
         finally:
             processes.stop_all()
             engine.dispose()
@@ -109,62 +104,85 @@ def has_cron(engine: Engine) -> bool:
 
 
 def play(
-    engine: Engine,
-    processes: Processes,
-    chosen: Broker,
-    logs: Path,
-    tenant: str,
-    arguments: argparse.Namespace,
+    stage: Stage, chosen: Broker, logs: Path, arguments: argparse.Namespace
 ) -> int:
-    """Let orders come in while processes die, then count."""
+    """Let orders come in while processes fail and die, then count."""
+    processes, orders = stage.processes, arguments.orders
     listeners = start_listeners(processes, chosen)
-    pid = processes.start("relay-1", "relay.cli", "run", "--lease", "3")
+    pid = processes.start("relay-1", *RELAY)
     say(f"started    relay-1  (pid {pid})")
     say()
-    shop = Shop(sessionmaker(engine), tenant=tenant, customers=arguments.customers)
-    with taking_orders(shop, arguments.orders):
-        watch(
-            engine, processes, tenant, lambda p: p.committed > arguments.orders * 2 // 5
-        )
+    fails = chosen.port is None
+    shop = Shop(
+        sessionmaker(stage.engine), tenant=stage.tenant, customers=arguments.customers
+    )
+    with taking_orders(shop, orders) as over:
+        if fails:
+            stage.watch(lambda p: p.committed > orders // 5)
+            outage.begin(
+                stage, max(1, arguments.customers // 10), of=arguments.customers
+            )
+        else:
+            say("  (no consumer fails here: the endpoint has no dead letters to retry)")
+        stage.watch(lambda p: p.committed > orders * 2 // 5)
         processes.kill("relay-1")
         say("  ✂ SIGKILL relay-1: what it had in flight is in nobody's hands")
-        pid = processes.start("relay-2", "relay.cli", "run", "--lease", "3")
+        pid = processes.start("relay-2", *RELAY)
         say(f"  ↻ started relay-2 (pid {pid})")
-        watch(
-            engine, processes, tenant, lambda p: p.published > arguments.orders * 3 // 5
-        )
-        count = tally.publish_again(engine, tenant, arguments.duplicates)
-        say(f"  ⧉ {count:,} published messages are published a second time")
-
-    expected = count if chosen.repeats else 0
-
-    def everything_arrived(progress: tally.Progress) -> bool:
-        return progress.finished and all(
-            processes.logged(name, "DuplicateSkipped") >= expected for name in listeners
-        )
-
-    watch(engine, processes, tenant, everything_arrived)
+        if fails:
+            outage.kill_billing(stage, over)
+        stage.watch(lambda p: p.published > orders * 3 // 5)
+        if fails:
+            outage.end(stage)
+    stage.watch(lambda p: p.settled)
+    if fails:
+        outage.repair(stage)
+    expected = replay(stage, listeners, chosen, arguments.duplicates)
     statuses = processes.stop_all()
     say()
-    good = report(shop, tally.progress(engine, tenant), tally.faults(engine, tenant))
+    good = report(shop, stage.progress(), tally.faults(stage.engine, stage.tenant))
+    if fails:
+        good &= outage.report(stage, shop.tally.committed)
     for name in listeners:
-        skipped = processes.logged(name, "DuplicateSkipped")
-        good &= line(f"duplicates that {name} skipped", skipped, skipped >= expected)
+        skipped = processes.logged(name, SKIPPED)
+        what = f"duplicates that {name} skipped"
+        good &= verdict(what, skipped, skipped >= expected[name])
     if not chosen.repeats:
         say("    (this broker keeps what is published twice once)")
     for name, status in statuses.items():
         # uvicorn stops in order, and then ends by the signal after all.
         in_order = {0, -signal.SIGTERM} if name == "shop" else {0}
-        good &= line(f"{name} stopped with exit status", status, status in in_order)
+        good &= verdict(f"{name} stopped with exit status", status, status in in_order)
     if not good:
         for log in sorted(logs.iterdir()):
             say(f"--- {log.name}")
             say("\n".join(log.read_text().splitlines()[-15:]))
     say()
-    show_partitions(engine, say)
+    show_partitions(stage.engine, say)
     say()
     say("everything holds" if good else "SOMETHING IS WRONG")
     return 0 if good else 1
+
+
+def replay(
+    stage: Stage, listeners: Sequence[str], chosen: Broker, count: int
+) -> Mapping[str, int]:
+    """Have messages published a second time; tell how many each has skipped then."""
+    processes = stage.processes
+    skipped = {name: processes.logged(name, SKIPPED) for name in listeners}
+    which = ("--since", "1h", "--tenant", stage.tenant, "--limit", str(count))
+    say(f"$ relay replay {' '.join(which)}")
+    said = processes.run("relay.cli", "replay", *which)
+    say(f"  {said}")
+    replayed = int(said.split()[0]) if chosen.repeats else 0
+    expected = {name: skipped[name] + replayed for name in listeners}
+    stage.watch(
+        lambda p: (
+            p.finished
+            and all(processes.logged(n, SKIPPED) >= expected[n] for n in listeners)
+        )
+    )
+    return expected
 
 
 def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
@@ -190,62 +208,34 @@ def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
 
 
 @contextmanager
-def taking_orders(shop: Shop, orders: int) -> Iterator[None]:
-    """Let the shop take orders beside us, and wait for the last one."""
+def taking_orders(shop: Shop, orders: int) -> Iterator[Callable[[], bool]]:
+    """Let the shop take orders beside us, and wait for the last one.
+
+    Gives what tells whether that has come.
+    """
     stop = threading.Event()
     thread = threading.Thread(target=shop.run, args=(orders, stop))
     thread.start()
     try:
-        yield
+        yield lambda: not thread.is_alive()
         thread.join()
     finally:
         stop.set()
         thread.join()
 
 
-def watch(
-    engine: Engine,
-    processes: Processes,
-    tenant: str,
-    reached: Callable[[tally.Progress], bool],
-) -> None:
-    """Show how far everybody is until a point is reached, or nothing moves any more."""
-    seen: tally.Progress | None = None
-    moved = time.monotonic()
-    while True:
-        now = tally.progress(engine, tenant)
-        if now != seen:
-            seen, moved = now, time.monotonic()
-            say(
-                f"  committed {now.committed:>6,}   published {now.published:>6,}"
-                f"   billing {now.billing:>6,}   shipping {now.shipping:>6,}"
-            )
-        if reached(now):
-            return
-        if processes.failed() or time.monotonic() - moved > _PATIENCE:
-            say(f"  nothing moves any more; ended: {processes.failed() or 'nobody'}")
-            return
-        time.sleep(_TICK)
-
-
 def report(shop: Shop, progress: tally.Progress, faults: dict[str, int]) -> bool:
     """Print every count with its verdict; tell whether all are right."""
     committed = shop.tally.committed
-    good = line("orders committed", committed, committed == progress.committed)
-    good &= line("orders rolled back on purpose", shop.tally.rolled_back, True)
+    good = verdict("orders committed", committed, committed == progress.committed)
+    good &= verdict("orders rolled back on purpose", shop.tally.rolled_back, True)
     for name in ("published", "billing", "shipping"):
         count = getattr(progress, name)
         what = name if name == "published" else f"handled by {name}"
-        good &= line(what, count, count == committed)
+        good &= verdict(what, count, count == committed)
     for name, count in faults.items():
-        good &= line(name, count, count == 0)
+        good &= verdict(name, count, count == 0)
     return good
-
-
-def line(what: str, count: int, right: bool) -> bool:
-    """Print one count with its verdict."""
-    say(f"  {'✔' if right else '✘'} {what:<45} {count:>7,}")
-    return right
 
 
 if __name__ == "__main__":

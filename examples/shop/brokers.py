@@ -10,9 +10,15 @@ from typing import Any, Final
 from examples.shop.orders import TOPIC
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port
+from outbox.url import take_options
 
 CONSUMERS: Final = ("billing", "shipping")
-PRIVATE: Final = ("redis", "rabbitmq", "nats", "kafka", "sns", "http")
+NAMES: Final = ("postgres", "redis", "rabbitmq", "nats", "kafka", "sns", "http")
+
+_ONE_QUEUE: Final = (
+    "broker sqs: a queue has one consumer, and the shop has two; use sns, which "
+    "feeds a queue of each"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +28,24 @@ class Broker:
     Attributes:
         url: for the relay, and for the consumers unless they are called over HTTP.
         repeats: what is published twice arrives twice; some brokers keep it once.
+        options: for the consumers' URL alone: how soon another gets what a killed one
+            had in work.
         port: on which the consumers are to listen for HTTP.
         environment: what the processes need besides.
     """
 
     url: str
     repeats: bool = True
+    options: str = ""
     port: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def source_url(self) -> str:
+        """Where the consumers listen."""
+        if not self.options:
+            return self.url
+        return f"{self.url}{'&' if '?' in self.url else '?'}{self.options}"
 
 
 @contextmanager
@@ -37,19 +53,18 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
     """Give the broker of a URL, a private one, or by default PostgreSQL.
 
     Raises:
-        ConfigError: it isn't known, or its programs aren't installed.
+        ConfigError: it isn't known, its programs aren't installed, or the shop can't
+            be played over it.
     """
-    if wanted is None:
+    if wanted in {None, "postgres"}:
         yield Broker(database)
     elif "://" in wanted:
-        if wanted.startswith(("redis:", "rediss:")):
-            _begin_anew(wanted)
-        yield Broker(wanted, repeats=not wanted.startswith(("nats:", "tls:", "sns:")))
+        yield _given(wanted)
     elif wanted == "redis":
         from outbox.testing.redis import redis_server
 
         with redis_server() as redis:
-            yield Broker(redis.url)
+            yield Broker(redis.url, options="reclaim_after=5")
     elif wanted == "rabbitmq":
         from outbox.testing.rabbitmq import rabbitmq_server
 
@@ -59,20 +74,21 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
         from outbox.testing.nats import nats_server
 
         with nats_server() as nats:
-            yield Broker(f"{nats.url}?stream=DEMO&create={TOPIC}", repeats=False)
+            url = f"{nats.url}?stream=DEMO&create={TOPIC}"
+            yield Broker(url, repeats=False, options="ack_wait=5")
     elif wanted == "kafka":
         from outbox.testing.kafka import kafka_cluster
 
         with kafka_cluster() as kafka:
             kafka.create_topic(TOPIC, partitions=4)
-            yield Broker(kafka.url)
+            yield Broker(kafka.url, options="session.timeout.ms=6000")
     elif wanted == "sns":
         from outbox.testing.sqs import sqs_server
 
         with sqs_server() as aws:
             url = f"{aws.url('sns')}&fifo=true&wait=1"
             asyncio.run(_make_topic(url))
-            yield Broker(url, repeats=False)
+            yield Broker(url, repeats=False, options="visibility=5")
     elif wanted == "http":
         if importlib.util.find_spec("uvicorn") is None:
             raise ConfigError("broker http: needs a server: pip install uvicorn")
@@ -82,19 +98,29 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
             port=port,
             environment={"SHOP_SECRET": "whsec_c2hvcC1zaG9wLXNob3Atc2hvcC1zaG9w"},
         )
+    elif wanted == "sqs":
+        raise ConfigError(_ONE_QUEUE)
     else:
         raise ConfigError(
-            f"broker {wanted!r}: pass a URL, or one of {', '.join(PRIVATE)} for a "
+            f"broker {wanted!r}: pass a URL, or one of {', '.join(NAMES)} for a "
             "private one"
         )
 
 
-def _begin_anew(url: str) -> None:
-    """Delete the stream of an earlier run, which holds other orders."""
-    from redis import Redis
-
-    with Redis.from_url(url) as client:
-        client.delete(TOPIC)
+def _given(url: str) -> Broker:
+    scheme = url.partition(":")[0]
+    if scheme == "sqs":
+        raise ConfigError(_ONE_QUEUE)
+    if scheme in {"http", "https"}:
+        raise ConfigError(
+            "broker http: the shop listens for its webhooks itself; write --broker http"
+        )
+    if scheme == "sns" and take_options(url, ("fifo",))[1].get("fifo") != "true":
+        raise ConfigError(
+            "broker sns: the shop counts what is out of order, and only FIFO topics "
+            "keep an order; make them, and add fifo=true to the URL"
+        )
+    return Broker(url, repeats=scheme not in {"nats", "tls", "sns"})
 
 
 async def _make_topic(url: str) -> None:

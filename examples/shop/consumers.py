@@ -1,15 +1,19 @@
 """Billing and shipping: `inbox run examples.shop.consumers:billing`."""
 
+from datetime import timedelta
+
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from examples.shop.effects import effect
+from examples.shop.effects import effect, is_ours
+from examples.shop.model import Outage
 from examples.shop.orders import TOPIC
 from inbox import Consumer
 from outbox import Message
 from outbox.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
 from outbox.database import sqlalchemy_url
+from outbox.retry import RetryPolicy
 
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
 _broker = url_of(None, "broker", BROKER_VARIABLE)
@@ -20,6 +24,12 @@ billing = Consumer(
     async_sessionmaker(create_async_engine(_database, pool_size=16)),
     name="billing",
     max_in_flight=16,
+    # Impatient, so that the show needn't wait; leave it out and it is 8 in minutes.
+    retry=RetryPolicy(
+        max_attempts=4,
+        first_delay=timedelta(milliseconds=50),
+        max_delay=timedelta(milliseconds=200),
+    ),
 )
 shipping = Consumer(
     _broker,
@@ -29,13 +39,22 @@ shipping = Consumer(
 )
 
 
+class LedgerDownError(Exception):
+    """Where billing writes is away; it may work again later."""
+
+
 @billing.handles(TOPIC)
 async def bill(session: AsyncSession, message: Message) -> None:
     """Write an invoice, or a credit note."""
+    if not is_ours(message):
+        return
+    if await session.get(Outage, message.key) is not None:
+        raise LedgerDownError("the ledger does not answer")
     session.add(effect("billing", message))
 
 
 @shipping.handles(TOPIC)
 def ship(session: Session, message: Message) -> None:
     """Pack a parcel, or take it back."""
-    session.add(effect("shipping", message))
+    if is_ours(message):
+        session.add(effect("shipping", message))

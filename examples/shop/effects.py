@@ -1,5 +1,6 @@
 """What billing and shipping do with an order: one row, which stands for the effect."""
 
+import os
 from typing import Final
 
 from examples.shop.model import Handled
@@ -9,6 +10,14 @@ _EFFECTS: Final = {
     "billing": {"placed": "invoice", "cancelled": "credit note"},
     "shipping": {"placed": "parcel", "cancelled": "return"},
 }
+
+
+TENANT_VARIABLE: Final = "SHOP_TENANT"
+
+
+def is_ours(message: Message) -> bool:
+    """Tell whether it is an order of this shop; a broker may keep an earlier one's."""
+    return os.environ.get(TENANT_VARIABLE) in {None, message.tenant}
 
 
 def effect(consumer: str, message: Message) -> Handled:

@@ -25,6 +25,14 @@ class Order(Base):
     amount: Mapped[int]
 
 
+class Outage(Base):
+    """A customer whose invoices the ledger doesn't take just now."""
+
+    __tablename__ = "outage"
+
+    customer: Mapped[str] = mapped_column(primary_key=True)
+
+
 class Handled(Base):
     """An effect of a handler: an invoice, a credit note, a parcel."""
 

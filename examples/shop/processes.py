@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from examples.shop.brokers import Broker
+from examples.shop.effects import TENANT_VARIABLE
+from outbox.command import BROKER_VARIABLE, DATABASE_VARIABLE
 from outbox.errors import OutboxError
 
 _START_SECONDS: Final = 60.0
@@ -22,12 +25,15 @@ class Processes:
     What they log goes to files in `logs`.
     """
 
-    def __init__(self, database: str, broker: Broker, logs: Path) -> None:
+    def __init__(
+        self, database: str, broker: Broker, logs: Path, *, tenant: str
+    ) -> None:
+        self._broker = broker
         self._environment = {
             **os.environ,
             **broker.environment,
-            "PILLARBOX_DATABASE_URL": database,
-            "PILLARBOX_BROKER_URL": broker.url,
+            DATABASE_VARIABLE: database,
+            TENANT_VARIABLE: tenant,
             "PYTHONPATH": os.pathsep.join(
                 [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
             ),
@@ -39,19 +45,41 @@ class Processes:
         """Start a process under a name; give its pid."""
         with (self._logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"import sys; from {module} import main; sys.exit(main())",
-                    *arguments,
-                ],
-                env=self._environment,
+                self._command(module, arguments),
+                env=self._environment_of(module),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
         self._running[name] = process
         return process.pid
+
+    def run(self, module: str, *arguments: str) -> str:
+        """Run a command to its end; give what it says.
+
+        Raises:
+            OutboxError: it failed.
+        """
+        ended = subprocess.run(
+            self._command(module, arguments),
+            env=self._environment_of(module),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ended.returncode != 0:
+            raise OutboxError(f"{' '.join(arguments)}: {ended.stdout}{ended.stderr}")
+        return ended.stdout.strip()
+
+    def _command(self, module: str, arguments: Sequence[str]) -> list[str]:
+        program = f"import sys; from {module} import main; sys.exit(main())"
+        return [sys.executable, "-c", program, *arguments]
+
+    def _environment_of(self, module: str) -> dict[str, str]:
+        of_relay = module.startswith("relay.")
+        url = self._broker.url if of_relay else self._broker.source_url
+        return {**self._environment, BROKER_VARIABLE: url}
 
     def wait_for(self, name: str, text: str) -> None:
         """Wait until a process has logged something, or has ended."""

@@ -1,10 +1,11 @@
 """Count at the sink: what committed, what was published, what was handled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, Row, text
 
 from examples.shop.model import Base
 
@@ -13,7 +14,11 @@ _PROGRESS = text("""
            (SELECT count(*) FROM outbox.message
              WHERE tenant = :tenant AND published_at IS NOT NULL) AS published,
            (SELECT count(*) FROM handled WHERE consumer = 'billing') AS billing,
-           (SELECT count(*) FROM handled WHERE consumer = 'shipping') AS shipping
+           (SELECT count(*) FROM handled WHERE consumer = 'shipping') AS shipping,
+           (SELECT count(*) FROM inbox.dead_letter d
+             WHERE d.tenant = :tenant AND d.status = 'PENDING' AND NOT EXISTS (
+                   SELECT FROM handled h WHERE h.consumer = 'billing'
+                      AND h.message_id::text = d.message_id)) AS failed
 """)
 
 # A message is known by its customer and step: the order's row and the effect's row
@@ -46,27 +51,45 @@ _CHECKS = {
         SELECT count(*) FROM (
             SELECT step, lag(step) OVER (PARTITION BY consumer, customer ORDER BY id)
                    AS previous
-              FROM handled) AS h
+              FROM handled h
+             -- What was given up and handled by a retry comes behind its key.
+             WHERE NOT EXISTS (
+                   SELECT FROM inbox.dead_letter d
+                    WHERE d.tenant = :tenant AND d.message_id = h.message_id::text
+                      AND d.origin = 'consumer:' || h.consumer)) AS h
          WHERE step <= previous""",
-    "dead letters": """
-        SELECT (SELECT count(*) FROM outbox.dead_letter WHERE tenant = :tenant)
-             + (SELECT count(*) FROM inbox.dead_letter WHERE tenant = :tenant)""",
+    "dead letters that are PENDING": """
+        SELECT (SELECT count(*) FROM outbox.dead_letter
+                 WHERE tenant = :tenant AND status = 'PENDING')
+             + (SELECT count(*) FROM inbox.dead_letter
+                 WHERE tenant = :tenant AND status = 'PENDING')""",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far everybody is."""
+    """How far everybody is.
+
+    Attributes:
+        failed: given up by billing, and neither retried nor handled since.
+    """
 
     committed: int
     published: int
     billing: int
     shipping: int
+    failed: int
 
     @property
     def finished(self) -> bool:
         """Everything that committed was published and handled by both."""
         return self.committed == self.published == self.billing == self.shipping
+
+    @property
+    def settled(self) -> bool:
+        """The same, but for what billing gave up."""
+        billing = self.billing + self.failed
+        return self.committed == self.published == billing == self.shipping
 
 
 @contextmanager
@@ -96,14 +119,24 @@ def faults(engine: Engine, tenant: str) -> dict[str, int]:
         }
 
 
-def publish_again(engine: Engine, tenant: str, count: int) -> int:
-    """Make the relay publish messages a second time, as a replay does."""
+def why(engine: Engine, tenant: str) -> Sequence[Row[Any]]:
+    """Say what failed in the last day: origin, topic, reason, how many, undecided."""
     statement = text("""
-        UPDATE outbox.message SET published_at = NULL
-         WHERE id IN (SELECT id FROM outbox.message
-                       WHERE tenant = :tenant AND published_at IS NOT NULL
-                       ORDER BY random() LIMIT :count)""")
-    with engine.begin() as connection:
-        return connection.execute(
-            statement, {"tenant": tenant, "count": count}
-        ).rowcount
+        SELECT origin, topic, left(error_reason, 80) AS reason, count(*) AS letters,
+               count(*) FILTER (WHERE status = 'PENDING') AS undecided
+          FROM inbox.dead_letter
+         WHERE created_at >= now() - interval '1 day' AND tenant = :tenant
+         GROUP BY 1, 2, 3
+         ORDER BY count(*) DESC""")
+    with engine.connect() as connection:
+        return connection.execute(statement, {"tenant": tenant}).all()
+
+
+def dead_letters(engine: Engine, tenant: str) -> dict[str, int]:
+    """Count billing's dead letters by status."""
+    statement = text("""
+        SELECT status, count(*) AS letters FROM inbox.dead_letter
+         WHERE tenant = :tenant AND origin = 'consumer:billing' GROUP BY 1""")
+    with engine.connect() as connection:
+        rows = connection.execute(statement, {"tenant": tenant})
+        return {row.status: row.letters for row in rows}

@@ -1,12 +1,18 @@
 """The demo over every broker: it counts by itself, and ends with 0 if all is right."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from examples.shop.brokers import PRIVATE
+from examples.shop.brokers import NAMES, Broker
+from examples.shop.brokers import broker as chosen
+from examples.shop.effects import TENANT_VARIABLE, is_ours
+from examples.shop.orders import TOPIC
+from outbox import Message
+from outbox.errors import ConfigError
 from tests.fixtures.processes import ROOT
 
 
@@ -23,15 +29,24 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("broker", [None, *PRIVATE])
-def test_everything_holds(broker: str | None) -> None:
-    chosen = [] if broker is None else ["--broker", broker]
-
-    shown = demo("--orders", "200", "--duplicates", "20", *chosen)
+@pytest.mark.parametrize("broker", NAMES)
+def test_everything_holds(broker: str) -> None:
+    shown = demo("--orders", "200", "--duplicates", "20", "--broker", broker)
 
     assert shown.returncode == 0, shown.stdout[-6000:] + shown.stderr
     assert "everything holds" in shown.stdout
     assert "effects that happened twice" in shown.stdout
+    if broker != "http":  # an endpoint has no process that fails by itself
+        assert "SIGKILL billing" in shown.stdout
+        assert "LedgerDownError: the ledger does not answer" in shown.stdout
+        assert counted(shown.stdout, "dead letters of billing") > 0
+        assert counted(shown.stdout, "dead letters that are PENDING") == 0
+
+
+def counted(said: str, what: str) -> int:
+    found = re.search(rf"✔ {what} +([\d,]+)\n", said)
+    assert found is not None, said
+    return int(found[1].replace(",", ""))
 
 
 def test_a_broker_that_is_not_known_is_told_with_the_ones_that_are() -> None:
@@ -39,4 +54,52 @@ def test_a_broker_that_is_not_known_is_told_with_the_ones_that_are() -> None:
 
     assert shown.returncode == 2
     assert shown.stderr.count("\n") == 1
-    assert "one of redis, rabbitmq" in shown.stderr
+    assert "one of postgres, redis, rabbitmq" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("broker", "said"),
+    [
+        ("sqs", "use sns"),
+        ("sqs://eu-west-1/?fifo=true", "use sns"),
+        ("sns://eu-west-1/", "add fifo=true"),
+        ("https://shop.example/hook", "write --broker http"),
+    ],
+)
+def test_a_broker_that_the_show_can_not_use_is_told_with_the_remedy(
+    broker: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said), chosen(broker, "postgresql://"):
+        pass
+
+
+def test_consumers_listen_where_the_relay_publishes_with_options_of_their_own() -> None:
+    for url, expected in (
+        ("redis://h", "redis://h?a=1"),
+        ("n://h?b=2", "n://h?b=2&a=1"),
+    ):
+        assert Broker(url, options="a=1").source_url == expected
+    with chosen(None, "postgresql://db") as default:
+        assert default.source_url == default.url == "postgresql://db"
+
+
+@pytest.mark.parametrize(
+    ("url", "repeats"),
+    [("sns://eu-west-1/?fifo=true", False), ("nats://h", False), ("redis://h", True)],
+)
+def test_a_broker_that_keeps_a_repeated_message_once_is_known(
+    url: str, repeats: bool
+) -> None:
+    with chosen(url, "postgresql://") as given:
+        assert given.repeats is repeats
+
+
+def test_orders_of_an_earlier_show_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier, ours = (Message(TOPIC, {}, tenant=tenant) for tenant in ("one", "two"))
+
+    monkeypatch.setenv(TENANT_VARIABLE, "two")
+    assert (is_ours(earlier), is_ours(ours)) == (False, True)
+    monkeypatch.delenv(TENANT_VARIABLE)
+    assert is_ours(earlier)

@@ -1,0 +1,71 @@
+"""Billing fails and is killed; it recovers, and its dead letters are retried."""
+
+from collections.abc import Callable
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from examples.shop import tally
+from examples.shop.model import Outage
+from examples.shop.stage import Stage, say, verdict
+
+BILLING: Final = ("--log-level", "debug", "run", "examples.shop.consumers:billing")
+_BEFORE_KILL: Final = 5
+# Fewer orders may have none of a customer whose invoices aren't taken.
+_ENOUGH: Final = 100
+
+
+def begin(stage: Stage, customers: int, *, of: int) -> None:
+    """Have the ledger refuse the first of the customers."""
+    with Session(stage.engine) as session, session.begin():
+        session.add_all(Outage(customer=f"customer-{n:03}") for n in range(customers))
+    say(f"  ⚠ the ledger is down for {customers} of {of} customers: billing fails")
+
+
+def kill_billing(stage: Stage, over: Callable[[], bool]) -> None:
+    """Kill billing once it has given up some messages, and start another.
+
+    Args:
+        over: tells whether no more orders come.
+    """
+    stage.watch(lambda p: p.failed >= _BEFORE_KILL or (p.settled and over()))
+    stage.processes.kill("billing")
+    say("  ✂ SIGKILL billing: what it was handling is rolled back")
+    pid = stage.processes.start("billing", "inbox.cli", *BILLING)
+    say(f"  ↻ started billing (pid {pid})")
+
+
+def end(stage: Stage) -> None:
+    """Have the ledger take invoices again."""
+    with Session(stage.engine) as session, session.begin():
+        session.query(Outage).delete()
+    say("  ☀ the ledger is back: billing recovers, what it gave up is still missing")
+
+
+def repair(stage: Stage) -> None:
+    """Show what was given up and why, and have it retried."""
+    say()
+    say("what failed in the last day, and why:")
+    for row in tally.why(stage.engine, stage.tenant):
+        said = f"{row.letters:,}, {row.undecided:,} undecided"
+        say(f"  {row.origin}  {row.topic}  {row.reason}: {said}")
+    retry = ("retry", "examples.shop.consumers:billing", "--tenant", stage.tenant)
+    said = stage.processes.run("inbox.cli", "dead-letters", *retry)
+    say(f"$ inbox dead-letters {' '.join(retry)}")
+    say(f"  {said}")
+    say()
+
+
+def report(stage: Stage, committed: int) -> bool:
+    """Print what became of the dead letters; tell whether all is right."""
+    count = tally.dead_letters(stage.engine, stage.tenant)
+    given_up, succeeded = sum(count.values()), count.get("SUCCEEDED", 0)
+    good = verdict(
+        "dead letters of billing", given_up, given_up > 0 or committed < _ENOUGH
+    )
+    return (
+        verdict(
+            "dead letters that SUCCEEDED by a retry", succeeded, succeeded == given_up
+        )
+        and good
+    )
