@@ -242,7 +242,7 @@ class Consumer:
     ) -> None:
         observers = Observers(self._observers)
         sources = {queue: self._serving.source_of(queue) for queue in weights}
-        await check_database(self._handling)
+        await check_database(self._handling, self._retry, observers.notify)
         async with AsyncExitStack() as stack:
             flights = self._flights(weights, observers)
             receptions = [

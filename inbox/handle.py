@@ -17,7 +17,10 @@ from inbox.job import AnyJob
 from inbox.jobs import JobKey, Leased
 from inbox.routes import BatchHandler, Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.events import Observer
+from outbox.latecomers import LIST_MINIMUMS, find_short_retention
 from outbox.message import Message
+from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
 
@@ -75,8 +78,10 @@ class Handling(Protocol):
         """Let go of threads, without waiting for those that still run."""
 
 
-async def check_database(handling: Handling) -> None:
-    """Look whether the inbox can be used.
+async def check_database(
+    handling: Handling, retry: RetryPolicy, notify: Observer
+) -> None:
+    """Look whether the inbox can be used, and keeps receipts for these retries.
 
     Raises:
         ConfigError: it isn't there, or is not for us.
@@ -84,6 +89,7 @@ async def check_database(handling: Handling) -> None:
     """
     try:
         await handling.probe()
+        minimums = await handling.transact(_list_minimums)
     except Exception as error:
         state = getattr(getattr(error, "orig", None), "sqlstate", None)
         if state in {"42P01", "3F000"}:
@@ -99,6 +105,12 @@ async def check_database(handling: Handling) -> None:
         raise DatabaseUnavailableError(
             f"can't read the inbox in the database of sessions: {one_line(error)}"
         ) from error
+    for event in find_short_retention(retry, minimums):
+        notify(event)
+
+
+def _list_minimums(session: Session) -> list[Any]:
+    return list(session.execute(text(LIST_MINIMUMS)))
 
 
 def connection_broke(error: BaseException) -> bool:

@@ -22,9 +22,10 @@ class Limits:
         max_payload_bytes: of one payload; brokers refuse above about 1 MiB.
         max_topic_chars, max_key_chars, max_tenant_chars: of the texts.
         max_header_bytes: of all header names and values together, in UTF-8.
-        max_delay: how far ahead `available_at` may lie. Keep it below the
-            retention of `inbox.receipt`: the receipt's day comes from the id,
-            which is made when the message is added.
+        max_delay: how far ahead `available_at` may lie. The receipt's day comes from
+            the id, which is made when the message is added: with more than 6 days,
+            give `outbox retention set inbox.receipt` a `--minimum` above it, and
+            `inbox.job` likewise.
     """
 
     max_payload_bytes: int = 1024 * 1024
@@ -103,8 +104,8 @@ class Limits:
                 "available_at",
                 moment.isoformat(),
                 f"lies more than {self.max_delay} ahead",
-                "add it later, or raise Limits(max_delay=…) together with the"
-                " retention of inbox.receipt",
+                "add it later, or raise Limits(max_delay=…) and the retention:"
+                " outbox retention set inbox.receipt 45d --minimum 31d",
             )
 
 

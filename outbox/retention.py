@@ -10,8 +10,6 @@ from psycopg.rows import class_row
 
 from outbox.administration import AdministrationConnection
 from outbox.errors import ConfigError
-from outbox.limits import Limits
-from outbox.retry import RetryPolicy
 from outbox.statement import load
 
 INTERVALS: Final = {
@@ -24,8 +22,6 @@ _MIN_PREMAKE: Final = 3
 _MAX_PREMAKE: Final = 100
 _MIN_AHEAD: Final = timedelta(days=1)
 _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
-KEPT_FOR_LATECOMERS: Final = ("inbox.receipt", "inbox.job")
-"""What a message needs in the day of its id, however late it comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,31 +32,20 @@ class Policy:
         span: the width of a partition.
         retention: a partition may go when all of it is older.
         premake: partitions to keep ahead.
+        minimum: which the retention may not be below; None: any may be set.
     """
 
     parent_table: str
     span: timedelta
     retention: timedelta
     premake: int
+    minimum: timedelta | None
 
 
 def read_policies(connection: AdministrationConnection) -> list[Policy]:
     """Read the policy of every table."""
     with connection.cursor(row_factory=class_row(Policy)) as cursor:
         return cursor.execute(load("outbox", "list_policies")).fetchall()
-
-
-def receipt_floor(
-    limits: Limits | None = None, retry: RetryPolicy | None = None
-) -> timedelta:
-    """Give the longest time after which a message can still come to its consumer.
-
-    A receipt, plain or leased, lies in the day in which its message was added. From
-    then on the message may wait for its `available_at`, be retried by the relay, and be
-    retried by the consumer.
-    """
-    limits, retry = limits or Limits(), retry or RetryPolicy()
-    return limits.max_delay + 2 * retry.max_attempts * retry.max_delay
 
 
 def change_policy(
@@ -70,7 +55,7 @@ def change_policy(
     retention: timedelta | None = None,
     premake: int | None = None,
     interval: str | None = None,
-    force: bool = False,
+    minimum: timedelta | None = None,
 ) -> Policy:
     """Change the policy of a table; the next upkeep obeys.
 
@@ -81,7 +66,8 @@ def change_policy(
             and week end; the others stay, and go with their retention.
         premake: if it isn't given with another interval, two days of hours, seven
             days or four weeks.
-        force: take a retention of receipts, or jobs, below `receipt_floor`.
+        minimum: the longest time after which a message can still come to its
+            consumer, by your delays and retries.
 
     Raises:
         ConfigError: a value can't be used; nothing was changed.
@@ -97,13 +83,15 @@ def change_policy(
         span=span,
         retention=old.retention if retention is None else retention,
         premake=premake,
+        minimum=old.minimum if minimum is None else minimum,
     )
-    _check(new, force=force)
+    _check(new)
     values = {
         "parent_table": new.parent_table,
         "span": new.span,
         "retention": new.retention,
         "premake": new.premake,
+        "minimum": new.minimum,
     }
     with connection.transaction():
         if new.span != old.span:
@@ -139,7 +127,7 @@ def _find(table: str, policies: Sequence[Policy]) -> Policy:
     return found[0]
 
 
-def _check(policy: Policy, *, force: bool) -> None:
+def _check(policy: Policy) -> None:
     if policy.retention < timedelta(days=1):
         raise ConfigError(
             f"retention={policy.retention} of {policy.parent_table}: must be at least a"
@@ -157,17 +145,12 @@ def _check(policy: Policy, *, force: bool) -> None:
             f" {policy.span} reach less than a day ahead, which leaves no time to mend"
             f" a failed upkeep; use at least {_MIN_AHEAD // policy.span}"
         )
-    floor = receipt_floor()
-    if (
-        policy.parent_table in KEPT_FOR_LATECOMERS
-        and policy.retention < floor
-        and not force
-    ):
+    if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
             f"retention={policy.retention} of {policy.parent_table}: a message can come"
-            f" back for {floor} (delay and retries), and without its day there it would"
-            " be a dead letter; keep it longer, or add --force if your delays and"
-            " retries are set shorter"
+            f" back for {policy.minimum} (delay and retries), and without its day there"
+            " it would be a dead letter; keep it longer, or add --minimum if your"
+            " delays and retries are set shorter"
         )
 
 

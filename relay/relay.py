@@ -19,6 +19,7 @@ from outbox.doorbell import Doorbell
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.lane import PRIORITIES, lanes_of
+from outbox.latecomers import LIST_MINIMUMS, find_short_retention
 from outbox.lease import Lease
 from outbox.lock import LOCK_CLASS, Lock
 from outbox.pooler import refuse_pooler_async
@@ -132,6 +133,8 @@ class Relay:
         ) as connection:
             try:
                 await claim_batch(connection, self._lanes, [], self._config)
+                cursor = await connection.execute(LIST_MINIMUMS)
+                minimums = await cursor.fetchall()
             except (
                 psycopg.errors.UndefinedTable,
                 psycopg.errors.InvalidSchemaName,
@@ -143,6 +146,8 @@ class Relay:
                 raise ConfigError(
                     f"{error.diag.message_primary}: GRANT pillarbox_relay TO its role"
                 ) from error
+        for event in find_short_retention(self._config.retry, minimums):
+            self._notify(event)
 
     async def _wake(self) -> None:
         doorbell = Doorbell(

@@ -59,10 +59,10 @@ CREATE TABLE inbox.suspect_template (LIKE inbox.suspect);
 ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);
 
 -- Of a cancelled job without a topic the message never came: nobody has to see to it.
-INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
-    ('inbox.job',     'message_at', 'inbox.job_template',     '14 days',
+INSERT INTO outbox.partition_policy (parent_table, control, template, retention, minimum, unsettled) VALUES
+    ('inbox.job',     'message_at', 'inbox.job_template',     '14 days', '6 days 80 minutes',
      'finished_at IS NULL AND NOT (state = ''waiting'' AND topic IS NULL)'),
-    ('inbox.suspect', 'message_at', 'inbox.suspect_template', '14 days', NULL);
+    ('inbox.suspect', 'message_at', 'inbox.suspect_template', '14 days', NULL, NULL);
 SELECT outbox.adopt_table(parent_table), outbox.make_partitions(parent_table)
   FROM outbox.partition_policy
  WHERE parent_table IN ('inbox.job', 'inbox.suspect');

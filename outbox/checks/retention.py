@@ -7,7 +7,8 @@ from psycopg import sql
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
-from outbox.retention import KEPT_FOR_LATECOMERS, read_policies, receipt_floor
+from outbox.latecomers import KEPT_FOR_LATECOMERS, minimum_retention
+from outbox.retention import read_policies
 from outbox.statement import load
 
 _OPEN: Final = (
@@ -44,12 +45,12 @@ def check_retention(
                 _OPEN,
             )
     for policy in read_policies(connection):
-        floor = receipt_floor()
-        if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < floor:
+        needed = minimum_retention()
+        if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < needed:
             yield _found(
                 Severity.WARNING,
                 f"{policy.parent_table} is kept {policy.retention}, and a message can"
-                f" come back for {floor}",
+                f" come back for {needed}, by the defaults of delay and retries",
                 f"outbox retention set {policy.parent_table} 14d",
             )
     lost, days = connection.execute(

@@ -3,10 +3,12 @@
 import argparse
 import json
 import sys
+from datetime import timedelta
 
 from outbox.administration import administration
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.errors import ConfigError
+from outbox.latecomers import KEPT_FOR_LATECOMERS, minimum_retention
 from outbox.retention import (
     INTERVALS,
     Policy,
@@ -28,9 +30,10 @@ def add_to(subcommands: Subcommands) -> None:
     parser.add_argument("--premake", type=int, metavar="N", help="partitions ahead")
     parser.add_argument("--interval", metavar="|".join(INTERVALS))
     parser.add_argument(
-        "--force",
-        action="store_true",
-        help="keep receipts or jobs for less than a message can come back",
+        "--minimum",
+        metavar="DURATION",
+        help="how long a message can come back, by your delays and retries; no"
+        " retention below it is taken",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
@@ -43,13 +46,21 @@ def policy_fields(policy: Policy) -> dict[str, object]:
         "interval_seconds": int(policy.span.total_seconds()),
         "retention_seconds": int(policy.retention.total_seconds()),
         "premake": policy.premake,
+        "minimum_seconds": None
+        if policy.minimum is None
+        else int(policy.minimum.total_seconds()),
     }
 
 
 def _run(arguments: argparse.Namespace) -> int:
     url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    asked = (arguments.retention, arguments.premake, arguments.interval)
-    if arguments.action == "set" and (not arguments.table or asked == (None,) * 3):
+    asked = {
+        arguments.retention,
+        arguments.premake,
+        arguments.interval,
+        arguments.minimum,
+    }
+    if arguments.action == "set" and (not arguments.table or asked == {None}):
         raise ConfigError(
             "nothing to set: write outbox retention set TABLE 7d, or give --premake"
         )
@@ -61,12 +72,10 @@ def _run(arguments: argparse.Namespace) -> int:
                 change_policy(
                     connection,
                     arguments.table,
-                    retention=parse_duration(arguments.retention)
-                    if arguments.retention
-                    else None,
+                    retention=_duration(arguments.retention),
                     premake=arguments.premake,
                     interval=arguments.interval,
-                    force=arguments.force,
+                    minimum=_duration(arguments.minimum),
                 )
             ]
         else:
@@ -76,13 +85,31 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{json.dumps(fields, indent=2)}\n")
     else:
         sys.stdout.write("".join(map(_line, policies)))
+    if arguments.action == "set":
+        sys.stderr.write("".join(map(_warning, policies)))
     return 0
+
+
+def _duration(text: str | None) -> timedelta | None:
+    return parse_duration(text) if text else None
+
+
+def _warning(policy: Policy) -> str:
+    needed = minimum_retention()
+    if policy.parent_table not in KEPT_FOR_LATECOMERS or policy.retention >= needed:
+        return ""
+    return (
+        f"outbox: {policy.parent_table} is kept {policy.retention}: give"
+        f" Limits(max_delay=…) and the retries of relay and consumer such values that"
+        f" no message comes later; by their defaults one can come after {needed}\n"
+    )
 
 
 def _line(policy: Policy) -> str:
     names = {span: name for name, span in INTERVALS.items()}
     interval = names.get(policy.span, str(policy.span))
+    minimum = "" if policy.minimum is None else f"  at least {policy.minimum}"
     return (
         f"{policy.parent_table:<20} {interval:<8} kept {policy.retention!s:<18}"
-        f" {policy.premake:>3} ahead\n"
+        f" {policy.premake:>3} ahead{minimum}\n"
     )

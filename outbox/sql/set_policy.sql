@@ -1,7 +1,7 @@
 -- Does:  Change the policy of a table.
--- Takes: parent_table, retention, premake
+-- Takes: parent_table, retention, premake, minimum
 -- Gives: nothing
 -- Index: partition_policy_pkey
 UPDATE outbox.partition_policy
-   SET retention = %(retention)s, premake = %(premake)s
+   SET retention = %(retention)s, premake = %(premake)s, minimum = %(minimum)s
  WHERE parent_table = %(parent_table)s

@@ -113,12 +113,12 @@ BROKEN = {
         *("retention", "error", "does not know outbox.message", "adopt_table"),
     ),
     "receipts go too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days'"
+        "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.receipt'",
         *("retention", "warning", "can come back", "outbox retention set"),
     ),
     "jobs go too soon": (
-        "UPDATE outbox.partition_policy SET retention = '2 days'"
+        "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.job'",
         *("retention", "warning", "inbox.job is kept", "set inbox.job 14d"),
     ),

@@ -2,13 +2,12 @@
 
 import json
 import re
-from datetime import timedelta
 
 import pytest
 from psycopg.errors import CheckViolation
 
 from outbox.cli import main
-from outbox.retention import KEPT_FOR_LATECOMERS, receipt_floor
+from outbox.latecomers import KEPT_FOR_LATECOMERS, minimum_retention
 from tests.fixtures.relay import execute
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_detach import leave_detached
@@ -107,7 +106,9 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
         (["shop_order", "7d"], "is none of ours"),
         (["dead_letter", "7d"], "names several; write one of inbox.dead_letter"),
         (["message"], "nothing to set"),
-        (["receipt", "6d"], "add --force"),
+        (["receipt", "6d"], "add --minimum"),
+        (["receipt", "--minimum", "15d"], "can come back for 15 days"),
+        (["receipt", "--minimum", "long"], "write 7d, 36h or 2w"),
         (["job", "1d"], "inbox.job: a message can come back for 6 days"),
     ],
 )
@@ -123,13 +124,43 @@ def test_a_policy_that_would_do_harm_is_refused(
 
 
 @pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
-def test_receipts_and_jobs_may_be_kept_shorter_by_force(
+def test_receipts_and_jobs_may_be_kept_shorter_if_no_message_comes_so_late(
     table: str, database_url: str, capsys: Capture
 ) -> None:
-    assert receipt_floor() > timedelta(days=6)
+    set_it = ["retention", "--database", database_url, "set", table, "6d"]
 
-    set_it = ("retention", "set", table, "6d", "--force")
-    assert "6 days" in outbox(database_url, capsys, *set_it)
+    assert main([*set_it, "--minimum", "2d"]) == 0
+
+    printed = capsys.readouterr()
+    assert "6 days" in printed.out
+    assert "at least 2 days" in printed.out
+    assert "Limits(max_delay=…)" in printed.err
+    assert f"one can come after {minimum_retention()}" in printed.err
+
+
+@pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
+def test_the_minimum_is_that_of_the_defaults_and_the_database_keeps_to_it(
+    table: str, database_url: str
+) -> None:
+    is_it = "SELECT minimum FROM outbox.partition_policy WHERE parent_table = %s"
+    shorten = "UPDATE outbox.partition_policy SET retention = '6 days' WHERE"
+
+    assert execute(database_url, is_it, (table,)) == [(minimum_retention(),)]
+    with pytest.raises(CheckViolation, match="retention_not_below_minimum"):
+        execute(database_url, f"{shorten} parent_table = %s", (table,))
+
+
+@pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
+def test_a_minimum_above_the_defaults_is_kept_to(
+    table: str, database_url: str, capsys: Capture
+) -> None:
+    told = outbox(
+        database_url, capsys, "retention", "set", table, "45d", "--minimum", "31d"
+    )
+    assert "at least 31 days" in told
+
+    refused = outbox(database_url, capsys, "retention", "set", table, "30d", status=2)
+    assert "can come back for 31 days" in refused
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -1,0 +1,42 @@
+"""How late a message may come, compared with how long its day is kept."""
+
+from datetime import timedelta
+
+import pytest
+
+from outbox.latecomers import find_short_retention, minimum_retention
+from outbox.retry import RetryPolicy
+
+USUAL = minimum_retention()
+PATIENT = RetryPolicy(max_attempts=100, max_delay=timedelta(hours=2))
+
+
+def test_longer_retries_need_a_longer_retention() -> None:
+    assert minimum_retention(RetryPolicy()) == USUAL
+    more = timedelta(hours=200) - 8 * timedelta(minutes=5)
+    assert minimum_retention(PATIENT) == USUAL + more
+
+
+@pytest.mark.parametrize(("kept", "longer"), [(14, " 15d"), (15, ""), (60, "")])
+def test_retries_that_outlast_the_minimum_are_found_with_the_command_to_paste(
+    kept: int, longer: str
+) -> None:
+    minimums = [
+        ("inbox.job", timedelta(days=20), timedelta(days=30)),
+        ("inbox.receipt", USUAL, timedelta(days=kept)),
+    ]
+
+    (found,) = find_short_retention(PATIENT, minimums)
+
+    assert (found.table, found.minimum) == ("inbox.receipt", USUAL)
+    assert found.needed == minimum_retention(PATIENT)
+    assert found.remedy == f"outbox retention set inbox.receipt{longer} --minimum 15d"
+
+
+@pytest.mark.parametrize("attempts", [1, 8])
+def test_retries_up_to_the_usual_leave_a_lower_minimum_to_who_set_it(
+    attempts: int,
+) -> None:
+    low = [("inbox.receipt", timedelta(days=1), timedelta(days=1))]
+
+    assert not list(find_short_retention(RetryPolicy(max_attempts=attempts), low))
