@@ -16,8 +16,10 @@ DECLARE
 BEGIN
     IF v_owner <> {owner_name} THEN
         RAISE EXCEPTION 'the tables here belong to "%", not to "%"', v_owner, {owner_name}
-            USING HINT = CASE WHEN v_owner LIKE '%\_owner'
-                THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
+            USING HINT = CASE
+                WHEN to_regclass('outbox.partition_policy') IS NULL
+                THEN 'outbox.message is in the way, and none that outbox migrate made: rename it, or use another database'
+                WHEN v_owner LIKE '%\_owner' THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
                 ELSE 'restore the roles (pg_dumpall --roles-only) before the database' END;
     END IF;
     FOR v_role, v_login IN VALUES

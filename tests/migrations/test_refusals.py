@@ -201,6 +201,7 @@ def test_removing_what_is_not_there(empty_database_url: str) -> None:
     [
         ("dead_letter", 'relation "dead_letter" already exists'),
         ("message", 'belong to "postgres", not to "pillarbox_owner"'),
+        ("message", "outbox.message is in the way"),
     ],
 )
 def test_a_relation_in_the_way_is_named(
@@ -210,3 +211,9 @@ def test_a_relation_in_the_way_is_named(
     execute(empty_database_url, f"CREATE TABLE outbox.{table} (id int)")
 
     assert problem in refusal(empty_database_url, with_cron=False)
+
+
+def test_tables_that_were_restored_without_their_roles(database_url: str) -> None:
+    execute(database_url, "ALTER TABLE outbox.message OWNER TO postgres")
+
+    assert "restore the roles" in refusal(database_url, with_cron=False)
