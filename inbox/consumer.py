@@ -19,7 +19,7 @@ from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
 from inbox.handle import check_database
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.kinds import AnyHandler, make_handler
+from inbox.kinds import AnyHandler, longest_retry, make_handler
 from inbox.prepare import Permanent, Terms
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
@@ -56,8 +56,7 @@ class Consumer:
         name: whose receipts, subscriptions and consumer group these are; the
             replicas of one consumer have one name.
         queues: which queues to serve, with their weights; all alike if left out.
-        order: `"none"` if messages with one key needn't wait for each other; for
-            each queue if it is a mapping.
+        order: `"none"` if messages of a key needn't wait; a mapping says it by queue.
         max_in_flight: handlers at work at once.
         max_in_flight_per_tenant: of them, for messages of one tenant.
         max_prefetched: messages that each queue holds ready beyond `max_in_flight`;
@@ -131,13 +130,13 @@ class Consumer:
         version: int | None = None,
         time_limit: timedelta | None = None,
         permanent: Permanent = (),
+        retry: RetryPolicy | None = None,
         lease: timedelta | None = None,
         batch: int | None = None,
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic, or of `orders.*`.
 
-        A handler that is `@idempotent` records its receipt itself; for any other the
-        consumer does.
+        One that is `@idempotent` records its receipt itself; else the consumer does.
 
         Args:
             queue: in which its messages wait, with a consumer group of its own.
@@ -145,6 +144,7 @@ class Consumer:
                 lifted to it by `upcasts`, newer ones are dead letters. None: any.
             time_limit: after which its work is rolled back and counts as failed.
             permanent: exceptions that make a dead letter at once, or what tells them.
+            retry: its own backoff and number of attempts, instead of the consumer's.
             lease: for long handlers `(job, message)`, see `inbox.job`: how long a
                 process that hangs keeps a job.
             batch: for handlers `(session, messages)`, see `inbox.batch`: how many.
@@ -156,7 +156,7 @@ class Consumer:
         check_topic(topic)
         check_queue(queue)
         self._versions.understands(topic, version)
-        terms = Terms(partial(self._versions.lift, topic), time_limit, permanent)
+        terms = Terms(partial(self._versions.lift, topic), time_limit, permanent, retry)
 
         def register(handler: H) -> H:
             self._handling.check(handler)
@@ -220,8 +220,7 @@ class Consumer:
             raise ConfigError(f"consumer {self.name!r}: runs already; make another one")
         if not self.topics:
             raise ConfigError(
-                f"consumer {self.name!r}: has no handler; register one with "
-                "@consumer.handles(topic)"
+                f"consumer {self.name!r}: has no handler; use @consumer.handles(topic)"
             )
         weights = self._serving.weights()
         self._versions.check()
@@ -242,7 +241,8 @@ class Consumer:
     ) -> None:
         observers = Observers(self._observers)
         sources = {queue: self._serving.source_of(queue) for queue in weights}
-        await check_database(self._handling, self._retry, observers.notify)
+        retry = longest_retry(self._retry, self._routes)
+        await check_database(self._handling, retry, observers.notify)
         async with AsyncExitStack() as stack:
             flights = self._flights(weights, observers)
             receptions = [

@@ -165,8 +165,8 @@ class HandlingRetrier:
             return await self._handling.handle(bracketed(handler, candidate), message)
         key = JobKey(message.id, self._consumer)
         await self._transact(lambda session: reopen_job(session, key))
-        long = LongHandling(self._handling, self._consumer, _ONE_ATTEMPT)
-        await long.run(handler, message, asyncio.Event())
+        long = LongHandling(self._handling, self._consumer)
+        await long.run(handler, message, asyncio.Event(), _ONE_ATTEMPT)
         return False  # the state is left to be written
 
     async def _read(self, candidate: Candidate) -> Letter | None:

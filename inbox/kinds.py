@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from inbox.batch import Batching
 from inbox.idempotent import on_duplicate_of
 from inbox.leased import LongHandler
 from inbox.prepare import Terms, prepare
-from inbox.routes import Handler, name_of
+from inbox.routes import Handler, Routes, name_of
 from outbox.errors import ConfigError
+from outbox.retry import RetryPolicy
 
 AnyHandler: TypeAlias = Handler | Batching | LongHandler
+
+_RETRY: Final = "__retry_policy__"
 
 
 def make_handler(
@@ -48,4 +51,19 @@ def make_handler(
         return LongHandler(handler, terms, lease)
     if batch is not None:
         return Batching(handler, terms, batch)
-    return prepare(handler, terms)
+    made = prepare(handler, terms)
+    setattr(made, _RETRY, terms.retry)
+    return made
+
+
+def retry_of(handler: AnyHandler) -> RetryPolicy | None:
+    """Give the policy that a handler was registered with, if it has one of its own."""
+    if isinstance(handler, Batching | LongHandler):
+        return handler.terms.retry
+    return cast("RetryPolicy | None", getattr(handler, _RETRY, None))
+
+
+def longest_retry(usual: RetryPolicy, routes: Routes[AnyHandler]) -> RetryPolicy:
+    """Give the policy that lets a message wait longest, of all handlers."""
+    own = (retry_of(handler) for handler in routes.handlers)
+    return max((usual, *filter(None, own)), key=lambda retry: retry.longest)

@@ -86,19 +86,23 @@ class _Run:
     leased: Leased
     seconds: float
     safe_until: float
+    retry: RetryPolicy
 
 
 class LongHandling:
     """Runs the long handlers of one run of a consumer."""
 
-    def __init__(self, handling: Handling, consumer: str, retry: RetryPolicy) -> None:
+    def __init__(self, handling: Handling, consumer: str) -> None:
         self._handling = handling
         self._consumer = consumer
-        self._retry = retry
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
 
     async def run(
-        self, long: LongHandler, message: Message, stopping: asyncio.Event
+        self,
+        long: LongHandler,
+        message: Message,
+        stopping: asyncio.Event,
+        retry: RetryPolicy,
     ) -> bool:
         """Run the handler; tell whether the message was new.
 
@@ -135,14 +139,15 @@ class LongHandling:
                 return False
             case Leased() as leased:
                 job = self._handling.job(key, leased, message)
-                run = _Run(key, job, leased, long.lease, started + _SAFE * long.lease)
+                safe_until = started + _SAFE * long.lease
+                run = _Run(key, job, leased, long.lease, safe_until, retry)
                 await self._refuse_killer(run)
                 await self._work(long, run, stopping)
                 return True
 
     async def _refuse_killer(self, run: _Run) -> None:
         started = run.leased.attempts - 1
-        if started and self._retry.spent(started):
+        if started and run.retry.spent(started):
             reason = f"was started {started} times and never came to an end"
             await self._persist(
                 run, finish_job, run.key, run.leased.number, JobState.FAILURE, reason
@@ -192,13 +197,9 @@ class LongHandling:
                 await self._give_back(run, None, is_failed=False)
                 raise JobReturned
             case _End.CANCELLED:
+                state = JobState.CANCELLED
                 await self._persist(
-                    run,
-                    finish_job,
-                    run.key,
-                    run.leased.number,
-                    JobState.CANCELLED,
-                    None,
+                    run, finish_job, run.key, run.leased.number, state, None
                 )
                 raise JobCancelled
             case _End.TIMED_OUT:
@@ -215,7 +216,7 @@ class LongHandling:
                 long.terms.judge(error)
             except DeadLetter as decision:
                 error = decision
-        if isinstance(error, DeadLetter) or self._retry.spent(run.leased.attempts):
+        if isinstance(error, DeadLetter) or run.retry.spent(run.leased.attempts):
             state = (
                 JobState.TIMED_OUT
                 if isinstance(error, HandlerTimeoutError)

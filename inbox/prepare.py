@@ -21,6 +21,7 @@ from inbox.idempotent import is_async
 from inbox.routes import AsyncHandler, Handler, SyncHandler, name_of
 from outbox.errors import ConfigError, one_line, shorten
 from outbox.message import Message
+from outbox.retry import RetryPolicy
 
 Permanent: TypeAlias = (
     type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool]
@@ -37,11 +38,13 @@ class Terms:
             plain function can't be stopped: it keeps its place in flight until it
             returns.
         permanent: of the exceptions that it raises, those that no retry would mend.
+        retry: backoff and number of attempts; the consumer's if None.
     """
 
     lift: Callable[[Message], Message]
     time_limit: timedelta | None = None
     permanent: Permanent = ()
+    retry: RetryPolicy | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can't be used."""

@@ -34,6 +34,11 @@ class Routes(Generic[H]):
         return (*self._exact, *(f"{prefix}*" for prefix in self._prefixes))
 
     @property
+    def handlers(self) -> tuple[H, ...]:
+        """Their handlers, in the same order."""
+        return (*self._exact.values(), *self._prefixes.values())
+
+    @property
     def queues(self) -> dict[str, list[str]]:
         """The queues, with the topics of each."""
         queues: dict[str, list[str]] = {}

@@ -30,13 +30,8 @@ from inbox.events import (
 )
 from inbox.flight import Flight
 from inbox.handle import Handling, connection_broke
-from inbox.kinds import AnyHandler
-from inbox.leased import (
-    JobCancelled,
-    JobReturned,
-    LongHandler,
-    LongHandling,
-)
+from inbox.kinds import AnyHandler, retry_of
+from inbox.leased import JobCancelled, JobReturned, LongHandler, LongHandling
 from inbox.outage import Outage
 from inbox.receipt import has_receipt
 from inbox.routes import Routes
@@ -71,10 +66,10 @@ class Settlement:
         self._routes = routes
         self._handling = handling
         self._batches: dict[Batching, Batches] = {}
-        self._long = LongHandling(handling, dead_letters.consumer, retry)
+        self._long = LongHandling(handling, dead_letters.consumer)
         self._retry = retry
         self._notify = observers.notify
-        self._trials = Trials(handling, dead_letters.consumer, retry)
+        self._trials = Trials(handling, dead_letters.consumer)
         self._outage = Outage(dead_letters.consumer, observers)
 
     async def settle(self, delivery: Delivery, flight: Flight) -> bool:
@@ -98,7 +93,7 @@ class Settlement:
         self, handler: AnyHandler, delivery: Delivery, flight: Flight
     ) -> bool:
         is_long = isinstance(handler, LongHandler)
-        trial = self._trials.of(delivery, is_long=is_long)
+        trial = self._trials.of(delivery, self._retry_of(handler), is_long=is_long)
         settled = False
         try:
             outcome = await self._handle(handler, delivery, flight, trial)
@@ -115,9 +110,11 @@ class Settlement:
     def _killed_whoever_tried(self, handler: AnyHandler, delivery: Delivery) -> bool:
         # The last attempt that came to an end gave it up: after it nothing comes again.
         # Of a long handler the job itself knows its starts.
-        return self._retry.spent(delivery.attempts) and not isinstance(
-            handler, LongHandler
-        )
+        spent = self._retry_of(handler).spent(delivery.attempts)
+        return spent and not isinstance(handler, LongHandler)
+
+    def _retry_of(self, handler: AnyHandler) -> RetryPolicy:
+        return retry_of(handler) or self._retry
 
     async def _give_up_killer(
         self, delivery: Delivery, flight: Flight, starts: int
@@ -150,7 +147,7 @@ class Settlement:
                     if not is_started:
                         return False
                     started = time.monotonic()
-                    is_new = await self._call(handler, message, flight)
+                    is_new = await self._call(handler, message, flight, trial)
             except StartedTooOften:
                 raise
             except JobReturned:
@@ -194,16 +191,16 @@ class Settlement:
                 await self._handled(delivery, is_new, time.monotonic() - started)
                 return True
             trial.failed()
-            if self._retry.spent(trial.attempts):
+            if trial.retry.spent(trial.attempts):
                 return failure, trial.attempts
             if not await self._back_off(delivery, trial, failure, flight):
                 return True
 
     async def _call(
-        self, handler: AnyHandler, message: Message, flight: Flight
+        self, handler: AnyHandler, message: Message, flight: Flight, trial: Trial
     ) -> bool:
         if isinstance(handler, LongHandler):
-            return await self._long.run(handler, message, flight.stopping)
+            return await self._long.run(handler, message, flight.stopping, trial.retry)
         if isinstance(handler, Batching):
             batches = self._batches.get(handler)
             if batches is None:
@@ -228,7 +225,7 @@ class Settlement:
     async def _back_off(
         self, delivery: Delivery, trial: Trial, failure: BaseException, flight: Flight
     ) -> bool:
-        delay = self._retry.delay(trial.attempts)
+        delay = trial.retry.delay(trial.attempts)
         self._notify(
             HandlerFailed(
                 **self._about(delivery.message),

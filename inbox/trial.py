@@ -51,15 +51,14 @@ class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
 class Trials:
     """Makes the trials of one run of a consumer."""
 
-    def __init__(self, handling: Handling, consumer: str, retry: RetryPolicy) -> None:
+    def __init__(self, handling: Handling, consumer: str) -> None:
         self.handling = handling
         self.consumer = consumer
-        self.retry = retry
         self.solitude = Solitude()
 
-    def of(self, delivery: Delivery, *, is_long: bool) -> "Trial":
+    def of(self, delivery: Delivery, retry: RetryPolicy, *, is_long: bool) -> "Trial":
         """Make the trial of a delivery. A long handler's job counts for itself."""
-        return Trial(self, delivery, is_long=is_long)
+        return Trial(self, delivery, retry, is_long=is_long)
 
 
 class Trial:
@@ -67,9 +66,13 @@ class Trial:
 
     Attributes:
         attempts: how many are known to lie behind it.
+        retry: how many there may be, and when.
     """
 
-    def __init__(self, trials: Trials, delivery: Delivery, *, is_long: bool) -> None:
+    def __init__(
+        self, trials: Trials, delivery: Delivery, retry: RetryPolicy, *, is_long: bool
+    ) -> None:
+        self.retry = retry
         self.attempts = delivery.attempts
         self._trials = trials
         self._id = delivery.message.id
@@ -137,7 +140,7 @@ class Trial:
         starts = await self._transact(find_starts)
         self._is_noted = True
         self.attempts = max(self.attempts, starts)
-        if self._trials.retry.spent(starts):
+        if self.retry.spent(starts):
             raise StartedTooOften(starts)
 
     async def _count(self, *, only_first: bool) -> bool:

@@ -39,7 +39,7 @@ def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
         retry: of the relay or the consumer; all else is by the defaults.
     """
     usual = RetryPolicy()
-    return Limits().max_delay + _longest(usual) + _longest(retry or usual)
+    return Limits().max_delay + usual.longest + (retry or usual).longest
 
 
 def find_short_retention(
@@ -50,7 +50,7 @@ def find_short_retention(
     Retries no longer than the default's are never reported: a minimum that is lower
     is the decision of whoever set it.
     """
-    if _longest(retry) <= _longest(RetryPolicy()):
+    if retry.longest <= RetryPolicy().longest:
         return
     needed = minimum_retention(retry)
     for table, minimum, retention in minimums:
@@ -63,7 +63,3 @@ def find_short_retention(
                 needed=needed,
                 remedy=f"outbox retention set {table}{longer} --minimum {days}d",
             )
-
-
-def _longest(retry: RetryPolicy) -> timedelta:
-    return retry.max_attempts * retry.max_delay

@@ -1,4 +1,8 @@
-"""When to try again: exponential backoff with decorrelated jitter."""
+"""When to try again: exponential backoff with jitter.
+
+As decorrelated jitter it draws between the first delay and three times as much as
+before, but from the number of attempts alone: who waits need not know the last wait.
+"""
 
 import random
 from dataclasses import dataclass
@@ -30,6 +34,11 @@ class RetryPolicy:
                 f"first_delay={self.first_delay}, max_delay={self.max_delay}: "
                 "the first must be above 0 and not above the second"
             )
+
+    @property
+    def longest(self) -> timedelta:
+        """What all waits together can come to at most."""
+        return self.max_attempts * self.max_delay
 
     def delay(self, attempts: int) -> timedelta:
         """Choose the wait after `attempts` failed attempts, counted from 1.

@@ -1,0 +1,99 @@
+"""A handler may have a retry policy of its own, whatever kind of handler it is."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import HandlerFailed, MessageDeadLettered
+from inbox.job import AsyncJob
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.latecomers import RetentionFoundShort
+from outbox.retry import RetryPolicy
+from tests.fixtures.consumers import QUICK, async_sessions_of, running
+
+TWICE = RetryPolicy(
+    max_attempts=2,
+    first_delay=timedelta(milliseconds=20),
+    max_delay=timedelta(milliseconds=20),
+)
+
+
+async def fail(session: AsyncSession, message: Message) -> None:
+    raise ValueError("no")
+
+
+async def fail_all(session: AsyncSession, messages: Sequence[Message]) -> None:
+    raise ValueError("no")
+
+
+async def fail_slowly(job: AsyncJob, message: Message) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [
+        (fail, {}),
+        (fail_all, {"batch": 2}),
+        (fail_slowly, {"lease": timedelta(seconds=30)}),
+    ],
+    ids=["ordinary", "batch", "long"],
+)
+async def test_a_handler_is_tried_as_its_own_policy_says(
+    database_url: str, handler: Any, kind: dict[str, Any]
+) -> None:
+    source = MemorySource(Message("own", b""), Message("common", b""))
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("own", retry=TWICE, **kind)(handler)
+        consumer.handles("common", **kind)(handler)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered, 2)
+
+    attempts = {e.topic: e.attempts for e in events.of(MessageDeadLettered)}
+    assert attempts == {"own": 2, "common": 3}
+    waits = [
+        e.seconds_until_retry for e in events.of(HandlerFailed) if e.topic == "own"
+    ]
+    assert waits == [0.02]
+    waits = [
+        e.seconds_until_retry for e in events.of(HandlerFailed) if e.topic == "common"
+    ]
+    assert len(waits) == 2
+    assert max(waits) <= 0.005
+
+
+async def test_what_was_started_as_often_as_its_own_policy_allows_is_given_up(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    called: list[Message] = []
+
+    async def note(session: AsyncSession, message: Message) -> None:
+        called.append(message)
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("own", retry=TWICE)(note)
+        source.return_now(Message("own", b""), 2)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    (given_up,) = events.of(MessageDeadLettered)
+    assert given_up.reason == "was started 2 times and never came to an end"
+    assert called == []
+
+
+async def test_a_handler_that_outlasts_its_receipts_is_told_of(
+    database_url: str,
+) -> None:
+    patient = RetryPolicy(max_attempts=100, max_delay=timedelta(days=1))
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(), sessions, name="billing")
+        consumer.handles("own", retry=patient)(fail)
+        async with running(consumer) as events:
+            await events.wait_for(RetentionFoundShort)
