@@ -100,6 +100,18 @@ async def test_attempts_are_counted_as_long_as_the_process_lives(
         assert delivery.attempts == 0
 
 
+async def test_what_was_there_before_may_have_been_in_other_hands(
+    shared_kafka: KafkaCluster, topic: str
+) -> None:
+    await publish(shared_kafka, *numbered(topic, 3))
+    async with source(shared_kafka, topic) as consumer:
+        before = await receive(consumer, 3)
+        await publish(shared_kafka, *numbered(topic, 3))
+        later = await receive(consumer, 3)
+    assert [getattr(d, "suspect", None) for d in before] == [True] * 3
+    assert [getattr(d, "suspect", None) for d in later] == [False] * 3
+
+
 async def test_what_is_given_back_comes_in_the_order_of_its_key(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
