@@ -126,7 +126,7 @@ DECLARE
     p outbox.partition_policy;
     v_before int;
     v_missing timestamptz[];
-    v_ahead int;
+    v_unmade timestamptz;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT count(*) INTO v_before FROM pg_inherits WHERE inhparent = parent::regclass;
@@ -141,9 +141,9 @@ BEGIN
     IF v_missing IS NOT NULL THEN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
         PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
-        IF EXISTS (SELECT FROM outbox.missing_partitions(parent)) THEN
-            SELECT count(*) INTO v_ahead FROM outbox.partitions(parent) WHERE starts_at > now();
-            RAISE EXCEPTION 'upkeep of % left % partitions ahead, the policy wants %', parent, v_ahead, p.premake
+        SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
+        IF v_unmade IS NOT NULL THEN
+            RAISE EXCEPTION 'upkeep of % made no partition that begins at %', parent, v_unmade
                 USING HINT = 'a table may stand in the way of a partition''s name; see outbox.partitions()';
         END IF;
     END IF;

@@ -136,6 +136,18 @@ def test_a_day_that_is_missing_ahead_is_made(database_url: str, upkeep: Upkeep) 
     ) == [(True, 0)]
 
 
+def test_a_day_whose_name_is_taken_fails_the_run(
+    database_url: str, upkeep: Upkeep
+) -> None:
+    day = "date_trunc('day', now(), 'UTC') + interval '7 days'"
+    ahead = "SELECT partition::text FROM outbox.partitions('outbox.message')"
+    ((taken,),) = execute(database_url, f"{ahead} WHERE starts_at = {day}")
+    execute(database_url, f"DROP TABLE {taken}; CREATE TABLE {taken} ()")
+
+    with pytest.raises(psycopg.Error, match=r"outbox\.message made no partition"):
+        upkeep.run()
+
+
 def test_the_policy_is_obeyed(database_url: str, upkeep: Upkeep) -> None:
     execute(database_url, "UPDATE outbox.partition_policy SET premake = 10")
 

@@ -69,6 +69,14 @@ CALLS = """
 SELECT funcname, calls FROM pg_stat_xact_user_functions
  WHERE funcname IN ('upkeep_plan', 'count_unsettled')
 """
+QUIET_HOUR = """
+SELECT outbox.make_partitions(%(table)s),
+       (SELECT count(*) FROM outbox.finish_detached(%(table)s)),
+       outbox.detach_expired(%(table)s, '{}', '6 hours')
+"""
+READINGS = """
+SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = %s
+"""
 UNREAD = [(0, 0, True)]
 
 
@@ -181,3 +189,28 @@ def test_each_partition_of_one_table_is_looked_at_once(
 
     calls = dict(looking.execute(CALLS).fetchall())
     assert calls == {"upkeep_plan": 1, "count_unsettled": 1}
+
+
+@pytest.mark.parametrize("table", [*TABLES, "inbox.receipt"])
+def test_an_hour_with_nothing_to_do_reads_the_bounds_twice_and_asks_no_pg_partman(
+    table: str, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET track_functions = 'all'")
+        connection.execute(QUIET_HOUR, {"table": table})
+
+        for function, calls in (("partitions", 2), ("run_maintenance", 0)):
+            readings = connection.execute(READINGS, (function,)).fetchone()
+            assert readings == (calls,)
+
+
+def test_no_function_that_forbids_reading_compiles_what_that_makes_dear(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        compiled = connection.execute(
+            "SELECT proname FROM pg_proc WHERE 'enable_seqscan=off' = ANY (proconfig)"
+            " AND NOT 'jit=off' = ANY (proconfig)"
+        ).fetchall()
+
+    assert compiled == []
