@@ -1,5 +1,6 @@
 """pg_partman goes from 4 to 5 under a writer's, a relay's and a consumer's hands."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,9 @@ def versions(server: PostgresServer) -> tuple[str, str]:
         "   string_to_array(target, '.')::int[] DESC, source LIMIT 1",
     )
     if not found:
-        pytest.skip("the server has not the files of pg_partman 4 and 5: make matrix")
+        lacking = "the server has not the files of pg_partman 4 and 5"
+        assert "PILLARBOX_MUST_UPGRADE" not in os.environ, lacking
+        pytest.skip(f"{lacking}: make matrix")
     old, new = found[0]
     return str(old), str(new)
 
