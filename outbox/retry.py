@@ -54,3 +54,8 @@ class RetryPolicy:
     def spent(self, attempts: int) -> bool:
         """Tell whether `attempts` were the last."""
         return attempts >= self.max_attempts
+
+
+def jittered(seconds: float) -> float:
+    """Draw a wait of half to all of so many seconds: who is idle needn't be in step."""
+    return random.uniform(seconds / 2, seconds)  # noqa: S311

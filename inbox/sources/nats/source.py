@@ -24,6 +24,7 @@ from inbox.sources.nats.pull import Pulls, give_back
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.nats import ApiError, NatsConnection
 from outbox.nats_url import NatsSettings, name_option
+from outbox.retry import jittered
 from outbox.url import whole_number
 
 _OPTIONS: Final = ("ack_wait", "max_deliver", "max_ack_pending")
@@ -47,7 +48,7 @@ class NatsSource:
         url: `nats://` or `tls://`, with the options of `outbox.nats_url`.
         consumer: begins the names of the durables.
         topics: subjects, or their beginnings followed by `.*`.
-        poll_interval: how long one pull waits.
+        poll_interval: how long one pull waits at most; drawn anew each time.
         ack_wait: after that what a dead replica held is handed over again.
         max_deliver: a message that is handed over so often without an outcome has a
             problem; None is without end.
@@ -167,12 +168,11 @@ class NatsSource:
 
     async def _fetch(self, pulls: Pulls, limit: int) -> None:
         self._came.clear()
-        await pulls.ask(limit, self._poll)
+        poll = jittered(self._poll)
+        await pulls.ask(limit, poll)
         due = self._backlog.seconds_until_due()
         with suppress(TimeoutError):
-            async with asyncio.timeout(
-                self._poll if due is None else min(self._poll, due)
-            ):
+            async with asyncio.timeout(poll if due is None else min(poll, due)):
                 await self._came.wait()
         try:
             await pulls.look(self._count_held)

@@ -26,6 +26,7 @@ from outbox.lease import Lease
 from outbox.lock import Lock, consumer_class
 from outbox.message import Message
 from outbox.pooler import refuse_pooler_async
+from outbox.retry import jittered
 from outbox.url import without_password
 
 # An ack lost in a crash of the server means one more delivery, which its receipt
@@ -69,7 +70,7 @@ class PostgresSource:
         consumer: whose deliveries; its replicas share them.
         topics: to subscribe to; exact ones, or beginnings followed by `*`.
         lease: how long a replica that hangs keeps its lanes.
-        poll_interval: how often to look without being woken.
+        poll_interval: how long to wait at most unless woken; drawn anew each time.
         sweep_interval: how often to look for what committed late or is due again.
         prefetch: how many to claim at once; they wait in memory, in no transaction.
     """
@@ -224,7 +225,7 @@ class PostgresSource:
     async def _receive(self, limit: int) -> Sequence[Delivery]:
         # Who is left out may be let in again any moment: then our caller says so.
         poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
-        deadline = time.monotonic() + poll
+        deadline = time.monotonic() + jittered(poll)
         look = _FIRST_LOOK
         given = await self._look(limit)
         if given:

@@ -24,6 +24,7 @@ from inbox.sources.redis.streams import Entry, EntryId, Streams
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.redis import BROKEN, cancellable, redis_away, redis_client
+from outbox.retry import jittered
 from outbox.url import take_options, whole_number
 
 _OPTIONS: Final = ("reclaim_after",)
@@ -66,7 +67,7 @@ class RedisSource:
         consumer: the name of the group, which begins with the oldest entries.
         topics: names of streams, or their beginnings followed by `*`; streams that
             come later are found within 5 s.
-        poll_interval: how long one read waits.
+        poll_interval: how long one read waits at most; drawn anew each time.
         reclaim_after: how long an entry lies idle before it is taken over.
 
     Attributes:
@@ -243,7 +244,7 @@ class RedisSource:
             self._ready.append(heapq.heappop(self._waiting)[2])
 
     def _patience(self) -> float:
-        until = min(time.monotonic() + self._poll, self._reclaim_at)
+        until = min(time.monotonic() + jittered(self._poll), self._reclaim_at)
         if self._waiting:
             until = min(until, self._waiting[0][0])
         return max(0.0, until - time.monotonic())

@@ -1,0 +1,83 @@
+"""Replicas that are idle together don't ask their broker in step."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Thread
+
+import nats
+from nats.aio.msg import Msg
+from redis import Redis
+
+from inbox.source import Source
+from inbox.sources.nats import NatsSource
+from inbox.sources.redis import RedisSource
+from outbox.retry import jittered
+from outbox.testing.nats import NatsServer
+
+POLL = timedelta(milliseconds=200)
+ENOUGH = 10
+
+
+def test_a_jittered_wait_is_half_of_it_to_all_of_it() -> None:
+    waits = [jittered(8.0) for _ in range(1000)]
+    assert len(set(waits)) > 990
+    assert 4.0 <= min(waits) < 4.5
+    assert 7.5 < max(waits) <= 8.0
+
+
+async def idle(source: Source, is_enough: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_enough():
+            assert not await source.receive(limit=1)
+
+
+def differ(waits: list[float]) -> bool:
+    # A few are cut short, by what is due before.
+    whole = [wait for wait in waits if wait >= 0.099]
+    assert len(whole) >= ENOUGH / 2, waits
+    return max(whole) <= 0.2 and max(whole) - min(whole) > 0.01
+
+
+async def test_reads_of_redis_wait_for_different_times(redis_url: str) -> None:
+    waits: list[float] = []
+    with Redis.from_url(redis_url) as client, client.monitor() as monitor:
+
+        def listen() -> None:
+            while len(waits) < ENOUGH:
+                said = monitor.next_command()["command"]
+                found = re.search(r"XREADGROUP .*BLOCK (\d+)", said, re.IGNORECASE)
+                if found is not None:
+                    waits.append(int(found[1]) / 1000)
+
+        listener = Thread(target=listen)
+        listener.start()
+        async with RedisSource(
+            redis_url, consumer="billing", topics=["orders"], poll_interval=POLL
+        ) as source:
+            await idle(source, lambda: len(waits) >= ENOUGH)
+        listener.join(60)
+    assert differ(waits)
+
+
+async def test_pulls_of_nats_wait_for_different_times(
+    shared_nats: NatsServer, nats_topics: str
+) -> None:
+    waits: list[float] = []
+
+    async def note(asked: Msg) -> None:
+        waits.append(json.loads(asked.data)["expires"] / 1e9)
+
+    async with await nats.connect(shared_nats.url, allow_reconnect=False) as client:
+        await client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{nats_topics}.>", cb=note)
+        await client.flush()
+        async with NatsSource(
+            shared_nats.url,
+            consumer="billing",
+            topics=[f"{nats_topics}.*"],
+            poll_interval=POLL,
+        ) as source:
+            await idle(source, lambda: len(waits) >= ENOUGH)
+    assert differ(waits)
