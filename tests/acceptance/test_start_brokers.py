@@ -1,7 +1,4 @@
-"""Brokers that nobody can start with: one line that says why, and exit status 2.
-
-The same for `relay run` and for `inbox run`.
-"""
+"""Brokers that neither command can start with: one line why, and exit status 2."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -16,7 +16,7 @@ from inbox.sources.redis import RedisSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.testing.redis import RedisServer
-from relay.publisher import Acked, Nacked
+from relay.publisher import Acked
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.waiting import answer_after
@@ -240,87 +240,14 @@ async def test_a_restart_is_told_and_survived(private_redis: RedisServer) -> Non
     assert delivery.message == FULL
 
 
-async def test_a_full_redis_takes_all_of_a_batch_or_nothing(
-    private_redis: RedisServer,
-) -> None:
-    with SyncRedis.from_url(private_redis.url) as client:
-        client.config_set("maxmemory", "1")
-        async with RedisPublisher.from_url(private_redis.url) as publisher:
-            with pytest.raises(BrokerUnavailableError, match="used memory"):
-                await publisher.publish(numbered(3))
-            assert client.xlen("orders") == 0
-            client.config_set("maxmemory", "0")
-            assert await publisher.publish(numbered(3)) == [Acked()] * 3
-
-
-async def test_a_topic_that_is_no_stream_is_nacked_and_its_neighbours_are_not(
+async def test_a_topic_that_is_no_stream_is_refused_at_the_start(
     redis_url: str,
 ) -> None:
     with SyncRedis.from_url(redis_url) as client:
         client.set("taken", "x")
-    async with RedisPublisher.from_url(redis_url) as publisher:
-        first, second, third = await publisher.publish(
-            [Message("orders", b""), Message("taken", b""), Message("orders", b"")]
-        )
-    assert first == third == Acked()
-    assert isinstance(second, Nacked)
-    assert "WRONGTYPE" in second.reason
     with pytest.raises(ConfigError, match="topic 'taken'"):
         async with source(redis_url, "taken"):
             pass
-
-
-async def test_a_topic_that_we_may_not_write_to_is_nacked_alone(
-    private_redis: RedisServer,
-) -> None:
-    with SyncRedis.from_url(private_redis.url) as client:
-        client.execute_command("ACL", "SETUSER", "default", "resetkeys", "~orders")
-        async with RedisPublisher.from_url(private_redis.url) as publisher:
-            first, second = await publisher.publish(
-                [Message("secret", b""), Message("orders", b"")]
-            )
-    assert isinstance(first, Nacked)
-    assert not first.permanent
-    assert second == Acked()
-
-
-async def test_a_payload_over_the_limit_is_nacked_for_ever_and_not_sent(
-    redis_url: str,
-) -> None:
-    url = f"{redis_url}?max_payload_bytes=3"
-    async with RedisPublisher.from_url(url) as publisher:
-        large, small = await publisher.publish(
-            [Message("orders", b"1234"), Message("orders", b"123")]
-        )
-    assert isinstance(large, Nacked)
-    assert large.permanent
-    assert "payload has 4 bytes" in large.reason
-    assert small == Acked()
-
-
-async def test_streams_are_trimmed_to_about_the_length_in_the_url(
-    redis_url: str,
-) -> None:
-    async with RedisPublisher.from_url(f"{redis_url}?maxlen=100") as publisher:
-        await publisher.publish(numbered(1000))
-    with SyncRedis.from_url(redis_url) as client:
-        assert 100 <= int(str(client.xlen("orders"))) < 300
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://h/0?maxlen=0",
-        "redis://h/0?maxlen=many",
-        "redis://h/0?nonsense=1",
-        "redis://h/nine",
-        "redis://h:99999999",
-        "http://h",
-    ],
-)
-def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="broker URL"):
-        RedisPublisher.from_url(url)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
