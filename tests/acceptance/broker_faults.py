@@ -21,6 +21,7 @@ from tests.fixtures.waiting import wait_for
 TOPIC = "numbers.counted"
 _BATCH = 50
 _CONCURRENCY = 2
+IN_FLIGHT = _BATCH * _CONCURRENCY
 # No promise: what is promised is counted in trials, which the breaker puts 15 s
 # apart at most.
 _RECOVERY = 90.0
@@ -153,7 +154,7 @@ class BrokerFaults(ABC):
         assert arrived == expected
         # Each time that the broker was lost, what was in flight may be there twice.
         lost = relay.log().count("BrokerLost")
-        assert len(arrivals) <= self.count + lost * _BATCH * _CONCURRENCY
+        assert len(arrivals) <= self.count + lost * IN_FLIGHT
         assert self.inspection.charged() == 0
         relay.wait_for_log("BrokerFound")
 

@@ -103,6 +103,26 @@ class TestPostgres(BrokerFaults):
         self.set_read_only("off")
         self.expect_all(relay)
 
+    @pytest.mark.timeout(900)
+    def test_a_full_disk_is_not_the_messages_fault(self) -> None:
+        relay = self.drain()
+        execute(
+            self.url,
+            "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " RAISE disk_full USING MESSAGE = 'could not extend file'; END $$",
+        )
+        execute(
+            self.url,
+            "CREATE TRIGGER disk BEFORE INSERT ON inbox.delivery"
+            " FOR EACH STATEMENT EXECUTE FUNCTION fill()",
+        )
+        relay.wait_for_log("BrokerLost", times=3)
+        assert "could not extend file" in relay.log()
+        assert self.inspection.unsettled()
+        assert self.inspection.charged() == 0
+        execute(self.url, "DROP TRIGGER disk ON inbox.delivery")
+        self.expect_all(relay)
+
     def set_read_only(self, value: str) -> None:
         with psycopg.connect(self.server.url, autocommit=True) as connection:
             connection.execute(

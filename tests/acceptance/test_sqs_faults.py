@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from typing import ClassVar
 
 import pytest
 from typing_extensions import override
@@ -20,15 +21,15 @@ from tests.fixtures.sqs import Aws
 
 pytestmark = pytest.mark.fault
 
-QUEUE = resource_name(TOPIC, fifo=True)
-
 
 class Reader:
-    """Takes out what comes into the queue, by a loop in a thread of its own."""
+    """Takes out what comes into a queue, by a loop in a thread of its own."""
 
-    def __init__(self, server: SqsServer) -> None:
+    def __init__(self, server: SqsServer, queue: str, *, subscribed: bool) -> None:
         self.arrivals: list[Arrival] = []
         self._aws = Aws(server)
+        self._queue = queue
+        self._subscribed = subscribed
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -36,10 +37,9 @@ class Reader:
         self._enough = threading.Event()
 
     def start(self) -> None:
-        """Make the queue, and begin."""
+        """Make the queue, and the topic it is subscribed to, if any; and begin."""
         self._enough.clear()
-        made = self._aws.create_queue(QUEUE)
-        asyncio.run_coroutine_threadsafe(made, self._loop).result(timeout=30)
+        asyncio.run_coroutine_threadsafe(self._make(), self._loop).result(timeout=30)
         self._reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
     def finish(self) -> None:
@@ -55,8 +55,14 @@ class Reader:
         self._thread.join()
         self._loop.close()
 
+    async def _make(self) -> None:
+        if self._subscribed:
+            await self._aws.subscribe(self._queue, self._queue)
+        else:
+            await self._aws.create_queue(self._queue)
+
     async def _read(self) -> None:
-        async for messages in self._aws.drain(QUEUE, until=self._enough.is_set):
+        async for messages in self._aws.drain(self._queue, until=self._enough.is_set):
             self.arrivals += [
                 (str(m.id), m.key or "", int(m.payload)) for m in messages
             ]
@@ -64,6 +70,8 @@ class Reader:
 
 class TestSqs(BrokerFaults):
     publish_timeout = 8.0
+    scheme: ClassVar[str] = "sqs"
+    fifo: ClassVar[bool] = True
 
     @pytest.fixture(autouse=True)
     def broker(self, parts: None) -> Iterator[None]:
@@ -75,14 +83,18 @@ class TestSqs(BrokerFaults):
 
         self.make_proxy = make_endpoint
         with sqs_server() as self.server:
-            self.reader = Reader(self.server)
+            self.reader = Reader(
+                self.server,
+                resource_name(TOPIC, fifo=self.fifo),
+                subscribed=self.scheme == "sns",
+            )
             self.reader.start()
             yield
             self.reader.close()
 
     @override
     def broker_url(self) -> str:
-        return f"{self.server.url()}&fifo=true"
+        return f"{self.server.url(self.scheme)}&fifo={str(self.fifo).lower()}"
 
     @override
     def arrivals(self) -> Sequence[Arrival]:
@@ -103,3 +115,12 @@ class TestSqs(BrokerFaults):
         self.server.start()
         self.reader.start()
         self.proxy.resume()
+
+
+class TestStandardSqs(TestSqs):
+    ordered = False
+    fifo = False
+
+
+class TestSns(TestSqs):
+    scheme = "sns"
