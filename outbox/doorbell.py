@@ -22,7 +22,8 @@ from outbox.errors import DatabaseUnavailableError
 from outbox.lock import LOCK_CLASS, Lock
 from outbox.statement import load
 
-_BROKEN: Final = (psycopg.Error, DatabaseUnavailableError)
+_BROKEN: Final = (psycopg.Error, DatabaseUnavailableError, TimeoutError)
+_ANSWER: Final = 20.0
 
 
 class Doorbell:
@@ -44,19 +45,20 @@ class Doorbell:
         soon instead of sleeping.
         """
         try:
-            connection = await self._link.connection()
-            if self._listening is not connection:
-                self._held = False
-                await connection.execute(
-                    SQL("LISTEN {}").format(Identifier(self._channel))
+            async with asyncio.timeout(_ANSWER):
+                connection = await self._link.connection()
+                if self._listening is not connection:
+                    self._held = False
+                    await connection.execute(
+                        SQL("LISTEN {}").format(Identifier(self._channel))
+                    )
+                    self._listening = connection
+                if self._held:
+                    return True
+                cursor = await connection.execute(
+                    load("outbox", "arm_doorbell"), self._lock
                 )
-                self._listening = connection
-            if self._held:
-                return True
-            cursor = await connection.execute(
-                load("outbox", "arm_doorbell"), self._lock
-            )
-            row = await cursor.fetchone()
+                row = await cursor.fetchone()
         except _BROKEN:
             await self.close()
             return False
@@ -70,12 +72,13 @@ class Doorbell:
             return
         self._held = False
         try:
-            connection = await self._link.connection()
-            if connection is self._listening:
-                await connection.execute(
-                    load("outbox", "disarm_doorbell"),
-                    {**self._lock, "channel": self._channel},
-                )
+            async with asyncio.timeout(_ANSWER):
+                connection = await self._link.connection()
+                if connection is self._listening:
+                    await connection.execute(
+                        load("outbox", "disarm_doorbell"),
+                        {**self._lock, "channel": self._channel},
+                    )
         except _BROKEN:
             await self.close()
 

@@ -25,6 +25,7 @@ AWAY: Final = (
 )
 _MAX_BYTES: Final = 8 * 1024 * 1024
 _MAX_DUE: Final = 1000
+_ANSWER: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +233,16 @@ class Queue:
         async with self._turn:
             connection = await self._link.connection()
             cursor = connection.cursor(binary=True)
-            await cursor.execute(
-                load("inbox", name), {"consumer": self._consumer, **parameters}
-            )
+            try:
+                async with asyncio.timeout(_ANSWER):
+                    await cursor.execute(
+                        load("inbox", name), {"consumer": self._consumer, **parameters}
+                    )
+            except TimeoutError:
+                await self._link.close()
+                raise BrokerUnavailableError(
+                    f"the database gave no answer to {name} within {_ANSWER:g} s"
+                ) from None
             return await cursor.fetchall() if cursor.description else []
 
 
