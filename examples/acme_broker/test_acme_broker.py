@@ -55,7 +55,8 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
 
 class TestAcmeSource(Broker, SourceSuite):
-    capabilities = SourceCapabilities(takes_bytes=False)
+    capabilities = SourceCapabilities(takes_bytes=False, stalls=False)
+    max_payload_bytes = MAX_PAYLOAD_BYTES
 
     @override
     def source(self, consumer: str, topic: str) -> Source:

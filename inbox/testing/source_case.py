@@ -14,6 +14,7 @@ from inbox.testing.crash import die_holding
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import capability
+from outbox.testing.samples import MAX_PAYLOAD_BYTES
 
 __all__ = ["Capabilities", "SourceCase"]
 
@@ -47,7 +48,13 @@ class Capabilities:
     takes_bytes: bool = capability(
         "Others can put metadata into the broker that is no text."
     )
+    empty_payload: bool = capability("A payload may be empty.")
+    any_text: bool = capability(
+        "Keys, tenants and values of headers may hold any text."
+    )
+    case_of_headers: bool = capability("The case of the names of headers survives.")
     goes_away: bool = capability("The broker is apart from us, and can be away.")
+    stalls: bool = capability("The broker can hang with its connections open.")
 
 
 class SourceCase(ABC):
@@ -61,12 +68,14 @@ class SourceCase(ABC):
 
     Attributes:
         capabilities: what can't be is declared absent here.
+        max_payload_bytes: the largest payload that `put` can put.
         patience: seconds within which things have to come, or a call to end.
         hold: seconds after which what a dead replica held goes to others; make
             the source with about so short a lease, or visibility, or idle time.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
+    max_payload_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
     patience: ClassVar[float] = 60.0
     hold: ClassVar[float] = 3.0
 
@@ -78,8 +87,13 @@ class SourceCase(ABC):
     async def put(self, *messages: Message) -> None:
         """Put messages into their topics, in this order.
 
-        Not through what `stop_broker` stops.
+        Not through what `stop_broker` stops and `stall_broker` stalls.
         """
+
+    async def try_to_put(self, message: Message) -> bool:
+        """Put a message that the broker may not be able to hold; tell whether it is."""
+        await self.put(message)
+        return True
 
     def topic(self) -> str:
         """Give the name of a topic that no other test uses."""
@@ -115,6 +129,14 @@ class SourceCase(ABC):
         self.stop_broker()
         self.start_broker()
 
+    def stall_broker(self) -> None:
+        """Let nothing through, with connections open. For `stalls`."""
+        raise NotImplementedError
+
+    def resume_broker(self) -> None:
+        """Let everything through again. For `stalls`."""
+        raise NotImplementedError
+
     async def die_holding(self, consumer: str, topic: str, count: int) -> None:
         """Let a process die that holds `count` deliveries."""
         await die_holding(lambda: self.source(consumer, topic), count)
@@ -147,6 +169,15 @@ class SourceCase(ABC):
                     messages.setdefault(delivery.message.id, delivery.message)
                     await delivery.ack()
         return list(messages.values())
+
+    async def handle_all(self, source: Source, messages: Sequence[Message]) -> None:
+        """Receive and ack until all of these were there, whatever else comes."""
+        missing = {message.id for message in messages}
+        async with asyncio.timeout(self.patience):
+            while missing:
+                for delivery in await self.receive(source, 1):
+                    missing.discard(delivery.message.id)
+                    await delivery.ack()
 
     async def until_away(self, source: Source) -> None:
         """Receive until it raises."""

@@ -97,3 +97,43 @@ class SourceOutage(SourceCase):
                     await delivery.ack()
         if self.capabilities.ordered_by_key:
             assert numbers_by_key(arrived) == numbers_by_key(messages)
+
+    @checks("stalls")
+    async def test_a_stall_is_told_and_loses_nothing(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 40, keys=20)
+        await self.put(*messages[:20])
+        async with self.source("one", topic) as source:
+            held = await self.receive(source, 20)
+            await asyncio.to_thread(self.stall_broker)
+            try:
+                for delivery in held[:10]:
+                    await delivery.ack()
+                async with asyncio.timeout(2 * self.patience):
+                    with pytest.raises(BrokerUnavailableError) as told:
+                        await self.until_away(source)
+                assert str(told.value)
+            finally:
+                await asyncio.to_thread(self.resume_broker)
+            for delivery in held[10:]:
+                await delivery.nack()
+            await self.put(*messages[20:])
+            await self.handle_all(
+                source, [d.message for d in held[10:]] + messages[20:]
+            )
+
+    @checks("stalls")
+    async def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:
+        topic = await self.fresh_topic()
+        messages = numbered(topic, 4)
+        await self.put(*messages)
+        try:
+            async with asyncio.timeout(2 * self.patience):
+                async with self.source("one", topic) as source:
+                    deliveries = await self.receive(source, 4)
+                    await asyncio.to_thread(self.stall_broker)
+                    await deliveries[0].ack()
+        finally:
+            await asyncio.to_thread(self.resume_broker)
+        async with self.source("one", topic) as source:
+            await self.handle_all(source, [d.message for d in deliveries[1:]])

@@ -1,57 +1,22 @@
-"""The source suite: what is handed over, and what becomes of it when it is settled."""
+"""The source suite: what becomes of a delivery when it is settled."""
 
 import asyncio
 import time
 from contextlib import suppress
 from datetime import timedelta
 
-import pytest
-
 from inbox.testing.source_case import SourceCase
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.stranger import bytes_of
 from outbox.testing.conformance import checks
-from outbox.testing.samples import (
-    BINARY,
-    TEXTS,
-    differences,
-    full_message,
-    numbered,
-    numbers_by_key,
-)
+from outbox.testing.samples import numbered, numbers_by_key
 
 __all__ = ["SourceSettling"]
 
 
 class SourceSettling(SourceCase):
     """One consumer, one replica, a broker that is there."""
-
-    @checks()
-    async def test_a_message_is_handed_over_as_it_was_put(self) -> None:
-        message = full_message(await self.fresh_topic())
-        await self.put(message)
-        async with self.source("one", message.topic) as source:
-            (delivery,) = await self.receive(source, 1)
-            assert differences(message, delivery.message) == {}
-            assert (delivery.attempts, delivery.problem) == (0, None)
-
-    @checks()
-    @pytest.mark.parametrize("text", TEXTS, ids=ascii)
-    async def test_text_is_handed_over_as_it_was_put(self, text: str) -> None:
-        message = Message(await self.fresh_topic(), text.encode(), headers={"x": text})
-        await self.put(message)
-        async with self.source("one", message.topic) as source:
-            (delivery,) = await self.receive(source, 1)
-            assert differences(message, delivery.message) == {}
-
-    @checks()
-    async def test_binary_is_handed_over_as_it_was_put(self) -> None:
-        message = Message(await self.fresh_topic(), BINARY)
-        await self.put(message)
-        async with self.source("one", message.topic) as source:
-            (delivery,) = await self.receive(source, 1)
-            assert delivery.message.payload == BINARY
 
     @checks()
     async def test_an_ack_removes_and_may_be_repeated(self) -> None:

@@ -11,6 +11,7 @@ their own. A capability declared absent shows as a skip that says what is missin
 """
 
 from inbox.testing.source_case import Capabilities
+from inbox.testing.source_content import SourceContent
 from inbox.testing.source_outage import SourceOutage
 from inbox.testing.source_settling import SourceSettling
 from inbox.testing.source_sharing import SourceSharing
@@ -18,5 +19,5 @@ from inbox.testing.source_sharing import SourceSharing
 __all__ = ["Capabilities", "SourceSuite"]
 
 
-class SourceSuite(SourceSettling, SourceSharing, SourceOutage):
+class SourceSuite(SourceContent, SourceSettling, SourceSharing, SourceOutage):
     """Every test that a source has to pass; see `SourceCase` for the hooks."""

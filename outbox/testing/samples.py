@@ -9,8 +9,10 @@ from outbox.message import Message
 __all__ = [
     "AWKWARD_HEADERS",
     "BINARY",
+    "MAX_PAYLOAD_BYTES",
     "TEXTS",
     "TRACEPARENT",
+    "at_the_limit",
     "differences",
     "full_message",
     "numbered",
@@ -20,6 +22,8 @@ __all__ = [
 
 TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 BINARY: Final = bytes(range(256)) * 2
+# What the writer takes by default, less its headers: many brokers count these, too.
+MAX_PAYLOAD_BYTES: Final = 1024 * 1024 - 16 * 1024
 TEXTS: Final = (
     "ä ß é Ω я",
     "e\u0301 vs \u00e9",
@@ -83,6 +87,11 @@ def numbers_by_key(messages: Sequence[Message]) -> dict[str | None, list[int]]:
             seen.add(message.id)
             numbers.setdefault(message.key, []).append(int(message.payload))
     return numbers
+
+
+def at_the_limit(size: int) -> bytes:
+    """Give a binary payload of so many bytes."""
+    return (BINARY * (size // len(BINARY) + 1))[:size]
 
 
 def whole_of_unicode(size: int = 32 * 1024) -> list[str]:

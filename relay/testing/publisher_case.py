@@ -10,6 +10,7 @@ from uuid import uuid4
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
 from outbox.testing.conformance import capability
+from outbox.testing.samples import MAX_PAYLOAD_BYTES
 from relay.publisher import Acked, Confirmation, Publisher
 
 __all__ = ["Capabilities", "PublisherCase"]
@@ -57,7 +58,7 @@ class PublisherCase(ABC):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
-    max_payload_bytes: ClassVar[int] = 64 * 1024
+    max_payload_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
     patience: ClassVar[float] = 60.0
 
     @abstractmethod

@@ -9,6 +9,7 @@ from outbox.testing.samples import (
     BINARY,
     TEXTS,
     TRACEPARENT,
+    at_the_limit,
     differences,
     full_message,
     numbered,
@@ -56,9 +57,7 @@ class PublisherContent(PublisherCase):
 
     @checks()
     async def test_a_payload_at_the_limit_arrives(self) -> None:
-        payload = (BINARY * (self.max_payload_bytes // len(BINARY) + 1))[
-            : self.max_payload_bytes
-        ]
+        payload = at_the_limit(self.max_payload_bytes)
         message = Message(await self.fresh_topic(), payload)
         await self.publish(message)
         (arrived,) = await self.received(message.topic, 1)

@@ -77,6 +77,7 @@ class TestKafkaSource(SourceSuite):
         self.producer = Producer(
             client_config(private_kafka.url)
             | {"linger.ms": 0, "partitioner": "murmur2_random"}
+            | {"message.max.bytes": 1024 * 1024}
         )
         yield
         self.producer.purge()
@@ -115,3 +116,11 @@ class TestKafkaSource(SourceSuite):
     @override
     def start_broker(self) -> None:
         self.proxy.accept()
+
+    @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()

@@ -48,6 +48,7 @@ class TestMemorySource(SourceSuite):
         gets_strangers=False,
         takes_bytes=False,
         goes_away=False,
+        stalls=False,
     )
 
     @pytest.fixture(autouse=True)

@@ -131,5 +131,13 @@ class TestPostgresSource(SourceSuite):
         self.proxy.accept()
 
     @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
+
+    @override
     def cut_connections(self) -> None:
         self.proxy.cut()

@@ -125,6 +125,14 @@ class TestRabbitMQSource(SourceSuite):
         self.proxy.accept()
 
     @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
+
+    @override
     def cut_connections(self) -> None:
         self.proxy.cut()
 

@@ -108,5 +108,13 @@ class TestRedisSource(SourceSuite):
         self.proxy.accept()
 
     @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
+
+    @override
     def cut_connections(self) -> None:
         self.proxy.cut()

@@ -13,7 +13,7 @@ from inbox.testing.source_suite import SourceSuite
 from outbox import Message
 from outbox.sqs import SqsSettings
 from outbox.testing.conformance import checks
-from outbox.testing.samples import numbered
+from outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
 from outbox.testing.sqs import SqsServer
 from relay.publisher import Acked
 from relay.publishers.sqs import SqsPublisher
@@ -21,10 +21,15 @@ from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sqs import Aws
 
+# Of 256 KiB, less attributes; what is binary goes as base64.
+SNS_PAYLOAD_BYTES = (256 - 16) * 1024 * 3 // 4
+
 
 class TestSqsFifoPublisher(PublisherSuite):
     capabilities = Capabilities(deduplicates=True)
 
+    # What is binary goes as base64, which makes four bytes of three.
+    max_payload_bytes = MAX_PAYLOAD_BYTES * 3 // 4
     scheme: ClassVar[str] = "sqs"
     fifo: ClassVar[str] = ".fifo"
 
@@ -81,10 +86,17 @@ class TestSqsStandardPublisher(TestSqsFifoPublisher):
 
 class TestSnsPublisher(TestSqsFifoPublisher):
     scheme = "sns"
+    max_payload_bytes = SNS_PAYLOAD_BYTES
 
     @override
     async def prepare(self, topic: str) -> None:
         await self.aws.subscribe(topic + self.fifo, topic + self.fifo)
+
+
+class TestSnsStandardPublisher(TestSnsPublisher):
+    capabilities = Capabilities(ordered_by_key=False)
+
+    fifo = ""
 
 
 class TestSqsFifoSource(SourceSuite):
@@ -92,6 +104,7 @@ class TestSqsFifoSource(SourceSuite):
     capabilities = SourceCapabilities()
 
     hold = 2.0
+    max_payload_bytes = SNS_PAYLOAD_BYTES
     end: ClassVar[str] = ".fifo"
 
     @pytest.fixture(autouse=True)
@@ -152,6 +165,14 @@ class TestSqsFifoSource(SourceSuite):
     @override
     def start_broker(self) -> None:
         self.proxy.accept()
+
+    @override
+    def stall_broker(self) -> None:
+        self.proxy.stall()
+
+    @override
+    def resume_broker(self) -> None:
+        self.proxy.resume()
 
 
 class TestSqsStandardSource(TestSqsFifoSource):
