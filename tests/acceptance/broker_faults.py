@@ -145,7 +145,7 @@ class BrokerFaults(ABC):
         self.figures("went on after s", round(seconds, 2))
         self.figures("after failed trials", failed)
         assert failed <= _FAILED_TRIALS
-        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
+        self.inspection.wait_until_settled()
         arrivals = self.arrivals()
         arrived = by_first_appearance(arrivals)
         expected = self.writer.numbers()

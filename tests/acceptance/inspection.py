@@ -1,6 +1,7 @@
 """A look into the database: what is settled, who holds lanes, who is connected."""
 
 from collections import defaultdict
+from functools import partial
 from typing import Any, Literal, Self, TypeAlias
 
 import psycopg
@@ -67,6 +68,15 @@ class Inspection:
         condition = "published_at IS NULL AND dead_lettered_at IS NULL"
         return int(self._count(condition))
 
+    def wait_until_settled(self, *, seconds: float = 90) -> None:
+        """Wait until no message is unsettled; fail when none was for so long."""
+        while left := self.unsettled():
+            what = f"fewer than {left} messages are unsettled"
+            wait_for(what, partial(self._has_fewer, left), seconds=seconds)
+
+    def _has_fewer(self, unsettled: int) -> bool:
+        return self.unsettled() < unsettled
+
     def published(self) -> set[str]:
         """The ids of those marked as published."""
         query = "SELECT id::text FROM outbox.message WHERE published_at IS NOT NULL"
@@ -90,7 +100,7 @@ class Inspection:
 
     def terminate(self, relay: int, part: Part) -> set[int]:
         """End the server processes behind a part of a relay, and give them."""
-        pids = self.backends(relay, part)
+        pids = wait_for(f"a connection for {part}", lambda: self.backends(relay, part))
         self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS pid", [*pids])
         return pids
 

@@ -33,9 +33,9 @@ def test_a_relay_that_loses_a_connection_comes_back_by_itself(
         f"another connection for {part}",
         lambda: inspection.backends(relay.pid, part) - gone,
     )
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     writer.add(200)
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
 
     assert relay.is_running()
     assert slow_sink.numbers() == writer.numbers()
@@ -62,7 +62,7 @@ def test_another_takes_over_when_a_lease_was_cut(
     for relay in (cut, other):
         slow_sink.wait_for_relay(relay.pid)
     inspection.terminate(cut.pid, "lease")
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
 
     assert slow_sink.numbers() == writer.numbers()
     assert slow_sink.duplicates() <= IN_FLIGHT

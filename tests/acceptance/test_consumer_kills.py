@@ -44,7 +44,7 @@ def test_every_message_has_its_effect_once_though_consumers_are_killed(
         handling.pop().kill()
         handling.append(counters.start(broker.url))
     counters.wait_for_count(writer.added)
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
 
     numbers = counters.numbers()

@@ -45,7 +45,7 @@ def test_a_frozen_relay_loses_its_lanes_and_publishes_nothing_stale(
 
     writer.add(4_000)
     wait_for("it publishes again", lambda: slow_sink.count_of(frozen.pid) > before)
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     assert slow_sink.numbers() == writer.numbers()
 
 
@@ -64,7 +64,7 @@ def test_a_relay_that_thaws_while_another_publishes_its_lanes_overtakes_nothing(
     wait_for("the other goes on", lambda: slow_sink.count() > published + 500)
     frozen.thaw()
     wait_for("it publishes again", lambda: slow_sink.count_of(frozen.pid) > before)
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
 
     assert slow_sink.numbers() == writer.numbers()
     # What was in flight when it froze comes from the other again, and nothing else.

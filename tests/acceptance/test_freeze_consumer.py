@@ -87,7 +87,7 @@ def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
     assert counters.receipts() == COUNT
 
     writer.add(COUNT)
-    wait_for("all is settled", lambda: not inspection.unsettled(), seconds=120)
+    inspection.wait_until_settled()
     wait_for("all is acked", lambda: not counters.waiting(), seconds=240)
     assert counters.numbers() == writer.numbers()
     assert counters.count_of(frozen.pid) > 0

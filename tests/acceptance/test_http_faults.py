@@ -9,7 +9,6 @@ from typing_extensions import override
 from tests.acceptance.broker_faults import Arrival, BrokerFaults, by_first_appearance
 from tests.acceptance.hook import Hook
 from tests.fixtures.http import SECRET, SECRET_ENV
-from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.fault
 
@@ -50,6 +49,6 @@ class TestHttp(BrokerFaults):
         relay.wait_for_log("BrokerLost", times=5)
         assert self.inspection.charged() == charged
         self.hook.open()
-        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
+        self.inspection.wait_until_settled()
         assert by_first_appearance(self.hook.arrivals()) == self.writer.numbers()
         assert self.inspection.charged() == charged

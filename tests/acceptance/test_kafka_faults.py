@@ -109,7 +109,7 @@ class TestKafka(BrokerFaults):
         appends again what an idempotent producer sends again.
         """
         self.proxy.slow(0)
-        wait_for("all is settled", lambda: not self.inspection.unsettled(), seconds=120)
+        self.inspection.wait_until_settled()
         arrivals = self.arrivals()
         assert by_first_appearance(arrivals) == self.writer.numbers()
         assert len(arrivals) <= self.count + times * IN_FLIGHT

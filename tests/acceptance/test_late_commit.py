@@ -11,7 +11,6 @@ from outbox.message import Message
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
-from tests.fixtures.waiting import wait_for
 
 KEY = "late"
 
@@ -45,5 +44,5 @@ def test_a_message_that_commits_late_is_not_overtaken_by_later_ones_of_its_key(
     with Session(engine) as next_of_key, next_of_key.begin():
         add(next_of_key, KEY, 1)
     engine.dispose()
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     assert sink.numbers()[KEY] == [0, 1]

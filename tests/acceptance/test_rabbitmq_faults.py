@@ -15,7 +15,6 @@ from tests.acceptance.broker_faults import (
 )
 from tests.fixtures.processes import RunningProcess
 from tests.fixtures.rabbitmq import bind, channel_of, drain
-from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.fault
 
@@ -54,7 +53,7 @@ class RabbitMQFaults(BrokerFaults):
         arrivals = self.arrivals()
         assert by_first_appearance(arrivals) == self.writer.numbers()
         assert len(arrivals) == self.count
-        wait_for("all is settled", lambda: not self.inspection.unsettled())
+        self.inspection.wait_until_settled()
         assert self.inspection.charged() == 0
         assert "KeyBlocked" not in relay.log()
 

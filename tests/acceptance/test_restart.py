@@ -49,7 +49,7 @@ def test_relays_survive_a_restart_of_postgresql(
     back_at, arrived = time.monotonic(), len(slow_sink.arrivals())
     wait_for("a relay goes on", lambda: len(slow_sink.arrivals()) > arrived + 100)
     figures(f"back after a restart ({mode})", f"{time.monotonic() - back_at:.1f} s")
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     assert slow_sink.numbers() == writer.numbers()
 
     inspection.wait_for_sleepers()

@@ -46,7 +46,7 @@ class Reader:
         """Take out what is left, and end."""
         self._enough.set()
         if self._reading is not None:
-            self._reading.result(timeout=120)
+            self._reading.result(timeout=600)
             self._reading = None
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ def test_a_relay_that_is_terminated_settles_what_was_acked(
         assert inspection.published() == {a.id for a in slow_sink.arrivals()}
 
     relays.start(slow_sink.url, *OPTIONS)
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     assert slow_sink.numbers() == writer.numbers()
     assert slow_sink.duplicates() == 0
 
@@ -45,7 +45,7 @@ def test_lanes_of_a_terminated_relay_go_over_without_a_duplicate(
         leaving.terminate()
         running.append(relays.start(slow_sink.url, *OPTIONS, "--lease=2"))
         assert leaving.wait() == 0
-    wait_for("all is settled", lambda: not inspection.unsettled())
+    inspection.wait_until_settled()
     assert slow_sink.numbers() == writer.numbers()
     assert slow_sink.duplicates() == 0
 

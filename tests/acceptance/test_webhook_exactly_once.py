@@ -60,7 +60,7 @@ def test_each_message_has_its_effect_once_though_both_sides_are_killed(
         else:
             relay.kill()
             relay = relays.start(broker, *OPTIONS)
-    wait_for("all is settled", lambda: not inspection.unsettled(), seconds=200)
+    inspection.wait_until_settled()
     assert counters.numbers() == writer.numbers()
     assert counters.receipts() == writer.added
     assert inspection.charged() == 0

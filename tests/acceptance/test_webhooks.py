@@ -111,7 +111,7 @@ def write_all(
     return said
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.fault
 def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
     webhooks: Sequence[Webhook],
