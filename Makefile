@@ -21,6 +21,11 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
 
+# What is tested once more with the server in a container.
+PARTITION_TESTS := $(patsubst %,tests/migrations/test_%.py,upkeep detach fallback held \
+  intervals partitions_command maintain_command up_and_down) \
+  tests/postgres/test_rights.py tests/postgres/test_definer_functions.py
+
 # What the image of relay and consumer is to have.
 IMAGE_EXTRAS := migrations binary asyncpg redis kafka rabbitmq nats sqs http \
   jsonschema msgspec pydantic
@@ -38,6 +43,10 @@ needs += $(filter redis rabbitmq nats,$(ARGS))
 endif
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker
+endif
+# Tests that change a server's settings have one of this machine.
+ifneq ($(filter containers,$(MAKECMDGOALS)),)
+needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter matrix,$(MAKECMDGOALS)),)
 needs += debootstrap
@@ -73,7 +82,8 @@ images: packages ## Build the images of docker/, without a registry if need be
 	@docker/engine docker/build-images
 
 containers: packages $(READY) ## Build the images and test what runs in containers
-	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers $(ARGS)'
+	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers $(ARGS) && \
+	  $(BIN)/pytest -n $(WORKERS) $(PARTITION_TESTS)'
 
 matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as root
 	@docker/matrix $(ARGS)
