@@ -238,8 +238,9 @@ async def test_every_transaction_about_a_job_is_limited(
         async with running(consumer) as events:
             await events.wait_for(outcome)
 
-    look, *first = [then for this, then in pairwise(seen) if this == "BEGIN"]
-    assert look.startswith("SELECT 1 FROM inbox.receipt")
+    inbox, kept, *first = [then for this, then in pairwise(seen) if this == "BEGIN"]
+    assert inbox.startswith("SELECT 1 FROM inbox.receipt")
+    assert "outbox.partition_policy" in kept
     assert len(first) > 2
     assert all(statement.startswith("SELECT set_config") for statement in first)
     assert effects(url) == noted

@@ -81,5 +81,6 @@ async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
             async with running(consumer) as events:
                 await events.wait_for(MessageHandled, 3)
 
-    look = ["SELECT 1 FROM", "COMMIT"]  # before the first: is the inbox there?
+    # Before the first: is the inbox there, and are receipts kept for long enough?
+    look = ["SELECT 1 FROM", "COMMIT", "-- Does: Read", "COMMIT"]
     assert seen == look + [*RECEIPT, *OWN] * 3
