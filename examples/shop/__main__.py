@@ -15,12 +15,13 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import sessionmaker
 
 from examples.shop import outage, tally
-from examples.shop.brokers import CONSUMERS, NAMES, Broker, broker
+from examples.shop.brokers import NAMES, Broker, broker
 from examples.shop.model import Base
 from examples.shop.orders import Shop
 from examples.shop.partitions import show_partitions
 from examples.shop.processes import Processes
 from examples.shop.stage import Stage, say, verdict
+from examples.shop.topics import CONSUMERS
 from outbox import uuid7
 from outbox.command import DATABASE_VARIABLE
 from outbox.database import sqlalchemy_url

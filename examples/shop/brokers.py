@@ -5,14 +5,14 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from examples.shop.orders import TOPIC
+from examples.shop.topics import make_topic
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port
 from outbox.url import take_options
 
-CONSUMERS: Final = ("billing", "shipping")
 NAMES: Final = ("postgres", "redis", "rabbitmq", "nats", "kafka", "sns", "http")
 
 _ONE_QUEUE: Final = (
@@ -87,7 +87,7 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
 
         with sqs_server() as aws:
             url = f"{aws.url('sns')}&fifo=true&wait=1"
-            asyncio.run(_make_topic(url))
+            asyncio.run(make_topic(url))
             yield Broker(url, repeats=False, options="visibility=5")
     elif wanted == "http":
         if importlib.util.find_spec("uvicorn") is None:
@@ -121,32 +121,3 @@ def _given(url: str) -> Broker:
             "keep an order; make them, and add fifo=true to the URL"
         )
     return Broker(url, repeats=scheme not in {"nats", "tls", "sns"})
-
-
-async def _make_topic(url: str) -> None:
-    """Make the topic of SNS, and a queue of each consumer that gets what it gets."""
-    from outbox.sqs import SqsSettings
-
-    settings = SqsSettings.from_url(url)
-    name = TOPIC.replace(".", "-")
-
-    async def call(service: str, action: str, **arguments: Any) -> Any:
-        async with settings.client(service, connections=1, read_timeout=30) as client:
-            return await getattr(client, action)(**arguments)
-
-    made = await call(
-        "sns", "create_topic", Name=f"{name}.fifo", Attributes={"FifoTopic": "true"}
-    )
-    for consumer in CONSUMERS:
-        queue = f"{consumer}-{name}.fifo"
-        await call(
-            "sqs", "create_queue", QueueName=queue, Attributes={"FifoQueue": "true"}
-        )
-        await call(
-            "sns",
-            "subscribe",
-            TopicArn=made["TopicArn"],
-            Protocol="sqs",
-            Endpoint=f"arn:aws:sqs:eu-west-1:123456789012:{queue}",
-            Attributes={"RawMessageDelivery": "true"},
-        )

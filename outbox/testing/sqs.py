@@ -19,31 +19,7 @@ from outbox.testing.lifetime import free_port, private_directory, wait_until, wa
 
 __all__ = ["SqsServer", "sqs_server"]
 
-# Mends what stands in the way of tests. Its threads share queues without locks: each
-# request has to run in one piece. It asks the time for each message in a queue, by a
-# clock that takes microseconds. While a poll waits for a group of a FIFO queue, it
-# spins. And of a group whose time is over it can give out a part, or the last first.
-PROGRAM = """
-import sys, time
-sys.setswitchinterval(5)
-from moto.server import main
-from moto.sqs import models
-
-def messages(queue):
-    visible = [m for m in queue._messages if m.visible and not m.delayed]
-    queue.pending_messages.difference_update(visible)
-    if not queue.fifo_queue:
-        return visible
-    held = {m.group_id for m in queue.pending_messages}
-    return [m for m in visible if m.group_id not in held]
-
-models.unix_time = time.time
-models.unix_time_millis = lambda: time.time() * 1000
-models.Queue.wait_for_messages = lambda self, timeout: time.sleep(0.01)
-models.Queue.messages = property(messages)
-models.Queue.pending_message_groups = property(lambda self: set())
-main(sys.argv[1:])
-"""
+PROGRAM = Path(__file__).with_name("sqs_program.py")
 
 HEADERS = {
     "X-Amz-Target": "AmazonSQS.ListQueues",
@@ -83,7 +59,7 @@ class SqsServer:
         log = self._directory / "moto.log"
         with log.open("wb") as output:
             self._process = process = subprocess.Popen(
-                [sys.executable, "-I", "-c", PROGRAM, "-p", str(self._port)],
+                [sys.executable, "-I", PROGRAM, "-p", str(self._port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -1,0 +1,48 @@
+"""What has to be made before the shop opens: `python -m examples.shop.topics`.
+
+Most brokers make a topic when it is used. With SNS it is made here, with a queue for
+each consumer.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from examples.shop.orders import TOPIC
+from outbox.command import BROKER_VARIABLE, url_of
+
+CONSUMERS: Final = ("billing", "shipping")
+
+
+async def make_topic(url: str) -> None:
+    """Make the topic of SNS, and a queue of each consumer that gets what it gets."""
+    from outbox.sqs import SqsSettings
+
+    settings = SqsSettings.from_url(url)
+    name = TOPIC.replace(".", "-")
+
+    async def call(service: str, action: str, **arguments: Any) -> Any:
+        async with settings.client(service, connections=1, read_timeout=30) as client:
+            return await getattr(client, action)(**arguments)
+
+    made = await call(
+        "sns", "create_topic", Name=f"{name}.fifo", Attributes={"FifoTopic": "true"}
+    )
+    for consumer in CONSUMERS:
+        queue = f"{consumer}-{name}.fifo"
+        await call(
+            "sqs", "create_queue", QueueName=queue, Attributes={"FifoQueue": "true"}
+        )
+        await call(
+            "sns",
+            "subscribe",
+            TopicArn=made["TopicArn"],
+            Protocol="sqs",
+            Endpoint=f"arn:aws:sqs:eu-west-1:123456789012:{queue}",
+            Attributes={"RawMessageDelivery": "true"},
+        )
+
+
+if __name__ == "__main__":
+    broker = url_of(None, "broker", BROKER_VARIABLE)
+    if broker.startswith("sns:"):
+        asyncio.run(make_topic(broker))
