@@ -42,7 +42,7 @@ def test_the_processes_log_in_with_their_own_roles(shop: Project) -> None:
 
 def test_no_password_is_in_the_environment_of_a_container(shop: Project) -> None:
     secrets = [path.read_text() for path in (DOCKER / "secrets").glob("*-password")]
-    assert len(secrets) == 5
+    assert len(secrets) == 6
     for service in ("database", "migrations", "roles", "broker", *LASTING):
         told = json.dumps(inspect(shop, service))
         assert not [secret for secret in secrets if secret in told]
@@ -95,7 +95,7 @@ def test_a_process_that_stands_still_has_no_pulse_until_it_goes_on(
     wait_for("the pulse again", beats, seconds=PATIENCE)
 
 
-@pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq", "sns"])
 def test_with_another_broker_all_is_the_same_and_a_stop_drains(
     broker: str, request: pytest.FixtureRequest
 ) -> None:
@@ -109,3 +109,17 @@ def test_with_another_broker_all_is_the_same_and_a_stop_drains(
         assert project.psql("SELECT count(*) FROM inbox.delivery") == "0"
         project.compose("stop", *LASTING)
         assert {project.state(name)["ExitCode"] for name in LASTING} == {0}
+
+
+def test_the_image_with_postgresql_15_does_the_same(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not request.config.getoption("--full"):
+        pytest.skip("minutes to make the image: with --full")
+    run(str(DOCKER / "build-images"), "15")
+    monkeypatch.setenv("PILLARBOX_POSTGRES_IMAGE", "pillarbox-postgres:15")
+    with running_project() as project:
+        assert project.psql("SHOW server_version").startswith("15.")
+        sell(project)
+        project.outbox("maintain")
+        assert project.outbox("maintain", "--dry-run").stdout == "nothing to do\n"
