@@ -17,6 +17,7 @@ _REMEDY: Final = (
     "use postgresql://user:password@host:port/database, and write what is special in "
     "user and password as %40 for @"
 )
+_UNKNOWN_OPTION: Final = "invalid URI query parameter"
 # A peer that vanished without a word is noticed within about 25 s.
 _SETTINGS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -44,8 +45,11 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     try:
         given = conninfo_to_dict(f"postgresql://{rest}")
     except (psycopg.ProgrammingError, UnicodeError) as error:
-        # Behind the colon libpq quotes the URL or the password.
-        problem = str(error).partition(":")[0]
+        # Behind the colon libpq quotes the URL or the password; or the name of an
+        # option, which is part of a password if there is an @ behind it.
+        problem, _, quoted = str(error).partition(":")
+        if problem == _UNKNOWN_OPTION and "@" not in rest.partition("?")[2]:
+            problem += f" {quoted.strip()}"
         raise ConfigError(
             f"database URL {without_password(url)}: {problem}; {_REMEDY}"
         ) from None

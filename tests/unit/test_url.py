@@ -36,6 +36,7 @@ _TAILS = [
     "someone:hemlighet/@host",
     "someone:hemlighet#@host",
     "someone:hemlighet?@host",
+    "someone:x?hemlighet=1@host",
     "someone:hemlighet@@host",
     "someone:hemlighet%zz@host",
     "someone:hemlighet%00@host",
