@@ -9,7 +9,7 @@ DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
 # What to pass on to the command: make demo ARGS=--help
 ARGS ?=
 # How many processes share the tests.
-WORKERS ?= 2
+WORKERS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin
