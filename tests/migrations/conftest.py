@@ -8,14 +8,14 @@ import pytest
 
 from outbox.cli import main
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.postgres import Template, one_at_a_time
 
 Findings: TypeAlias = list[dict[str, str]]
 Doctor: TypeAlias = Callable[[str], tuple[int, Findings]]
 
 
 @pytest.fixture
-def alone(server: PostgresServer, template_database: str) -> Iterator[None]:
+def alone(server: PostgresServer, template: Template) -> Iterator[None]:
     with one_at_a_time(server):
         yield
 

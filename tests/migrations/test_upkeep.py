@@ -9,7 +9,7 @@ import pytest
 
 from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import one_at_a_time
+from tests.fixtures.postgres import Template, one_at_a_time
 from tests.fixtures.relay import execute
 
 Connection = psycopg.Connection[Any]
@@ -85,7 +85,7 @@ def test_a_new_schema_has_a_week_ahead_no_default_and_no_gap(upkeep: Upkeep) -> 
 
 
 def test_bounds_are_midnights_in_utc_whatever_the_server_s_time_zone(
-    server: PostgresServer, empty_database_url: str, template_database: str
+    server: PostgresServer, empty_database_url: str, template: Template
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
     zone = f"ALTER DATABASE \"{name}\" SET timezone = 'Pacific/Chatham'"

@@ -11,7 +11,7 @@ import pytest
 
 from outbox.statement import load
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import Template, new_database
 
 DAYS_BACK = 5
 Node: TypeAlias = dict[str, Any]
@@ -104,9 +104,9 @@ def today() -> datetime:
 
 @pytest.fixture(scope="session")
 def filled_url(
-    server: PostgresServer, template_database: str, today: datetime
+    server: PostgresServer, template: Template, today: datetime
 ) -> Iterator[str]:
-    with new_database(server, "pillarbox_plans", template_database) as name:
+    with new_database(server, "pillarbox_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET timezone = 'UTC'")

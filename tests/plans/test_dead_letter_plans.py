@@ -12,7 +12,7 @@ import pytest
 
 from outbox.dead_letters import Criteria, Schema, Statement, statement
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import Template, new_database
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "dead-letters.md"
 QUESTIONS = re.findall(r"```sql\n(-- .*?)```", PAGE.read_text(), re.DOTALL)
@@ -50,10 +50,10 @@ Ask: TypeAlias = Callable[..., Plan]
 
 @pytest.fixture(scope="module")
 def filled(
-    server: PostgresServer, template_database: str
+    server: PostgresServer, template: Template
 ) -> Iterator[psycopg.Connection[Any]]:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    with new_database(server, "pillarbox_plans", template_database) as name:
+    with new_database(server, "pillarbox_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET timezone = 'UTC'")

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from outbox.statement import load
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import Explained, Node
 
 DAY = timedelta(days=1)
@@ -67,10 +67,10 @@ def today() -> datetime:
 
 @pytest.fixture(scope="module")
 def flooded_url(
-    server: PostgresServer, template_database: str, today: datetime
+    server: PostgresServer, template: Template, today: datetime
 ) -> Iterator[str]:
     """A flood of one tenant, known to the planner; then five rows of another."""
-    with new_database(server, "pillarbox_inbox_plans", template_database) as name:
+    with new_database(server, "pillarbox_inbox_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET timezone = 'UTC'")

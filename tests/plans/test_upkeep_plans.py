@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import Template, new_database
 
 ROWS = 5_000
 DAYS_AGO = 40
@@ -82,12 +82,12 @@ UNREAD = [(0, 0, True)]
 
 @pytest.fixture(scope="module", params=STATISTICS)
 def settled(
-    request: pytest.FixtureRequest, server: PostgresServer, template_database: str
+    request: pytest.FixtureRequest, server: PostgresServer, template: Template
 ) -> Iterator[str]:
     """A database with an expired day of settled rows in each table."""
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     at = midnight - timedelta(days=DAYS_AGO)
-    with new_database(server, "pillarbox_upkeep_plans", template_database) as name:
+    with new_database(server, "pillarbox_upkeep_plans", template) as name:
         url = server.database_url(name)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("SET timezone = 'UTC'")

@@ -13,7 +13,7 @@ import outbox
 from outbox import Message
 from outbox.database import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import Template, new_database
 from tests.postgres.rights import ADD, ALLOWED, DETACH, FORBIDDEN, ON_A_PARTITION
 
 As: TypeAlias = Callable[[str], AbstractContextManager[psycopg.Connection[Any]]]
@@ -29,9 +29,9 @@ def pairs(table: dict[str, list[str]]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def acting(server: PostgresServer, template_database: str) -> Iterator[As]:
+def acting(server: PostgresServer, template: Template) -> Iterator[As]:
     """One database for all: what one test leaves behind disturbs no other."""
-    with new_database(server, "pillarbox_rights", template_database) as name:
+    with new_database(server, "pillarbox_rights", template) as name:
 
         @contextmanager
         def act(role: str) -> Iterator[psycopg.Connection[Any]]:

@@ -7,15 +7,15 @@ import pytest
 from psycopg.rows import TupleRow
 
 from outbox.testing.postgres import PostgresServer
-from tests.fixtures.postgres import new_database
+from tests.fixtures.postgres import Template, new_database
 
 
 @pytest.fixture(scope="module")
 def connection(
-    server: PostgresServer, template_database: str
+    server: PostgresServer, template: Template
 ) -> Iterator[psycopg.Connection[TupleRow]]:
     with (
-        new_database(server, "pillarbox_properties", template_database) as name,
+        new_database(server, "pillarbox_properties", template) as name,
         psycopg.connect(server.database_url(name), autocommit=True) as connection,
     ):
         yield connection
