@@ -3,11 +3,14 @@
 import asyncio
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres.lanes import Claimed
+from inbox.sources.postgres.queue import Queue
 from inbox.testing.crash import die_holding
 from outbox import Message
 from relay.publishers.postgres import PostgresPublisher
@@ -106,3 +109,28 @@ async def test_a_failure_of_what_was_counted_counts_once(database_url: str) -> N
             assert delivery.attempts == failures
             await delivery.nack(timedelta(milliseconds=1))
     assert attempts(database_url) == [3]
+
+
+async def test_what_its_last_holder_changes_meanwhile_is_not_overtaken_by_its_key(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(database_url, SUBSCRIBE)
+    await publish(database_url, *numbered(4))
+    hand_out = Queue.hand_out
+    changes = ["UPDATE inbox.delivery SET attempts = 1 WHERE payload = '1'"]
+
+    def change_and_hand_out(queue: Queue, *arguments: Any) -> list[Claimed]:
+        rows = hand_out(queue, *arguments)
+        while rows and changes:
+            execute(database_url, changes.pop())
+        return rows
+
+    monkeypatch.setattr(Queue, "hand_out", change_and_hand_out)
+    came: list[int] = []
+    async with source(database_url) as consumer:
+        while len(came) < 4:
+            for delivery in await receive(consumer, 1):
+                came.append(int(delivery.message.payload))
+                await delivery.ack()
+    assert came == [0, 1, 2, 3]
+    assert attempts(database_url) == [1, 2, 1, 1]

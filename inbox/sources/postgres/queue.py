@@ -133,24 +133,39 @@ class Queue:
         self._tenants.handed_out(len(rows))
         return rows
 
-    async def count_attempts(self, rows: Sequence[Claimed]) -> list[Claimed]:
-        """Count an attempt for the suspects among rows; give those still to handle."""
+    async def count_attempts(
+        self, rows: Sequence[Claimed]
+    ) -> tuple[list[Claimed], list[Claimed]]:
+        """Count an attempt for the suspects among rows.
+
+        Returns:
+            Those to handle, and those to give back: of their key one comes first that
+            whoever had the lane before changed meanwhile, so it is to be read anew.
+        """
         suspects = self._suspects.hand_out(rows)
         if not suspects:
-            return list(rows)
+            return list(rows), []
         counted = await self._execute(
             "count_attempts",
             **_span(suspects),
             attempts=[row.attempts for row in suspects],
         )
-        gone = {row.seq for row in suspects} - {seq for (seq,) in counted}
+        changed = {row.seq for row in suspects} - {seq for (seq,) in counted}
+        keys: set[str] = set()
+        kept: list[Claimed] = []
+        behind: list[Claimed] = []
         for row in rows:
-            if row.seq in gone:
-                # Settled by whoever had the lane before.
+            if row.seq in changed:
                 self._suspects.settle(row)
                 self._suspects.wrote(row)
                 self._lanes.give_back(row)
-        return [row for row in rows if row.seq not in gone]
+                if row.message.key is not None:
+                    keys.add(row.message.key)
+            elif row.message.key in keys:
+                behind.append(row)
+            else:
+                kept.append(row)
+        return kept, behind
 
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes down, after which their deliveries are held no longer.

@@ -260,9 +260,11 @@ class PostgresSource:
         await self._queue.claim_tenants(self._lease.lanes, without)
         rows = self._queue.hand_out(limit, self._lease.lanes, without)
         try:
-            counted = await self._queue.count_attempts(rows)
+            kept, behind = await self._queue.count_attempts(rows)
         except BaseException:
             for row in rows:
                 self.nacked(row, None)
             raise
-        return [PostgresDelivery(self, row) for row in counted]
+        for row in behind:
+            self.nacked(row, None)
+        return [PostgresDelivery(self, row) for row in kept]
