@@ -1,6 +1,7 @@
 """The RabbitMQ publisher beyond the suite: routing, refusals, rights and the wire."""
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
+from tests.fixtures.waiting import wait_for
 
 PERMISSIONS = ("set_permissions", "writer", "^$", ".*", ".*")
 
@@ -229,6 +231,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
 async def test_amqps_checks_who_the_server_is(authority: Path) -> None:
     port = free_port()
     settings = {
@@ -239,6 +246,7 @@ async def test_amqps_checks_who_the_server_is(authority: Path) -> None:
     with rabbitmq_server(settings) as server:
         plain = f"{server.url}?exchange=test"
         bind(plain, "orders")
+        wait_for("the listener for TLS", lambda: is_listening(port))
         secure = f"amqps://guest:guest@127.0.0.1:{port}?exchange=test"
         trusted = f"{secure}&cacertfile={authority / 'ca.pem'}"
         async with RabbitMQPublisher.from_url(trusted) as publisher:
