@@ -2,54 +2,46 @@
 
 import json
 import shutil
-import signal
 import socket
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from outbox.errors import ConfigError, OutboxError
-from outbox.testing.lifetime import free_port, private_directory, wait_until, watched
+from typing_extensions import override
+
+from outbox.errors import ConfigError
+from outbox.testing.lifetime import private_directory
+from outbox.testing.server import PrivateServer
 
 __all__ = ["NatsServer", "nats_server"]
 
 
-class NatsServer:
+class NatsServer(PrivateServer):
     """One server: its directory, its port and its life. Its streams survive."""
 
     def __init__(
         self, program: str, directory: Path, settings: Mapping[str, Any]
     ) -> None:
+        super().__init__(directory)
         self._program = program
-        self._directory = directory
         self._settings = dict(settings)
-        self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where it is, the same after each start."""
-        return f"nats://127.0.0.1:{self._port}"
-
-    @property
-    def pid_file(self) -> Path:
-        """Where the process id of the running server stands."""
-        return self._directory / "nats.pid"
+        return f"nats://127.0.0.1:{self.port}"
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Have other settings from the next start on."""
         self._settings = dict(settings)
 
-    def start(self) -> None:
-        """Start, and return when it answers."""
+    @override
+    def command(self) -> Sequence[str]:
         own = {
             "host": "127.0.0.1",
-            "port": self._port,
-            "pid_file": str(self.pid_file),
-            "log_file": str(self._directory / "nats.log"),
-            "jetstream": {"store_dir": str(self._directory / "store")},
+            "port": self.port,
+            "jetstream": {"store_dir": str(self.directory / "store")},
         }
         for name, value in self._settings.items():
             if name == "jetstream" and isinstance(value, dict):
@@ -58,43 +50,15 @@ class NatsServer:
                 own.pop(name)
             else:
                 own[name] = value
-        configuration = self._directory / "nats.conf"
+        configuration = self.directory / "nats.conf"
         # What it takes for its own syntax includes JSON.
         configuration.write_text(json.dumps(own))
-        self._process = process = subprocess.Popen(
-            [self._program, "-c", str(configuration)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        done = wait_until(
-            lambda: process.poll() is not None or self._answers(), seconds=60
-        )
-        if not done or process.poll() is not None:
-            self.kill()
-            log = self._directory / "nats.log"
-            report = log.read_text(errors="replace") if log.exists() else "no log"
-            raise OutboxError(f"{self._program} doesn't answer: {report[-2000:]}")
+        return [self._program, "-c", str(configuration)]
 
-    def stop(self) -> None:
-        """Stop in order, and return when it is over."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Stop as a crash does."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(timeout=60)
-            self._process = None
-        self.pid_file.unlink(missing_ok=True)
-
-    def _answers(self) -> bool:
+    @override
+    def answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self._port), 1) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
                 return connection.recv(5) == b"INFO "
         except OSError:
             return False
@@ -115,11 +79,8 @@ def nats_server(settings: Mapping[str, Any] | None = None) -> Iterator[NatsServe
             "no nats-server on PATH; install it (Debian: nats-server) or give "
             "the URL of a server"
         )
-    with private_directory("pillarbox-nats-") as directory:
-        server = NatsServer(program, directory, settings or {})
-        with watched(directory, server.pid_file, signal.SIGKILL):
-            try:
-                server.start()
-                yield server
-            finally:
-                server.kill()
+    with (
+        private_directory("pillarbox-nats-") as directory,
+        NatsServer(program, directory, settings or {}).running() as server,
+    ):
+        yield server

@@ -10,18 +10,20 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from typing_extensions import override
+
 from outbox.errors import ConfigError, OutboxError
-from outbox.testing.lifetime import free_port, private_directory, wait_until, watched
+from outbox.testing.lifetime import free_port, private_directory, watched
+from outbox.testing.server import PrivateServer
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]
 
 # Where Debian has the programs, outside of PATH; those on PATH want another user.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
-_START = 90
 # Which log a quorum queue has stands in a table that is written when it hasn't been
 # used for half a second; from RabbitMQ 3.13.4 on, at once.
 _WRITE_NAMES = (
@@ -31,55 +33,39 @@ _WRITE_NAMES = (
 _PROTOCOL = b"AMQP\x00\x00\x09\x01"
 
 
-class RabbitMQServer:
+class RabbitMQServer(PrivateServer):
     """One node: its directory, its ports and its life."""
 
+    seconds_to_start = 90
+
     def __init__(self, directory: Path, epmd_port: int, settings: Mapping[str, str]):
-        self._directory = directory
+        super().__init__(directory)
         self._settings = settings
-        self._port = free_port()
-        self._environment = _environment(directory, self._port, epmd_port)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._environment = _environment(directory, self.port, epmd_port)
 
     @property
     def url(self) -> str:
         """Where it is, the same after each start."""
-        return f"amqp://guest:guest@127.0.0.1:{self._port}"
+        return f"amqp://guest:guest@127.0.0.1:{self.port}"
 
-    @property
-    def pid_file(self) -> Path:
-        """Where the process id of the running server stands."""
-        return self._directory / "rabbitmq.pid"
-
-    def start(self) -> None:
-        """Start, and return when it takes connections."""
+    @override
+    def command(self) -> Sequence[str]:
         lines = [f"{name} = {value}" for name, value in self._settings.items()]
-        (self._directory / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
-        with (self._directory / "output").open("wb") as output:
-            self._process = process = subprocess.Popen(
-                [_program("rabbitmq-server"), "-noinput"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self._directory,
-                env=self._environment,
-                start_new_session=True,
-            )
-        wait_until(
-            lambda: self._answers() or process.poll() is not None, seconds=_START
-        )
-        if not self._answers() or process.poll() is not None:
-            self.kill()
-            report = (self._directory / "output").read_text(errors="replace")
-            raise OutboxError(f"rabbitmq-server doesn't answer: {report[-2000:]}")
+        (self.directory / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
+        return [_program("rabbitmq-server"), "-noinput"]
 
-    def stop(self) -> None:
-        """Stop in order, and return when it is over."""
-        self._end(signal.SIGTERM)
+    @override
+    def environment(self) -> Mapping[str, str]:
+        return self._environment
 
-    def kill(self) -> None:
-        """Stop as a crash does."""
-        self._end(signal.SIGKILL)
+    @override
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                connection.sendall(_PROTOCOL)
+                return connection.recv(1) == b"\x01"
+        except OSError:
+            return False
 
     def control(self, *arguments: str) -> str:
         """Run rabbitmqctl and give what it prints."""
@@ -102,21 +88,6 @@ class RabbitMQServer:
         """
         self.control("eval", _WRITE_NAMES)
 
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(timeout=60)
-            self._process = None
-        self.pid_file.unlink(missing_ok=True)
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self._port), 1) as connection:
-                connection.sendall(_PROTOCOL)
-                return connection.recv(1) == b"\x01"
-        except OSError:
-            return False
-
 
 @contextmanager
 def rabbitmq_server(
@@ -130,14 +101,9 @@ def rabbitmq_server(
     with (
         _epmd() as epmd_port,
         private_directory("pillarbox-rabbitmq-", durable=False) as directory,
+        RabbitMQServer(directory, epmd_port, settings or {}).running() as server,
     ):
-        server = RabbitMQServer(directory, epmd_port, settings or {})
-        with watched(directory, server.pid_file, signal.SIGKILL):
-            try:
-                server.start()
-                yield server
-            finally:
-                server.kill()
+        yield server
 
 
 @contextmanager

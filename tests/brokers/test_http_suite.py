@@ -12,10 +12,11 @@ from relay.publishers.http import HttpPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.http import Arrival, Target, take
 from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.through_proxy import ThroughProxy
 from tests.fixtures.waiting import wait_for
 
 
-class TestHttpPublisher(PublisherSuite):
+class TestHttpPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities()
 
     @pytest.fixture(autouse=True)
@@ -47,23 +48,3 @@ class TestHttpPublisher(PublisherSuite):
 
         self.target.script = script
         return Message(refused, b"1")
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()

@@ -17,9 +17,10 @@ from relay.publishers.kafka.record import record_of
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.kafka import client_config, messages
 from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.through_proxy import ThroughProxy
 
 
-class TestKafkaPublisher(PublisherSuite):
+class TestKafkaPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities()
 
     @pytest.fixture(autouse=True)
@@ -45,28 +46,8 @@ class TestKafkaPublisher(PublisherSuite):
         self.kafka.fail_topic(topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
         return Message(topic, b"1")
 
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
 
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-
-class TestKafkaSource(SourceSuite):
+class TestKafkaSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(acks_each=False, counts_attempts=False)
     hold = 2.0  # after somebody left, the mock lets who comes wait for as long
 
@@ -108,19 +89,3 @@ class TestKafkaSource(SourceSuite):
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
         self.producer.produce(topic, b"1", headers=[("raw", metadata)])
         assert self.producer.flush(60) == 0
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()

@@ -17,9 +17,10 @@ from relay.publishers.nats import NatsPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.nats import make_stream, put_bytes, put_raw, stored
 from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.through_proxy import ThroughProxy
 
 
-class TestNatsPublisher(PublisherSuite):
+class TestNatsPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities(deduplicates=True)
 
     @pytest.fixture(autouse=True)
@@ -51,28 +52,8 @@ class TestNatsPublisher(PublisherSuite):
         await put_raw(self.direct, f"{name}.x", b"")
         return Message(f"{name}.x", b"1")
 
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
 
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-
-class TestNatsSource(SourceSuite):
+class TestNatsSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities()
 
     @pytest.fixture(autouse=True)
@@ -114,19 +95,3 @@ class TestNatsSource(SourceSuite):
     @override
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
         await put_bytes(self.direct, topic, b"1", {b"raw": metadata})
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()

@@ -15,9 +15,10 @@ from relay.publishers.postgres import PostgresPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.relay import execute
+from tests.fixtures.through_proxy import ThroughProxy
 
 
-class TestPostgresPublisher(PublisherSuite):
+class TestPostgresPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities(limits_payload=False)
 
     @pytest.fixture(autouse=True)
@@ -67,28 +68,8 @@ class TestPostgresPublisher(PublisherSuite):
     async def refused_message(self) -> Message:
         return Message("nobody-subscribes-to-this", b"1")
 
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
 
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-
-class TestPostgresSource(SourceSuite):
+class TestPostgresSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(takes_bytes=False)
 
     @pytest.fixture(autouse=True)
@@ -121,23 +102,3 @@ class TestPostgresSource(SourceSuite):
             " VALUES (gen_random_uuid(), 0, 1, 'one', %s, 'x/y', '[1]', %s)",
             [topic, payload],
         )
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()

@@ -17,9 +17,10 @@ from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
+from tests.fixtures.through_proxy import ThroughProxy
 
 
-class TestRabbitMQPublisher(PublisherSuite):
+class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities()
 
     @pytest.fixture(autouse=True)
@@ -46,28 +47,8 @@ class TestRabbitMQPublisher(PublisherSuite):
         bind(self.direct, topic, {"x-max-length": 0, "x-overflow": "reject-publish"})
         return Message(topic, b"1")
 
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
 
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-
-class TestRabbitMQSource(SourceSuite):
+class TestRabbitMQSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities()
     settings: ClassVar[dict[str, Any]] = {}
 
@@ -115,26 +96,6 @@ class TestRabbitMQSource(SourceSuite):
         strange = BasicProperties(headers={"raw": metadata})  # type: ignore[no-untyped-call]
         with channel_of(self.direct) as channel:
             channel.basic_publish(exchange_of(self.direct), topic, b"1", strange)
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
 
 
 class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):

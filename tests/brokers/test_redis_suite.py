@@ -15,9 +15,10 @@ from outbox.wire import from_fields, to_fields
 from relay.publishers.redis import RedisPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.through_proxy import ThroughProxy
 
 
-class TestRedisPublisher(PublisherSuite):
+class TestRedisPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities()
 
     @pytest.fixture(autouse=True)
@@ -44,28 +45,8 @@ class TestRedisPublisher(PublisherSuite):
             client.set("taken", "x")
         return Message("taken", b"1")
 
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
 
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-
-class TestRedisSource(SourceSuite):
+class TestRedisSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(holds_back_keys=False)
 
     @pytest.fixture(autouse=True)
@@ -98,23 +79,3 @@ class TestRedisSource(SourceSuite):
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
             client.xadd(topic, {"payload": b"1", "raw": metadata})
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()

@@ -20,12 +20,13 @@ from relay.publishers.sqs import SqsPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sqs import Aws
+from tests.fixtures.through_proxy import ThroughProxy
 
 # Of 256 KiB, less attributes; what is binary goes as base64.
 SNS_PAYLOAD_BYTES = (256 - 16) * 1024 * 3 // 4
 
 
-class TestSqsFifoPublisher(PublisherSuite):
+class TestSqsFifoPublisher(ThroughProxy, PublisherSuite):
     capabilities = Capabilities(deduplicates=True)
 
     # What is binary goes as base64, which makes four bytes of three.
@@ -57,26 +58,6 @@ class TestSqsFifoPublisher(PublisherSuite):
     async def refused_message(self) -> Message:
         return Message(self.topic(), b"1")
 
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def cut_connections(self) -> None:
-        self.proxy.cut()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
-
 
 class TestSqsStandardPublisher(TestSqsFifoPublisher):
     capabilities = Capabilities(ordered_by_key=False)
@@ -99,7 +80,7 @@ class TestSnsStandardPublisher(TestSnsPublisher):
     fifo = ""
 
 
-class TestSqsFifoSource(SourceSuite):
+class TestSqsFifoSource(ThroughProxy, SourceSuite):
     # Each consumer has its own queue of a topic, which SNS fills.
     capabilities = SourceCapabilities()
 
@@ -157,22 +138,6 @@ class TestSqsFifoSource(SourceSuite):
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
         raw = {"DataType": "Binary", "BinaryValue": metadata}
         await self.aws.put_stranger(f"one-{topic}{self.end}", b"1", raw=raw)
-
-    @override
-    def stop_broker(self) -> None:
-        self.proxy.refuse()
-
-    @override
-    def start_broker(self) -> None:
-        self.proxy.accept()
-
-    @override
-    def stall_broker(self) -> None:
-        self.proxy.stall()
-
-    @override
-    def resume_broker(self) -> None:
-        self.proxy.resume()
 
 
 class TestSqsStandardSource(TestSqsFifoSource):
