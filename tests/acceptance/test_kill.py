@@ -9,12 +9,14 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink
 from tests.acceptance.writer import Writer
-from tests.fixtures.waiting import let_pass
+from tests.fixtures.waiting import let_pass, wait_for
 
 pytestmark = pytest.mark.fault
 
 BATCH_SIZE = 20
 CONCURRENCY = 2
+# More than two relays publish to a slow sink before a kill.
+ENOUGH = 2_000
 OPTIONS = (
     f"--batch-size={BATCH_SIZE}",
     f"--concurrency={CONCURRENCY}",
@@ -37,7 +39,14 @@ def test_relays_killed_at_random_lose_nothing_and_keep_each_key_in_order(
     for _ in range(kills):
         random.shuffle(running)
         victim = running.pop()
-        slow_sink.wait_for_relay(victim.pid)
+
+        def published(pid: int = victim.pid) -> int:
+            # However long its start takes, there is work left for it.
+            if inspection.unsettled() < ENOUGH:
+                writer.add(ENOUGH)
+            return slow_sink.count_of(pid)
+
+        wait_for("the next victim publishes", published)
         let_pass(random.uniform(0, 0.3))
         assert inspection.unsettled(), "drained before the kills were over"
         victim.kill()
