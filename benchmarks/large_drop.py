@@ -8,23 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.conditions import Conditions
-from benchmarks.measure import Answer, Variant, at_most
-from benchmarks.retention_stall import LONGEST_STALL, compare, without_ours
-from benchmarks.stall import (
-    WRITERS,
-    OurDrop,
-    Upkeep,
-    longest_insert,
-    no_drop,
-    partman_drop,
-    prepare,
-)
+from benchmarks.measure import Answer
+from benchmarks.retention_stall import in_three_ways
+from benchmarks.stall import Upkeep, longest_insert, prepare
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     rows = conditions.size(5_000_000, quick=50_000)
     seconds = conditions.size(45, quick=10)
-    ours = OurDrop()
     with conditions.migrated_database() as full:
         prepare(full, days=1, rows=rows)
 
@@ -35,19 +26,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
             return run
 
-        found = compare(
-            Variant(label="ours", run=longest_stall(ours)),
-            Variant(label="pg_partman's drop", run=longest_stall(partman_drop)),
-            Variant(label="no drop", run=longest_stall(no_drop)),
+        _, found = in_three_ways(
+            f"drop of {rows:,} rows under load: longest insert", longest_stall
         )
-    under_load = f"drop of {rows:,} rows under load: longest insert"
-    yield Answer(
-        question=under_load,
-        figure=max(*found.subject.figures, *found.again.figures),
-        unit="ms",
-        target=at_most(LONGEST_STALL),
-        noise=found.noise,
-        detail=f"{WRITERS} writers, one day missing ahead: {found.medians('ms')}; "
-        f"{ours}",
-    )
-    yield from without_ours(found, under_load)
+    yield from found

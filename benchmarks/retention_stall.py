@@ -50,38 +50,48 @@ BESIDE = {
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     idle = conditions.size(60, quick=10)
-    ours = OurDrop()
-    found = compare(
-        *(
-            Variant(label=label, run=longest_stall(conditions, upkeep, idle))
-            for label, upkeep in (
-                ("ours", ours),
-                ("pg_partman's drop", partman_drop),
-                ("no drop", no_drop),
-            )
-        )
+    found, beside = in_three_ways(
+        f"retention: longest insert beside a reader idle for {idle} s",
+        lambda upkeep: longest_stall(conditions, upkeep, idle),
+        expired=f", {EXPIRED_DAYS} expired",
     )
-    beside = f"retention: longest insert beside a reader idle for {idle} s"
-    yield Answer(
-        question=beside,
+    yield from beside
+    yield from by_pg_cron(conditions, idle, found)
+
+
+def in_three_ways(
+    question: str,
+    longest_stall: Callable[[Upkeep], Callable[[], float]],
+    expired: str = "",
+) -> tuple[Measurement, list[Answer]]:
+    """One run of our drop, of pg_partman's, and of none, and ours again."""
+    ours = OurDrop()
+    found = measure(
+        Variant(label="ours", run=longest_stall(ours)),
+        Variant(label="pg_partman's drop", run=longest_stall(partman_drop)),
+        Variant(label="no drop", run=longest_stall(no_drop)),
+        runs=1,
+        on_run=lambda label, figure: show(label, figure, "ms"),
+    )
+    answer = Answer(
+        question=question,
         figure=max(*found.subject.figures, *found.again.figures),
         unit="ms",
         target=at_most(LONGEST_STALL),
         noise=found.noise,
-        detail=f"{WRITERS} writers, one day missing ahead, {EXPIRED_DAYS} expired: "
+        detail=f"{WRITERS} writers, one day missing ahead{expired}: "
         f"{found.medians('ms')}; {ours}",
     )
-    yield from without_ours(found, beside)
-    yield from by_pg_cron(conditions, idle, found)
-
-
-def without_ours(found: Measurement, question: str) -> Iterator[Answer]:
-    """What the machine does by itself, and what pg_partman does, in the same time."""
-    for label, detail in BESIDE.items():
-        figure = found.other(label).median
-        yield Answer(
-            question=f"{question}, {label}", figure=figure, unit="ms", detail=detail
+    beside = [
+        Answer(
+            question=f"{question}, {label}",
+            figure=found.other(label).median,
+            unit="ms",
+            detail=detail,
         )
+        for label, detail in BESIDE.items()
+    ]
+    return found, [answer, *beside]
 
 
 def by_pg_cron(
@@ -105,15 +115,6 @@ def by_pg_cron(
         target=at_most(LONGEST_STALL),
         detail=f"{WRITERS} writers, one day missing ahead, 1 expired; no drop {usual}",
     )
-
-
-def compare(ours: Variant, *others: Variant) -> Measurement:
-    """One run of each, and ours again."""
-
-    def on_run(label: str, figure: float) -> None:
-        show(label, figure, "ms")
-
-    return measure(ours, *others, runs=1, on_run=on_run)
 
 
 def longest_stall(
