@@ -6,6 +6,7 @@ written the next one gathers, so batches grow with the load by themselves.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final, Generic, TypeVar
 
@@ -15,6 +16,9 @@ from outbox.retry import RetryPolicy
 T = TypeVar("T")
 
 _GATHER: Final = 0.002
+# A connection that was cut is replaced by the first or second attempt.
+_FEW_FAILURES: Final = 3
+_MANY_BATCHES: Final = 10
 _RECONNECT: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=5)
 )
@@ -36,6 +40,10 @@ class Outcomes(Generic[T]):
         self._waiting: list[T] = []
         self._added = asyncio.Event()
         self._closing = asyncio.Event()
+        self._failures = 0
+        self._failure: BrokerUnavailableError | None = None
+        self._hurry = asyncio.Event()
+        self._tried = asyncio.Event()
 
     def add(self, outcome: T) -> None:
         """Have an outcome written soon."""
@@ -47,9 +55,32 @@ class Outcomes(Generic[T]):
         self._closing.set()
         self._added.set()
 
+    async def check(self) -> None:
+        """Make sure that outcomes can be written, before more is fetched.
+
+        After a few failures in a row it waits for one more attempt, made at once. So
+        what can't be written is told, and doesn't pile up.
+
+        Raises:
+            BrokerUnavailableError: that one failed, too.
+        """
+        many = len(self._waiting) >= _MANY_BATCHES * self._max_batch
+        if self._failures >= _FEW_FAILURES or (self._failures and many):
+            self._hurry.set()
+            await self._tried.wait()
+            if self._failure is not None:
+                raise BrokerUnavailableError(
+                    f"no outcome can be written: {self._failure}"
+                ) from self._failure
+
     async def run(self) -> None:
         """Write what is added, until closed and empty, or cancelled."""
-        failures = 0
+        try:
+            await self._run()
+        finally:
+            self._tried.set()
+
+    async def _run(self) -> None:
         while True:
             await self._added.wait()
             if not self._waiting and self._closing.is_set():
@@ -58,14 +89,29 @@ class Outcomes(Generic[T]):
                 await asyncio.sleep(_GATHER)
             self._added.clear()
             batch = self._waiting[: self._max_batch]
+            self._hurry.clear()
             try:
                 if batch:
                     await self._write(batch)
-            except BrokerUnavailableError:
-                failures += 1
-                await asyncio.sleep(_RECONNECT.delay(failures).total_seconds())
+            except BrokerUnavailableError as error:
+                self._failures += 1
+                self._tell(error)
+                await self._pause()
             else:
-                failures = 0
+                self._failures = 0
+                self._tell(None)
                 del self._waiting[: len(batch)]
             if self._waiting or self._closing.is_set():
                 self._added.set()
+
+    def _tell(self, failure: BrokerUnavailableError | None) -> None:
+        self._failure = failure
+        self._tried.set()
+        self._tried = asyncio.Event()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                _RECONNECT.delay(self._failures).total_seconds()
+            ):
+                await self._hurry.wait()

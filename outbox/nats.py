@@ -13,7 +13,8 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from typing_extensions import override
 
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerUnavailableError, ConfigError, message_of
+from outbox.nats_parser import LoudParser
 from outbox.nats_url import NatsSettings
 
 _CONNECT: Final = 5.0
@@ -71,6 +72,7 @@ class _Client(Client):
     def __init__(self, *, secure: bool) -> None:
         super().__init__()
         self._transport = _Transport()
+        self._ps = LoudParser(self)
         self._secure = secure
 
     @override
@@ -182,12 +184,15 @@ class NatsConnection:
             await self.drop()
             raise
 
-    async def drop(self, reason: object = "connection closed") -> None:
-        """End it at once; what wasn't flushed is lost."""
-        self._end(self._settings.away(reason))
+    async def drop(
+        self, reason: object = "connection closed"
+    ) -> BrokerUnavailableError:
+        """End it at once; what wasn't flushed is lost. Give the reason that is told."""
+        lost = self._end(self._settings.away(self._with_last_error(reason)))
         with suppress(NatsError, OSError, TimeoutError, AssertionError):
             async with asyncio.timeout(_CLOSE):
                 await self.client.close()
+        return lost
 
     async def ask(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
         """Ask JetStream's API; give its answer.
@@ -266,9 +271,17 @@ class NatsConnection:
             self._on_refusal(str(error).removeprefix("nats: "))
 
     async def _closed(self) -> None:
-        self._end(self._settings.away(self._error or "connection lost"))
+        reason = self._error or self.client.last_error or "connection lost"
+        self._end(self._settings.away(reason))
 
-    def _end(self, reason: BrokerUnavailableError) -> None:
+    def _with_last_error(self, reason: object) -> object:
+        if self._error is None or isinstance(reason, BrokerUnavailableError):
+            return reason
+        last = message_of(self._error).removeprefix("nats: ")
+        return reason if last in str(reason) else f"{reason}; the last error was {last}"
+
+    def _end(self, reason: BrokerUnavailableError) -> BrokerUnavailableError:
         if self.lost is None:
             self.lost = reason
             self._on_lost(reason)
+        return self.lost

@@ -1,17 +1,23 @@
 """Connecting to NATS: users, TLS, and why a server refuses us."""
 
+import asyncio
 import select
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from nats.aio.msg import Msg
 
 from outbox import Message
 from outbox.entry_points import implementation
 from outbox.errors import BrokerUnavailableError
+from outbox.nats import NatsConnection
+from outbox.nats_url import NatsSettings
 from outbox.testing.nats import NatsServer, nats_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
@@ -116,3 +122,52 @@ def test_a_missing_client_library_is_told_by_the_extra(scheme: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert "pip install 'pillarbox[nats]'" in done.stderr
+
+
+@asynccontextmanager
+async def listening(
+    server: NatsServer, hear: Callable[[Msg], Awaitable[None]]
+) -> AsyncIterator[tuple[NatsConnection, asyncio.Event]]:
+    """Connect and hear what is published to `here`; an event tells of the end."""
+    settings, _ = NatsSettings.from_url(server.url)
+    lost = asyncio.Event()
+    connection = NatsConnection(settings, on_lost=lambda _: lost.set())
+    await connection.open()
+    try:
+        await connection.client.subscribe("here", cb=hear)
+        yield connection, lost
+    finally:
+        await connection.drop()
+
+
+async def test_what_stops_the_reading_ends_the_connection_and_is_told(
+    shared_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stumble(*_: object) -> None:
+        raise ValueError("no number")
+
+    async with listening(shared_nats, stumble) as (connection, lost):
+        monkeypatch.setattr(connection.client, "_process_msg", stumble)
+        await connection.client.publish("here", b"")
+        async with asyncio.timeout(60):
+            await lost.wait()
+        assert str(connection.lost).endswith("can't be used: no number")
+
+
+async def test_a_connection_that_is_given_up_names_the_last_error(
+    shared_nats: NatsServer,
+) -> None:
+    heard = asyncio.Event()
+
+    async def stumble(_: Msg) -> None:
+        heard.set()
+        raise ValueError("no number")
+
+    async with listening(shared_nats, stumble) as (connection, _):
+        await connection.client.publish("here", b"")
+        async with asyncio.timeout(60):
+            await heard.wait()
+            await connection.client.flush()
+        told = await connection.drop("it doesn't answer")
+    assert str(told).endswith("it doesn't answer; the last error was no number")
+    assert connection.lost is told

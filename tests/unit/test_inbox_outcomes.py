@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -42,6 +43,63 @@ async def test_a_broker_that_is_away_loses_nothing() -> None:
     outcomes.close()
     await writing
     assert [number for batch in written.batches for number in batch] == [1, 2]
+
+
+async def test_after_some_failures_in_a_row_a_check_tells_until_one_succeeds() -> None:
+    written = Written(failures=5)
+    outcomes = Outcomes(written)
+    writing = asyncio.create_task(outcomes.run())
+    outcomes.add(1)
+    told: list[str] = []
+    async with asyncio.timeout(60):
+        while not written.batches:
+            try:
+                await outcomes.check()
+            except BrokerUnavailableError as error:
+                told.append(str(error))
+            # As a receive would, which waits for the broker.
+            await asyncio.wait({writing}, timeout=0.01)
+    # The attempts that no check asked for come to three at least.
+    assert 0 < len(told) <= 3
+    assert set(told) == {"no outcome can be written: away"}
+    await outcomes.check()
+    outcomes.close()
+    await writing
+
+
+async def test_with_much_to_write_the_first_failure_is_enough() -> None:
+    failed = asyncio.Event()
+
+    async def fail(batch: Sequence[int]) -> None:
+        failed.set()
+        raise BrokerUnavailableError("away")
+
+    outcomes = Outcomes(fail, max_batch=2)
+    for number in range(20):
+        outcomes.add(number)
+    writing = asyncio.create_task(outcomes.run())
+    await failed.wait()
+    with pytest.raises(BrokerUnavailableError, match="away"):
+        await outcomes.check()
+    writing.cancel()
+    await asyncio.wait({writing})
+
+
+async def test_a_check_ends_when_the_writer_does() -> None:
+    failures = iter([BrokerUnavailableError("away")] * 4)
+
+    async def fail(batch: Sequence[int]) -> None:
+        raise next(failures, RuntimeError("bug"))
+
+    outcomes = Outcomes(fail)
+    outcomes.add(1)
+    writing = asyncio.create_task(outcomes.run())
+    async with asyncio.timeout(60):
+        while not writing.done():
+            with suppress(BrokerUnavailableError):
+                await outcomes.check()
+            await asyncio.wait({writing}, timeout=0.01)
+    assert isinstance(writing.exception(), RuntimeError)
 
 
 async def test_a_fault_of_the_writer_ends_the_task() -> None:

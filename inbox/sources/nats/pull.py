@@ -13,7 +13,7 @@ from outbox.message import Message
 from outbox.nats import NatsConnection
 from outbox.nats_message import decode_message, raw_headers
 
-_ACK: Final = "$JS.ACK."
+ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
 # The pull ended without, or with fewer, messages.
@@ -92,7 +92,7 @@ class Pulls:
 
     async def read(self, got: Msg) -> Entry | None:
         """Read a message of a stream; None for JetStream's own word about a pull."""
-        if not got.reply.startswith(_ACK):
+        if not got.reply.startswith(ACKS):
             await self._end(got)
             return None
         tokens = got.reply.split(".")

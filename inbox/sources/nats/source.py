@@ -20,7 +20,7 @@ from inbox.outcomes import Outcomes
 from inbox.source import Delivery
 from inbox.sources.nats.delivery import NatsDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
-from inbox.sources.nats.pull import Pulls, give_back
+from inbox.sources.nats.pull import ACKS, Pulls, give_back
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.nats import ApiError, NatsConnection
 from outbox.nats_url import NatsSettings, name_option
@@ -87,6 +87,7 @@ class NatsSource:
         self._connecting = asyncio.Lock()
         self._entered = False
         self._pulls: Pulls | None = None
+        self._refusal: str | None = None
         self._came = asyncio.Event()
         self._held: dict[tuple[str, int], Entry] = {}
         self._backlog: Backlog[Entry] = Backlog()
@@ -140,6 +141,7 @@ class NatsSource:
         for task in self._tasks:
             if task.done():
                 task.result()
+        await self._outcomes.check()
         try:
             pulls = await self._connected()
             entries = self._backlog.take(limit)
@@ -181,6 +183,7 @@ class NatsSource:
         self._release(pulls)
         if pulls.is_overdue:
             await pulls.connection.drop("it doesn't answer")
+        await self._drop_if_refused(pulls.connection)
         if pulls.connection.lost is not None:
             raise pulls.connection.lost
 
@@ -231,6 +234,10 @@ class NatsSource:
         except (NatsError, OSError) as error:
             raise self._settings.away(error) from error
         await connection.flush()
+        # What is refused is told before the answer to the flush.
+        await self._drop_if_refused(connection)
+        if connection.lost is not None:
+            raise connection.lost
         for entry in entries:
             self._held.pop((entry.durable, entry.place), None)
 
@@ -250,7 +257,10 @@ class NatsSource:
                 raise self._settings.away("source was left")
             if self._pulls is not None and self._pulls.connection.lost is None:
                 return self._pulls
-            connection = NatsConnection(self._settings, on_lost=self._lost)
+            self._refusal = None
+            connection = NatsConnection(
+                self._settings, on_lost=self._lost, on_refusal=self._refused
+            )
             await connection.open()
             try:
                 durables = await find_durables(
@@ -270,6 +280,19 @@ class NatsSource:
                 raise
             self._pulls = pulls
             return pulls
+
+    async def _drop_if_refused(self, connection: NatsConnection) -> None:
+        if self._refusal is not None:
+            await connection.drop(
+                f"{self._refusal}; let the user publish to {ACKS}>, or every message "
+                "comes again"
+            )
+
+    def _refused(self, text: str) -> None:
+        # In lower case, and naming the subject of one ack.
+        if f'"{ACKS.lower()}' in text:
+            self._refusal = text
+            self._came.set()
 
     def _lost(self, reason: BrokerUnavailableError) -> None:
         self._came.set()

@@ -188,6 +188,7 @@ class PostgresSource:
         for task in self._tasks:
             if task.done():
                 task.result()
+        await self._outcomes.check()
         try:
             return await self._receive(limit)
         except AWAY as error:

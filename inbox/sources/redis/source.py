@@ -160,6 +160,7 @@ class RedisSource:
         for task in self._tasks:
             if task.done():
                 task.result()
+        await self._outcomes.check()
         try:
             if self._suspects or self._lone:
                 await self._wait_for_what_is_out()

@@ -188,7 +188,10 @@ class Streams:
         pipeline = self._client.pipeline(transaction=False)
         for stream, ids in _by_stream(entries).items():
             pipeline.xack(stream, self._group, *ids)
-        await pipeline.execute()
+        # An error that redis-py raises by itself repeats all ids.
+        for answer in await pipeline.execute(raise_on_error=False):
+            if isinstance(answer, Exception):
+                raise answer
 
     async def leave(self, attempts: Mapping[EntryId, int]) -> None:
         """Give back all that this member has, and end its membership.

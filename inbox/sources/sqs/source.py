@@ -188,6 +188,7 @@ class SqsSource:
         for task in self._tasks:
             if task.done():
                 task.result()
+        await self._outcomes.check()
         until = time.monotonic() + self._poll_interval
         while True:
             self._polls.news.clear()
