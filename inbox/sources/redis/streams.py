@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from inbox.sources.redis.membership import end_membership
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
 from outbox.stranger import text_of
@@ -204,6 +205,11 @@ class Streams:
                 await self._leave(stream, attempts)
 
     async def _leave(self, stream: bytes, attempts: Mapping[EntryId, int]) -> None:
+        await self._give_back(stream, attempts)
+        while not await end_membership(self._client, stream, self._group, self._member):
+            await self._give_back(stream, attempts)
+
+    async def _give_back(self, stream: bytes, attempts: Mapping[EntryId, int]) -> None:
         while pending := await self._pending(stream, self._member):
             pipeline = self._client.pipeline(transaction=False)
             for item in pending:
@@ -220,7 +226,6 @@ class Streams:
                     justid=True,
                 )
             await pipeline.execute()
-        await self._client.xgroup_delconsumer(stream, self._group, self._member)
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:

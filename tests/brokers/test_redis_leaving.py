@@ -1,0 +1,83 @@
+"""A replica that leaves its group in Redis takes nothing with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from inbox.source import Delivery
+from inbox.sources.redis import RedisSource
+from outbox import Message
+from outbox.testing.redis import RedisServer
+from outbox.wire import to_fields
+
+SOON = timedelta(milliseconds=50)
+
+
+@asynccontextmanager
+async def source(url: str, *topics: str) -> AsyncIterator[RedisSource]:
+    async with RedisSource(
+        url, consumer="billing", topics=topics, poll_interval=SOON
+    ) as entered:
+        yield entered
+
+
+def put(client: Redis, topic: str) -> None:
+    fields: Any = to_fields(Message(topic, topic.encode()))
+    client.xadd(topic, fields)
+
+
+async def test_what_comes_while_a_replica_leaves_goes_to_the_next(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Redis.from_url(redis_url, protocol=2) as client:
+        async with source(redis_url, "orders") as leaving:
+            streams = leaving._streams
+            look = streams._pending
+
+            async def look_and_read(stream: bytes, member: str) -> Any:
+                """A read of the one that leaves is served as soon as it has looked."""
+                found = await look(stream, member)
+                if not found:
+                    monkeypatch.undo()
+                    put(client, "orders")
+                    client.xreadgroup("billing", member, {stream: ">"})
+                return found
+
+            monkeypatch.setattr(streams, "_pending", look_and_read)
+        pending: Any = client.xpending("orders", "billing")
+        assert pending["pending"] == 1
+        async with source(redis_url, "orders") as next_one:
+            (delivery,) = await next_one.receive(limit=1)
+            await delivery.ack()
+        assert (delivery.message.payload, delivery.attempts) == (b"orders", 0)
+        members: Any = client.xinfo_consumers("orders", "billing")
+        assert [member["name"] for member in members] == [b"returned"]
+
+
+async def test_who_may_not_leave_the_group_gives_back_all_the_same(
+    private_redis: RedisServer,
+) -> None:
+    url = private_redis.url
+    with Redis.from_url(url) as client:
+        client.execute_command("ACL SETUSER some on >some ~* +@all -eval")
+        put(client, "a")
+        put(client, "b")
+    async with source(url.replace("://", "://some:some@"), "a", "b") as leaving:
+        assert len(await leaving.receive(limit=2)) == 2
+    async with source(url, "a", "b") as next_one:
+        taken: list[Delivery] = []
+        async with asyncio.timeout(60):
+            while len(taken) < 2:
+                taken += await next_one.receive(limit=2)
+
+
+async def test_a_group_that_is_gone_needs_no_leaving(redis_url: str) -> None:
+    with Redis.from_url(redis_url) as client:
+        async with source(redis_url, "orders", "bills"):
+            client.delete("orders")
+        assert client.xinfo_consumers("bills", "billing") == []
