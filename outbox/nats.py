@@ -172,7 +172,7 @@ class NatsConnection:
                     # It would wait for the server in the middle of a batch.
                     pending_size=0,
                 )
-            await self._ready()
+            await self.ready()
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"creds= needs the module {error.name!r}: run pip install nkeys"
@@ -237,12 +237,18 @@ class NatsConnection:
         except (NatsError, OSError, TimeoutError) as error:
             raise self.lost or self._settings.away(error) from error
 
-    async def _ready(self) -> None:
+    async def ready(self) -> bool:
+        """Make sure of JetStream and the stream; tell whether it was made just now.
+
+        Raises:
+            BrokerUnavailableError: there is no answer.
+            ConfigError: there is no such stream, and it isn't to be made.
+        """
         stream, create = self._settings.stream, self._settings.create
         try:
             if stream is None:
                 await self.ask("INFO")
-                return
+                return False
             try:
                 await self.ask(f"STREAM.INFO.{stream}")
             except ApiError as error:
@@ -252,6 +258,8 @@ class NatsConnection:
                     f"STREAM.CREATE.{stream}",
                     {"name": stream, "subjects": create, "storage": "file"},
                 )
+            else:
+                return False
         except ApiError as error:
             if error.number in _NO_JETSTREAM:
                 remedy = "enable JetStream for the account of this user"
@@ -264,6 +272,7 @@ class NatsConnection:
             raise ConfigError(
                 f"broker {self._settings.name}: stream {stream!r}: {error}; {remedy}"
             ) from error
+        return True
 
     async def _failed(self, error: Exception) -> None:
         self._error = error

@@ -29,6 +29,8 @@ from tests.fixtures.http import (
 from tests.fixtures.waiting import answer_after
 
 ONE = Message("orders.placed", b'{"n": 1}', key="ä b", content_type="application/json")
+FOR_ALL = [401, 403, 407, 408, 425, 429, 500, 501, 502, 503, 504, 599]
+FOR_ONE = [402, 404, 405, 409, 421, 423, 428, 451]
 
 
 async def test_a_message_is_a_signed_cloudevent(target: Target) -> None:
@@ -83,7 +85,7 @@ async def test_any_success_is_an_ack(target: Target, status: int) -> None:
     assert await publish(target, ONE) == [Acked()]
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 599])
+@pytest.mark.parametrize("status", FOR_ALL + FOR_ONE)
 async def test_what_may_pass_is_nacked_for_now(target: Target, status: int) -> None:
     target.script = answers(status)
     (answer,) = await publish(target, ONE)
@@ -92,7 +94,7 @@ async def test_what_may_pass_is_nacked_for_now(target: Target, status: int) -> N
     assert f"HTTP {status}" in answer.reason
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 422, 431])
+@pytest.mark.parametrize("status", [400, 410, 413, 415, 422, 431])
 async def test_what_will_not_pass_is_nacked_for_ever(
     target: Target, status: int
 ) -> None:
@@ -101,6 +103,30 @@ async def test_what_will_not_pass_is_nacked_for_ever(
     assert isinstance(answer, Nacked)
     assert answer.permanent
     assert f"HTTP {status}" in answer.reason
+
+
+@pytest.mark.parametrize("status", [401, 403, 407, 503])
+async def test_a_host_that_refuses_all_alike_is_away_and_charges_few(
+    target: Target, status: int
+) -> None:
+    target.script = answers(*[status] * 20)
+    async with HttpPublisher.from_url(target.url("max_connections=1")) as publisher:
+        with pytest.raises(BrokerUnavailableError, match=f"other: HTTP {status}"):
+            await publisher.publish(numbered(20, keys=20))
+
+
+async def test_a_topic_that_nobody_knows_yet_holds_up_no_other(target: Target) -> None:
+    async def script(arrival: Arrival) -> web.StreamResponse:
+        known = arrival.message().topic == "orders"
+        return web.Response(status=204 if known else 404)
+
+    target.script = script
+    batch = [*numbered(20, keys=20, topic="new"), Message("orders", b"")]
+    *unknown, acked = await publish(target, *batch)
+    assert acked == Acked()
+    assert all(isinstance(a, Nacked) and not a.permanent for a in unknown)
+    target.script = answers()
+    assert await publish(target, *batch) == [Acked()] * 21
 
 
 async def test_the_receivers_words_are_in_the_reason_but_not_all_of_them(

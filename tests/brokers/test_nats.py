@@ -42,17 +42,46 @@ async def test_what_can_be_no_subject_is_refused_for_ever(
     assert acked == Acked()
 
 
-async def test_a_topic_without_a_stream_is_refused_for_ever_with_the_remedy(
-    shared_nats: NatsServer, nats_topics: str
+async def test_a_topic_without_a_stream_is_refused_until_it_has_one(
+    private_nats: NatsServer,
 ) -> None:
-    async with NatsPublisher.from_url(shared_nats.url) as publisher:
-        refused, acked = await publisher.publish(
-            [Message("nobody.listens", b""), Message(f"{nats_topics}.x", b"")]
-        )
+    batch = [Message("nobody.listens", b""), Message("orders.x", b"")]
+    async with NatsPublisher.from_url(private_nats.url) as publisher:
+        refused, acked = await publisher.publish(batch)
+        assert isinstance(refused, Nacked)
+        assert not refused.permanent
+        assert "no stream captures topic 'nobody.listens': add it" in refused.reason
+        assert acked == Acked()
+        await make_stream(private_nats.url, "NOBODY", "nobody.>")
+        assert await publisher.publish(batch) == [Acked()] * 2
+
+
+async def test_the_urls_stream_that_is_gone_is_away_until_it_is_there_again(
+    private_nats: NatsServer,
+) -> None:
+    url = private_nats.url
+    async with NatsPublisher.from_url(f"{url}?stream=ORDERS") as publisher:
+        await ask(url, "STREAM.DELETE.ORDERS")
+        with pytest.raises(BrokerUnavailableError, match=r"stream 'ORDERS'.*create"):
+            await publisher.publish([Message("orders.x", b"")])
+        await make_stream(url, "ORDERS", "orders.>")
+        assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
+
+
+async def test_the_urls_stream_that_is_gone_is_made_again_if_it_may_be(
+    private_nats: NatsServer,
+) -> None:
+    url = f"{private_nats.url}?stream=ORDERS&create=orders.>"
+    message = Message("orders.x", b"")
+    async with NatsPublisher.from_url(url) as publisher:
+        await ask(private_nats.url, "STREAM.DELETE.ORDERS")
+        with pytest.raises(BrokerUnavailableError, match="is made again"):
+            await publisher.publish([message])
+        (refused, acked) = await publisher.publish([Message("other.x", b""), message])
     assert isinstance(refused, Nacked)
-    assert refused.permanent
-    assert "no stream captures topic 'nobody.listens': add it" in refused.reason
+    assert not refused.permanent
     assert acked == Acked()
+    assert await stored(private_nats.url, "ORDERS") == [message]
 
 
 async def test_headers_that_nats_acts_on_are_refused(
@@ -170,7 +199,7 @@ async def test_the_stream_of_the_url_is_made_on_demand_and_held_to(
         )
     assert answers[:2] == [Acked()] * 2
     assert isinstance(answers[2], Nacked)
-    assert answers[2].permanent
+    assert not answers[2].permanent
     assert "captured by another stream" in answers[2].reason
 
 

@@ -18,8 +18,12 @@ from relay.publishers.http.host import Host
 
 _MAX_ANSWER_BYTES: Final = 16 * 1024
 _ACKED: Final = Acked()
-# Statuses that ask for another attempt; all of 500 and above do, too.
-_AGAIN: Final = frozenset({408, 425, 429})
+# What they say of a message stays true of it. Others may pass: a deployment or a change
+# of secrets gives 401, 403 and 404, too.
+_FOR_EVER: Final = frozenset({400, 410, 413, 415, 422, 431})
+# Like all of 500 and above they may be meant for everybody, so that many of them in a
+# row are the host's. 404 may be about one topic, which must not hold up the others.
+_ALIKE: Final = frozenset({401, 403, 407, 408, 425, 429})
 # With Retry-After: what is asked for is a pause of the host, or of the message.
 _PAUSING: Final = frozenset({429, 503})
 _PUTTING_OFF: Final = 425
@@ -115,11 +119,11 @@ class Mailbox:
         if pause is not None and status == _PUTTING_OFF:
             self._host.answered(message.id)
             return Nacked(reason, retry_after=timedelta(seconds=pause))
-        if status >= 500 or status in _AGAIN:
+        if status >= 500 or status in _ALIKE:
             self._host.refused(reason)
             return Nacked(reason)
         self._host.answered(message.id)
-        return Nacked(reason, permanent=True)
+        return Nacked(reason, permanent=status in _FOR_EVER)
 
     def _unanswered(self, message: Message, reason: str) -> Nacked | None:
         if self._host.blames(message.id):

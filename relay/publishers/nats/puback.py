@@ -103,8 +103,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
     if number == _OTHER_STREAM:
         return Nacked(
             f"topic {shorten(message.topic)} is captured by another stream than the "
-            "URL's; mend stream= or the subjects of the streams",
-            permanent=True,
+            "URL's; mend stream= or the subjects of the streams"
         ), ""
     if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
         reason = f"stream {stream!r} takes nothing now: {said}"

@@ -223,15 +223,21 @@ class NatsPublisher:
 
     async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
         try:
+            if self._settings.stream is not None and await connection.ready():
+                # For all alike, so it isn't this message's fault.
+                raise self._settings.away(
+                    f"stream {self._settings.stream!r} was gone, and is made again"
+                )
             answer = await connection.ask("STREAM.NAMES", {"subject": topic})
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
         except ApiError as error:
             raise self._settings.away(error) from error
         if streams := answer.get("streams"):
             return Full(streams[0], f"stream {streams[0]!r} has no leader now")
         return Nacked(
             f"no stream captures topic {shorten(topic)}: add it to the subjects of "
-            "a stream",
-            permanent=True,
+            "a stream"
         )
 
     def _goes_on(self, full: Full) -> bool:
