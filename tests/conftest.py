@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.fixtures.proxy",
     "tests.fixtures.rabbitmq",
     "tests.fixtures.redis",
+    "tests.fixtures.refusals",
     "tests.fixtures.site",
     "tests.fixtures.webhook",
     "tests.fixtures.sqs",

@@ -1,16 +1,12 @@
 """Brokers that neither command can start with: one line why, and exit status 2."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import asyncio
 from pathlib import Path
-from typing import Protocol
-from uuid import uuid4
 
 import psycopg
 import pytest
 from redis import Redis
 
-from outbox.testing.kafka import KafkaCluster
 from outbox.testing.lifetime import free_port
 from outbox.testing.nats import NatsServer, nats_server
 from outbox.testing.postgres import PostgresServer
@@ -18,23 +14,16 @@ from outbox.testing.rabbitmq import RabbitMQServer
 from outbox.testing.redis import RedisServer
 from outbox.testing.sqs import SqsServer
 from tests.fixtures.http import SECRET, SECRET_ENV
-from tests.fixtures.processes import ROOT, RunningProcess, command_line
+from tests.fixtures.kafka_script import refusing_kafka
+from tests.fixtures.processes import ROOT
+from tests.fixtures.refusals import (
+    PASSWORD,
+    Refused,
+    run_to_refusal,
+    user_who_may_make,
+)
+from tests.fixtures.sqs_script import error, scripted_sqs
 
-PASSWORD = "hemlighet"
-APP = """
-import os
-from sqlalchemy import create_engine
-from sqlalchemy.orm import sessionmaker
-from inbox import Consumer
-from outbox.database import sqlalchemy_url
-
-sessions = sessionmaker(create_engine(sqlalchemy_url(os.environ["TEST_URL"])))
-consumer = Consumer(os.environ["TEST_BROKER"], sessions, name="billing")
-
-@consumer.handles("orders")
-def handle(session, message):
-    raise AssertionError
-"""
 AWAY = {
     "amqp": "amqp://someone:{password}@127.0.0.1:{port}",
     "kafka": "kafka://127.0.0.1:{port}/",
@@ -50,57 +39,6 @@ LIBRARIES = {
     "redis": "redis",
     "sqs": "aiobotocore",
 }
-
-
-class Refused(Protocol):
-    """Starts a process that must refuse, and gives the one line that it writes."""
-
-    def __call__(self, broker: str) -> str: ...
-
-
-def run_to_refusal(
-    command: str, arguments: list[str], folder: Path, environment: Mapping[str, str]
-) -> str:
-    process = RunningProcess(
-        command_line(command, "run", *arguments), folder / "log", environment
-    )
-    try:
-        assert process.wait() == 2, process.log()
-    finally:
-        process.kill()
-    (line,) = process.log().splitlines()
-    assert line.startswith(f"{command}: ")
-    assert PASSWORD not in line
-    return line
-
-
-@pytest.fixture
-def modules(tmp_path: Path) -> Path:
-    """A folder from which the processes import before they do from elsewhere."""
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    (folder / "shop_app.py").write_text(APP)
-    return folder
-
-
-@pytest.fixture(params=["relay", "inbox"])
-def refused(
-    request: pytest.FixtureRequest, database_url: str, modules: Path
-) -> Refused:
-    def refused(broker: str) -> str:
-        arguments = {
-            "relay": [f"--database={database_url}", f"--broker={broker}"],
-            "inbox": ["shop_app:consumer"],
-        }
-        environment = {
-            "PYTHONPATH": f"{modules}:{ROOT}",
-            "TEST_URL": database_url,
-            "TEST_BROKER": broker,
-        }
-        command: str = request.param
-        return run_to_refusal(command, arguments[command], modules.parent, environment)
-
-    return refused
 
 
 @pytest.mark.parametrize(
@@ -188,6 +126,26 @@ def test_postgres_refuses_a_wrong_password(
     assert f"postgresql://someone@{address}" in line
 
 
+def test_kafka_refuses_a_wrong_password(refused: Refused) -> None:
+    with refusing_kafka() as port:
+        line = refused(
+            f"kafka://someone:{PASSWORD}@127.0.0.1:{port}/"
+            "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN"
+        )
+    assert f"broker kafka://127.0.0.1:{port} refuses us: " in line
+    assert "said the script" in line
+
+
+@pytest.mark.parametrize("code", ["InvalidClientTokenId", "SignatureDoesNotMatch"])
+async def test_aws_refuses_a_wrong_secret(code: str, refused: Refused) -> None:
+    async with scripted_sqs() as sqs:
+        sqs.other = error(code, 403)
+        url = sqs.url().replace("key:secret", f"key:{PASSWORD}")
+        line = await asyncio.to_thread(refused, url)
+    assert code in line
+    assert "give them in the URL, sqs://key:secret@region/" in line
+
+
 def test_aws_without_credentials_says_how_to_give_them(
     shared_sqs: SqsServer, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,53 +165,11 @@ def test_a_missing_stream_is_named(shared_nats: NatsServer, refused: Refused) ->
     assert "create the stream" in line
 
 
-@contextmanager
-def user_who_may_make_no_exchange(server: RabbitMQServer) -> Iterator[str]:
-    name = f"user-{uuid4().hex}"
-    server.control("add_user", name, PASSWORD)
-    try:
-        server.control("set_permissions", name, "^billing", ".*", ".*")
-        yield server.url.replace("guest:guest", f"{name}:{PASSWORD}")
-    finally:
-        server.control("delete_user", name)
-
-
 def test_a_missing_exchange_that_we_may_not_make_is_named(
     shared_rabbitmq: RabbitMQServer, refused: Refused
 ) -> None:
-    with user_who_may_make_no_exchange(shared_rabbitmq) as url:
+    with user_who_may_make(shared_rabbitmq, "^billing") as url:
         assert "missing-exchange" in refused(f"{url}?exchange=missing-exchange")
-
-
-def refusal_of_consumer(database_url: str, broker: str, modules: Path) -> str:
-    environment = {
-        "PYTHONPATH": f"{modules}:{ROOT}",
-        "TEST_URL": database_url,
-        "TEST_BROKER": broker,
-    }
-    return run_to_refusal("inbox", ["shop_app:consumer"], modules.parent, environment)
-
-
-def test_a_consumers_missing_topic_is_named(
-    database_url: str, modules: Path, shared_kafka: KafkaCluster
-) -> None:
-    broker = f"{shared_kafka.url}/?allow.auto.create.topics=false"
-    line = refusal_of_consumer(database_url, broker, modules)
-    assert "orders" in line
-
-
-def test_a_consumers_missing_queue_is_named(
-    database_url: str, modules: Path, shared_sqs: SqsServer
-) -> None:
-    broker = f"{shared_sqs.url()}&queue=missing-queue"
-    assert "missing-queue" in refusal_of_consumer(database_url, broker, modules)
-
-
-def test_a_consumers_topic_that_no_stream_has_is_named(
-    database_url: str, modules: Path
-) -> None:
-    with nats_server() as server:
-        assert "orders" in refusal_of_consumer(database_url, server.url, modules)
 
 
 def hide(module: str, modules: Path) -> None:
