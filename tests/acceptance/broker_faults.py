@@ -4,6 +4,7 @@ Whatever happens to the broker, nothing is lost, keys keep their order by first
 appearance, no attempt is charged, and the relay goes on with its next trial.
 """
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,16 +21,26 @@ from tests.fixtures.waiting import wait_for
 
 TOPIC = "numbers.counted"
 _BATCH = 50
-_CONCURRENCY = 2
-IN_FLIGHT = _BATCH * _CONCURRENCY
-# No promise: what is promised is counted in trials, which the breaker puts 15 s
-# apart at most.
+CONCURRENCY = 2
+IN_FLIGHT = _BATCH * CONCURRENCY
+# No promise: what is promised is counted in trials, and in the waits between them.
 _RECOVERY = 90.0
+LONGEST_WAIT = 15.0
 # The trial under way may still meet the broker that was away.
 _FAILED_TRIALS = 1
 
 Arrival: TypeAlias = tuple[str, str, int]
+_LOST = re.compile(r"BrokerLost .*\bseconds=([0-9.]+)")
 Figures: TypeAlias = Callable[[str, object], None]
+
+
+def announced_waits(relay: RunningProcess) -> list[float]:
+    """Give the seconds until the next trial, of each time that the broker was lost."""
+    # The last line may still be on its way.
+    log = relay.log().rpartition("\n")[0]
+    waits = [float(seconds) for seconds in _LOST.findall(log)]
+    assert len(waits) == log.count("BrokerLost")
+    return waits
 
 
 def by_first_appearance(arrivals: Sequence[Arrival]) -> dict[str, list[int]]:
@@ -124,7 +135,7 @@ class BrokerFaults(ABC):
         # So that the work lasts long enough to fall into it.
         self.proxy.slow(0.01)
         relay = self.relays.start(
-            url, f"--batch-size={_BATCH}", f"--concurrency={_CONCURRENCY}", *options
+            url, f"--batch-size={_BATCH}", f"--concurrency={CONCURRENCY}", *options
         )
         enough = self.count * 9 // 10
         wait_for("some is published", lambda: self.inspection.unsettled() < enough)
@@ -137,14 +148,16 @@ class BrokerFaults(ABC):
         self.proxy.slow(0)
         left = self.inspection.unsettled()
         assert left
-        lost = relay.log().count("BrokerLost")
+        lost = len(announced_waits(relay))
         back_at = time.monotonic()
         self.wait_for_progress(left)
         seconds = time.monotonic() - back_at
-        failed = relay.log().count("BrokerLost") - lost
+        waits = announced_waits(relay)
+        failed = len(waits) - lost
         self.figures("went on after s", round(seconds, 2))
         self.figures("after failed trials", failed)
         assert failed <= _FAILED_TRIALS
+        assert max(waits, default=0.0) <= LONGEST_WAIT
         self.inspection.wait_until_settled()
         arrivals = self.arrivals()
         arrived = by_first_appearance(arrivals)

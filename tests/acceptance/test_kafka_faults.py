@@ -8,13 +8,17 @@ from typing_extensions import override
 
 from outbox.testing.kafka import PRODUCE, kafka_cluster
 from tests.acceptance.broker_faults import (
+    CONCURRENCY,
     IN_FLIGHT,
+    LONGEST_WAIT,
     TOPIC,
     Arrival,
     BrokerFaults,
+    announced_waits,
     by_first_appearance,
 )
 from tests.fixtures.kafka import messages
+from tests.fixtures.processes import RunningProcess
 from tests.fixtures.proxy import Proxy
 from tests.fixtures.waiting import wait_for
 
@@ -61,14 +65,14 @@ class TestKafka(BrokerFaults):
     @pytest.mark.timeout(900)
     @override
     def test_connection_cut_in_mid_batch(self) -> None:
-        self.drain()
+        relay = self.drain()
         for cut in range(1, 6):
             left = self.inspection.unsettled()
             connections = range(self.proxy.connections + 1)
             self.proxy.cut_after(1_000 * cut)
             self.wait_for_another(connections)
             self.wait_for_progress(left)
-        self.expect_uncharged(times=5)
+        self.expect_uncharged(relay, times=5)
 
     @pytest.mark.timeout(900)
     @override
@@ -86,7 +90,7 @@ class TestKafka(BrokerFaults):
     def test_brokers_that_take_nothing_for_a_while_are_not_the_messages_fault(
         self,
     ) -> None:
-        self.drain()
+        relay = self.drain()
         passing = (
             KafkaError.NOT_ENOUGH_REPLICAS,
             KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -96,14 +100,16 @@ class TestKafka(BrokerFaults):
             KafkaError.KAFKA_STORAGE_ERROR,
         )
         self.server.refuse(PRODUCE, *passing * 3)
-        self.expect_uncharged(times=3 * len(passing))
+        self.expect_uncharged(relay, times=3 * len(passing))
 
     def wait_for_another(self, connections: range) -> None:
         """Wait until there were more connections than so many."""
         wait_for("it was cut", lambda: self.proxy.connections not in connections)
 
-    def expect_uncharged(self, *, times: int) -> None:
+    def expect_uncharged(self, relay: RunningProcess, *, times: int) -> None:
         """Wait for the rest, which no attempt was charged for.
+
+        One fault loses the batches that were in flight at most, and no trial after it.
 
         What was in flight at one of so many faults may be there twice: the mock
         appends again what an idempotent producer sends again.
@@ -114,3 +120,7 @@ class TestKafka(BrokerFaults):
         assert by_first_appearance(arrivals) == self.writer.numbers()
         assert len(arrivals) <= self.count + times * IN_FLIGHT
         assert self.inspection.charged() == 0
+        waits = announced_waits(relay)
+        self.figures("lost for so many faults", f"{len(waits)} for {times}")
+        assert len(waits) <= times * CONCURRENCY
+        assert max(waits, default=0.0) <= LONGEST_WAIT
