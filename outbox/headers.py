@@ -13,6 +13,7 @@ from uuid import UUID
 
 from outbox.errors import InvalidMessageError
 from outbox.identifier import is_uuid7, moment_of
+from outbox.limits import check_received
 from outbox.message import Message
 
 CONTENT_TYPE: Final = "content-type"
@@ -71,7 +72,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         raise InvalidMessageError(
             "schemaversion", version, "isn't a whole number from 1", "mend its producer"
         )
-    return Message(
+    message = Message(
         _required(headers, prefix, "type"),
         payload,
         key=headers.get(f"{prefix}partitionkey"),
@@ -81,6 +82,8 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         content_type=headers.get(CONTENT_TYPE),
         schema_version=int(version),
     )
+    check_received(message)
+    return message
 
 
 def _required(headers: Mapping[str, str], prefix: str, name: str) -> str:

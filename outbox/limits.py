@@ -6,12 +6,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from outbox.causation import HEADER as CAUSE
 from outbox.errors import ConfigError, InvalidMessageError
 from outbox.identifier import is_uuid7
 from outbox.lane import Priority
 from outbox.message import Message
 
-_MAX_SCHEMA_VERSION: Final = 2**31 - 1
+MAX_SCHEMA_VERSION: Final = 2**31 - 1
+MAX_INDEXED_BYTES: Final = 2048
+"""Of a topic and a key in UTF-8: an entry of an index takes about 2.7 KB of them."""
+_MAX_TENANT_BYTES: Final = 1024  # it shares an index with the consumer's name
+_MOST_BYTES: Final = 4  # of a character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +25,9 @@ class Limits:
 
     Attributes:
         max_payload_bytes: of one payload; brokers refuse above about 1 MiB.
-        max_topic_chars, max_key_chars, max_tenant_chars: of the texts.
+        max_topic_chars, max_key_chars, max_tenant_chars: of the texts. Whatever they
+            say, topic and key have at most 2048 bytes in UTF-8 and a tenant 1024, for
+            they are in indexes.
         max_header_bytes: of all header names and values together, in UTF-8.
         max_delay: how far ahead `available_at` may lie. The receipt's day comes from
             the id, which is made when the message is added: with more than 6 days,
@@ -56,12 +63,17 @@ class Limits:
             InvalidMessageError: with the field, the value and the remedy.
         """
         _check_text("topic", message.topic, self.max_topic_chars)
+        check_bytes("topic", message.topic)
         if message.key is not None:
             _check_text("key", message.key, self.max_key_chars)
+            check_bytes("key", message.key)
         if message.tenant is not None:
             _check_text("tenant", message.tenant, self.max_tenant_chars)
+            check_bytes("tenant", message.tenant, _MAX_TENANT_BYTES)
         _check_text("content_type", message.content_type, 255)
         _check_headers(message.headers, self.max_header_bytes)
+        if CAUSE in message.headers:
+            check_bytes(f"header {CAUSE}", message.headers[CAUSE])
         _check_id(message.id)
         size = len(message.payload)
         if size > self.max_payload_bytes:
@@ -73,7 +85,7 @@ class Limits:
                 " Limits(max_payload_bytes=…) and the broker's own limit",
             )
         version = message.schema_version
-        if type(version) is not int or not 1 <= version <= _MAX_SCHEMA_VERSION:
+        if type(version) is not int or not 1 <= version <= MAX_SCHEMA_VERSION:
             raise InvalidMessageError(
                 "schema_version", version, "isn't a whole number from 1", "pass 1, 2, …"
             )
@@ -107,6 +119,40 @@ class Limits:
                 "add it later, or raise Limits(max_delay=…) and the retention:"
                 " outbox retention set inbox.receipt 45d --minimum 31d",
             )
+
+
+def check_received(message: Message) -> None:
+    """Check what no table takes, of a message that came from a broker.
+
+    Raises:
+        InvalidMessageError: it can be kept as a dead letter only.
+    """
+    check_bytes("topic", message.topic)
+    if message.schema_version > MAX_SCHEMA_VERSION:
+        raise InvalidMessageError(
+            "schema_version",
+            message.schema_version,
+            f"is above {MAX_SCHEMA_VERSION}",
+            "mend its producer",
+        )
+
+
+def check_bytes(field: str, value: str, limit: int = MAX_INDEXED_BYTES) -> None:
+    """Refuse a text that an index has no room for.
+
+    Raises:
+        InvalidMessageError: with the field, the value and the remedy.
+    """
+    if len(value) * _MOST_BYTES <= limit:
+        return
+    size = len(value.encode(errors="surrogatepass"))
+    if size > limit:
+        raise InvalidMessageError(
+            field,
+            value,
+            f"has {size} bytes, an index has room for {limit}",
+            "shorten it",
+        )
 
 
 def _check_text(field: str, value: object, limit: int) -> None:

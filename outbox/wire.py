@@ -12,6 +12,7 @@ from uuid import UUID
 
 from outbox.errors import InvalidMessageError
 from outbox.identifier import uuid7
+from outbox.limits import check_received
 from outbox.message import Message
 from outbox.stranger import payload_of, text_of
 
@@ -54,7 +55,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
             "isn't a whole number from 1",
             "mend its producer",
         )
-    return Message(
+    message = Message(
         _required(fields, "topic"),
         fields[PAYLOAD],
         key=_text(fields, "key"),
@@ -68,6 +69,8 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
         content_type=_text(fields, "content_type"),
         schema_version=int(version),
     )
+    check_received(message)
+    return message
 
 
 def stranger_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message:

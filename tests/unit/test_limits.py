@@ -113,6 +113,25 @@ def test_what_is_just_within_the_limits_passes(fields: dict[str, Any]) -> None:
     Limits().check(message(**fields))
 
 
+@pytest.mark.parametrize(
+    ("field", "most"), [("topic", 2048), ("key", 2048), ("tenant", 1024)]
+)
+def test_what_is_in_an_index_is_bounded_in_bytes_whatever_the_limits(
+    field: str, most: int
+) -> None:
+    generous = Limits(max_topic_chars=9999, max_key_chars=9999, max_tenant_chars=9999)
+    for character, size in (("x", 1), ("ä", 2), ("😀", 4)):
+        generous.check(message(**{field: character * (most // size)}))
+        with pytest.raises(InvalidMessageError, match=f"room for {most}; shorten it"):
+            generous.check(message(**{field: character * (most // size + 1)}))
+
+
+def test_the_cause_of_a_message_is_in_an_index_too() -> None:
+    Limits().check(message(headers={"causation-id": "x" * 2048, "other": "x" * 4096}))
+    with pytest.raises(InvalidMessageError, match="header causation-id .*2049 bytes"):
+        Limits().check(message(headers={"causation-id": "x" * 2049}))
+
+
 def test_limits_can_be_raised_and_lowered() -> None:
     Limits(max_payload_bytes=2**21).check(message(payload=b"x" * 2**21))
     Limits(max_key_chars=1000).check(message(key="k" * 1000))

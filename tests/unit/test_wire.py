@@ -62,6 +62,9 @@ def test_a_missing_field_is_named(name: bytes) -> None:
         (b"h:a", b"\xff"),
         (b"schema_version", b"0"),
         (b"schema_version", b"one"),
+        (b"schema_version", b"2147483648"),
+        (b"topic", b"t" * 2049),
+        (b"topic", "ä".encode() * 1025),
     ],
 )
 def test_a_field_that_is_not_what_it_should_be_is_named(
