@@ -4,12 +4,13 @@ import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from outbox.database import Connection
-from outbox.errors import CodecError
+from outbox.errors import CodecError, InvalidMessageError
 from outbox.identifier import is_uuid7
 from outbox.lane import priority_of
+from outbox.limits import MAX_INDEXED_BYTES, check_bytes
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.statement import load
@@ -17,6 +18,9 @@ from relay.config import RelayConfig
 from relay.horizon import Horizon
 from relay.lane import Lane, Snapshot
 from relay.lanes import Lanes
+
+# Characters that fit, whatever they are; nearly every key is as short.
+_SURELY_INDEXED: Final = MAX_INDEXED_BYTES // 4
 
 
 class Claimed(NamedTuple):
@@ -184,8 +188,9 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
         or payload is None
         or version < 1
         or not is_uuid7(id)
+        or (key is not None and len(key) > _SURELY_INDEXED)
     ):
-        problem = _problem(row, config)
+        problem = _problem(row, config) or problem
     message = None
     if problem is None:
         message = Message(
@@ -222,7 +227,7 @@ def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
     return {}, "headers is not a JSON object of strings"
 
 
-def _problem(row: Sequence[Any], config: RelayConfig) -> str:
+def _problem(row: Sequence[Any], config: RelayConfig) -> str | None:
     """Say what is wrong with a row that someone may have inserted by hand."""
     _, _, id, _, _, topic, key, _, payload, content_type, _, version, _ = row
     if not topic:
@@ -235,4 +240,10 @@ def _problem(row: Sequence[Any], config: RelayConfig) -> str:
         return f"payload is over {config.max_payload_bytes} bytes (max_payload_bytes)"
     if version < 1:
         return f"schema_version is {version}, it starts at 1"
-    return f"id {id} is not a UUIDv7"
+    if not is_uuid7(id):
+        return f"id {id} is not a UUIDv7"
+    try:
+        check_bytes("key", key or "")
+    except InvalidMessageError as error:
+        return str(error)
+    return None

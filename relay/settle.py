@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from outbox.database import Connection
+from outbox.dead_letters import TOPIC_HEADER
+from outbox.limits import MAX_INDEXED_BYTES
 from outbox.retry import RetryPolicy
 from outbox.statement import load
 from relay.claim import Claimed
@@ -140,6 +142,8 @@ async def move_to_dead_letters(
             "reasons": [storable(reason) for _, reason in nacked],
             "attempts": [row.attempts + 1 for row, _ in nacked],
             "origin": origin,
+            "max_topic_bytes": MAX_INDEXED_BYTES,
+            "topic_header": TOPIC_HEADER,
             **_bounds([row for row, _ in nacked]),
         },
     )

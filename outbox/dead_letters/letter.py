@@ -15,6 +15,10 @@ from outbox.errors import InvalidMessageError
 from outbox.identifier import is_uuid7
 from outbox.message import Message
 
+TOPIC_HEADER: Final = "pillarbox-topic"
+"""The header in which a topic is kept that the table's index has no room for."""
+SHORTENED: Final = "…"
+"""What the topic ends with then."""
 _REMEDY: Final = "add what it was meant to be as a new message, and discard this one"
 
 
@@ -98,12 +102,16 @@ class Letter(Summary):
         for field in ("topic", "content_type"):
             if not getattr(self, field):
                 raise InvalidMessageError(field, "", "is empty", _REMEDY)
+        topic, headers = self.topic, dict(self.headers)
+        beginning = topic.removesuffix(SHORTENED)
+        if beginning != topic and headers.get(TOPIC_HEADER, "").startswith(beginning):
+            topic = headers.pop(TOPIC_HEADER)
         return Message(
-            self.topic,
+            topic,
             bytes(self.payload),
             key=self.key,
             tenant=self.tenant,
-            headers=self.headers,
+            headers=headers,
             id=id,
             content_type=self.content_type,
             schema_version=self.schema_version,

@@ -118,7 +118,7 @@ class PostgresPublisher:
             )
         try:
             unsubscribed = await self._insert(batch)
-        except psycopg.DataError as error:
+        except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
             if len(batch) > 1:
                 # One value that can't be stored must not be charged to the others.
                 return [(await self.publish([message]))[0] for message in batch]
@@ -150,6 +150,8 @@ class PostgresPublisher:
                 return {topic for (topic,) in await cursor.fetchall()}
             except DatabaseUnavailableError as error:
                 raise BrokerUnavailableError(message_of(error)) from error
+            except psycopg.errors.ProgramLimitExceeded:
+                raise  # an operational error by its class, of one value in an index
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 raise BrokerUnavailableError(
                     f"the connection to {self._name} broke: {message_of(error)}"

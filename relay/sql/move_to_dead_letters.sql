@@ -1,5 +1,5 @@
 -- Does:  Give messages up: settle them and copy them to the dead letters, in one statement.
--- Takes: ids, reasons, attempts (started so far), origin, first and last created_at of the batch
+-- Takes: ids, reasons, attempts (started so far), origin, max_topic_bytes, topic_header (where a longer one is kept), first and last created_at of the batch
 -- Gives: nothing
 -- Index: message_pkey on each partition between first and last
 WITH given_up AS (
@@ -21,6 +21,13 @@ WITH given_up AS (
 INSERT INTO outbox.dead_letter
        (origin, message_id, topic, key, tenant, attempts, schema_version,
         content_type, headers, payload, error_reason)
-SELECT %(origin)s, id::text, topic, key, tenant, attempts, schema_version,
-       content_type, headers, payload, last_error
-  FROM given_up
+SELECT %(origin)s, id::text,
+       CASE WHEN long THEN left(topic, 200) || '…' ELSE topic END,
+       key, tenant, attempts, schema_version, content_type,
+       CASE WHEN NOT long THEN headers
+            WHEN jsonb_typeof(headers) = 'object' THEN headers || jsonb_build_object(%(topic_header)s::text, topic)
+            ELSE jsonb_build_object('headers', headers, %(topic_header)s::text, topic) END,
+       payload, last_error
+  FROM given_up,
+       -- A topic that the index has no room for: somebody inserted it by hand.
+       LATERAL (SELECT octet_length(topic) > %(max_topic_bytes)s) AS measured (long)

@@ -1,6 +1,7 @@
 """The postgres publisher: one delivery for each consumer that subscribes, in order."""
 
 import asyncio
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -88,13 +89,21 @@ async def test_messages_without_subscribers_are_dropped_if_the_url_says_so(
         assert await publisher.publish([Message("nobody", b"")]) == [Acked()]
 
 
-async def test_what_cannot_be_stored_is_refused_alone_and_for_ever(url: str) -> None:
+NO_ROOM = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"key": "a\0b"}, {"tenant": NO_ROOM}], ids=["key", "tenant"]
+)
+async def test_what_cannot_be_stored_is_refused_alone_and_for_ever(
+    url: str, odd: dict[str, Any]
+) -> None:
     subscribe(url, ("billing", "orders"))
     async with PostgresPublisher.from_url(url) as publisher:
         first, second, third = await publisher.publish(
             [
                 Message("orders", b"1"),
-                Message("orders", b"2", key="a\0b"),
+                Message("orders", b"2", **odd),
                 Message("orders", b"3"),
             ]
         )

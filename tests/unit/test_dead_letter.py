@@ -43,6 +43,18 @@ def test_the_message_comes_back_as_it_was() -> None:
     assert letter(message).message() == message
 
 
+def test_a_topic_that_was_shortened_comes_back_whole() -> None:
+    whole = Message("t" * 3000, b"", headers={"h": "v"})
+    kept = {"h": "v", "pillarbox-topic": whole.topic}
+    assert letter(whole, topic="t" * 200 + "…", headers=kept).message() == whole
+
+
+@pytest.mark.parametrize("topic", ["orders", "orders…"])
+def test_a_header_of_somebody_elses_does_not_change_the_topic(topic: str) -> None:
+    message = Message(topic, b"", headers={"pillarbox-topic": "invoices"})
+    assert letter(message).message() == message
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -128,7 +128,7 @@ def test_what_is_in_an_index_is_bounded_in_bytes_whatever_the_limits(
 
 def test_the_cause_of_a_message_is_in_an_index_too() -> None:
     Limits().check(message(headers={"causation-id": "x" * 2048, "other": "x" * 4096}))
-    with pytest.raises(InvalidMessageError, match="header causation-id .*2049 bytes"):
+    with pytest.raises(InvalidMessageError, match=r"header causation-id .*2049 bytes"):
         Limits().check(message(headers={"causation-id": "x" * 2049}))
 
 

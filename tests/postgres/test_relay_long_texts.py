@@ -1,0 +1,70 @@
+"""What an index has no room for, inserted by hand, ends in the dead letters whole."""
+
+from hashlib import sha256
+
+from outbox import Message
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Tally, find, retry_all
+from relay.dead_letters import publishing_retrier
+from relay.events import MessageDeadLettered
+from relay.publisher import Nacked
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import dead_letters, execute, insert, running, unsettled
+
+LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
+"""That no compression makes short."""
+
+
+def lengthen(url: str, column: str, topic: str) -> None:
+    execute(
+        url, f"UPDATE outbox.message SET {column} = %s WHERE topic = %s", [LONG, topic]
+    )
+
+
+async def test_a_topic_is_shortened_and_published_whole_by_a_retry(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("orders", b"", headers={"h": "v"}))
+    lengthen(database_url, "topic", "orders")
+    publisher = ScriptedPublisher(lambda _: Nacked("no", permanent=True))
+
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered)
+    assert dead_letters(database_url) == [(LONG[:200] + "…", 1, "no")]
+    assert unsettled(database_url) == 0
+
+    publisher = ScriptedPublisher()
+    async with publishing_retrier(database_url, lambda: publisher) as retrier:
+        tally = await retry_all(retrier, await find(retrier, Criteria()))
+    assert tally == Tally(succeeded=1)
+    ((message,),) = publisher.calls
+    assert (message.topic, message.headers) == (LONG, {"h": "v"})
+
+
+async def test_headers_that_are_none_are_kept_beside_a_topic(database_url: str) -> None:
+    insert(database_url, Message("orders", b""))
+    execute(database_url, "UPDATE outbox.message SET headers = '[1]'")
+    lengthen(database_url, "topic", "orders")
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered)
+    query = "SELECT headers FROM outbox.dead_letter"
+    kept = {"headers": [1], "pillarbox-topic": LONG}
+    assert execute(database_url, query) == [(kept,)]
+
+
+async def test_a_key_that_could_not_be_blocked_is_not_published(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("orders", b"", key="k"))
+    lengthen(database_url, "key", "orders")
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered)
+    ((topic, _, reason),) = dead_letters(database_url)
+    assert topic == "orders"
+    assert "message key" in reason
+    assert "has 6400 bytes, an index has room for 2048" in reason
+    assert publisher.calls == []
