@@ -34,6 +34,10 @@ from outbox.errors import NotASessionError, shorten
 from outbox.identifier import is_uuid7, moment_of
 from outbox.statement import load
 
+# Together they are the key of an index, which takes about 2.7 KB.
+_MAX_NAME_BYTES: Final = 512
+_MAX_ID_BYTES: Final = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignId:
@@ -50,7 +54,7 @@ class ForeignId:
     def __post_init__(self) -> None:
         """Refuse what would be one id for many messages, or none that can be kept."""
         check_text("source", self.source)
-        check_text("id", self.id)
+        check_text("id", self.id, _MAX_ID_BYTES)
 
 
 MessageId: TypeAlias = UUID | ForeignId
@@ -218,16 +222,22 @@ def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
     return MessageTooOldError(message_id, message_at)
 
 
-def check_text(field: str, value: object) -> None:
+def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> None:
     """Refuse what can't be part of a receipt's key.
 
     Raises:
-        InvalidReceiptError: it isn't text, is empty, or can't be stored.
+        InvalidReceiptError: it isn't text, is empty, too long, or can't be stored.
     """
     if not isinstance(value, str) or not value or "\0" in value:
         raise InvalidReceiptError(
             f"receipt {field} {shorten(value)}: must be text that is not empty and "
             "has no NUL; pass a str"
+        )
+    size = len(value.encode(errors="surrogatepass"))
+    if size > max_bytes:
+        raise InvalidReceiptError(
+            f"receipt {field} {shorten(value)}: has {size} bytes, the limit is "
+            f"{max_bytes}; pass a shorter one, such as a hash of it"
         )
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import TypeAlias
 from uuid import UUID, uuid4
 
@@ -132,6 +133,21 @@ def test_after_a_message_that_is_too_old_the_transaction_is_over(
             record_receipt(session, id_of(datetime(2020, 1, 1, tzinfo=UTC)), "c")
         with pytest.raises(InternalError, match="transaction is aborted"):
             session.execute(text("SELECT 1"))
+
+
+async def test_the_longest_key_of_a_receipt_has_room_in_the_index(
+    record: Record,
+) -> None:
+    def odd(size: int) -> str:
+        noise = "".join(sha256(b"%d" % n).hexdigest() for n in range(32))
+        return noise[:size]
+
+    assert await record(ForeignId(odd(512), odd(1024)), odd(512))
+    for fields in ((odd(513), "id"), ("source", odd(1025))):
+        with pytest.raises(InvalidReceiptError, match="bytes, the limit is"):
+            ForeignId(*fields)
+    with pytest.raises(InvalidReceiptError, match=r"consumer .* has 513 bytes"):
+        await record(uuid7(), odd(513))
 
 
 class Rival:
