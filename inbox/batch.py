@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from inbox.errors import DeadLetter
-from inbox.handle import Handling
+from inbox.handle import Handling, is_cancelled
 from inbox.prepare import Terms, prepare
 from inbox.routes import BatchHandler, Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError
@@ -68,6 +68,8 @@ class Batches:
         try:
             return await answer
         except asyncio.CancelledError:
+            if not is_cancelled():
+                raise  # the handler's own
             # A stop whose time is over: the last one to leave turns off the light.
             if all(answer.done() for _, answer in (*self._at_work, *self._waiting)):
                 self._work.cancel()
@@ -90,7 +92,9 @@ class Batches:
             new = await self._handling.handle_batch(handler, [m for m, _ in batch])
         except DatabaseUnavailableError as error:
             self._fail(batch, error)
-        except Exception as error:  # noqa: BLE001 (raised again where it belongs)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             if len(batch) == 1:
                 self._fail(batch, self._judged(error))
                 return
@@ -108,7 +112,9 @@ class Batches:
             if not answer.done():
                 answer.set_exception(error)
 
-    def _judged(self, error: Exception) -> Exception:
+    def _judged(self, error: BaseException) -> BaseException:
+        if not isinstance(error, Exception):
+            return error
         try:
             self._batching.terms.judge(error)
         except DeadLetter as decision:

@@ -124,3 +124,9 @@ def connection_broke(error: BaseException) -> bool:
         or state[:4] == "57P0"
         or state == _STOOD_STILL
     )
+
+
+def is_cancelled() -> bool:
+    """Tell a task that is cancelled from a handler that raised what looks like it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

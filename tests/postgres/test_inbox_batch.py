@@ -189,3 +189,24 @@ def test_a_batch_that_can_not_be_is_refused(
         consumer = Consumer(MemorySource(), sessions, name="billing")
         with pytest.raises(ConfigError, match=words):
             consumer.handles("orders", **options)(print)
+
+
+async def test_a_handler_that_raises_as_if_it_were_cancelled_has_failed(
+    url: str,
+) -> None:
+    source = MemorySource(*numbered(8, keys=8))
+    async with async_sessions_of(url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+
+        @consumer.handles("*", batch=4)
+        async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
+            await session.execute(EFFECT, what_of(messages))
+            if any(message.payload == b"5" for message in messages):
+                raise asyncio.CancelledError
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 7)
+            await events.wait_for(MessageDeadLettered)
+    assert effects(url) == sorted(set(names(8)) - {"5"})
+    assert len(events.of(HandlerFailed)) == 2
+    assert len(source.acked) == 8
