@@ -18,7 +18,10 @@ from sqlalchemy.orm import Session
 from inbox.handle import Handling
 from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
+from outbox import codec
+from outbox.dead_letters import SHORTENED, TOPIC_HEADER
 from outbox.errors import hide_values, one_line
+from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 
 Redact: TypeAlias = Callable[[str], str]
@@ -26,6 +29,10 @@ Redact: TypeAlias = Callable[[str], str]
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
 _MAX_REASON_CHARS: Final = 2 * 1024
+_MAX_INTEGER: Final = 2**31 - 1
+_SHORT: Final = 200
+# A string in jsonb takes 256 MiB.
+_MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
 _CUT: Final = "\n…\n"
 
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(:lock)")
@@ -90,30 +97,30 @@ class DeadLetterWriter:
         attempts: int,
         failure: str | BaseException,
         readable: bool = True,
+        refusal: str | None = None,
     ) -> Failure:
         """Write a dead letter, in a transaction of its own.
 
         Args:
             readable: with False it never was a message with an id, and is known by
                 all that came: it can be looked at, and not retried.
+            refusal: why it couldn't be written as it is; then what is not its payload
+                is kept as JSON in one header, and it is known by all that came.
         """
         said = self.describe(failure)
+        if refusal is not None:
+            refused = f" (kept apart, for the row was refused: {refusal})"
+            reason = said.reason[: _MAX_REASON_CHARS - len(refused)] + refused
+            said = Failure(reason, said.stacktrace)
+        is_whole = readable and refusal is None
         values = {
             "origin": f"consumer:{self.consumer}",
-            "message_id": str(message.id) if readable else _digest(message),
-            "topic": _storable(message.topic),
-            "key": _storable(message.key),
-            "tenant": _storable(message.tenant),
-            "attempts": attempts,
-            "schema_version": message.schema_version,
-            "content_type": _storable(message.content_type),
-            "headers": {
-                _storable(name): _storable(value)
-                for name, value in message.headers.items()
-            },
+            "message_id": str(message.id) if is_whole else _digest(message),
+            "attempts": min(attempts, _MAX_INTEGER),
             "payload": message.payload,
             "error_reason": said.reason,
             "error_stacktrace": said.stacktrace,
+            **(_columns(message) if refusal is None else _spare_columns(message)),
         }
         is_new = await self._handling.transact(partial(insert_dead_letter, values))
         return Failure(said.reason, said.stacktrace, is_new)
@@ -159,9 +166,55 @@ def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:
     return True
 
 
+def _columns(message: Message) -> dict[str, Any]:
+    headers = {
+        _storable(name): _storable(value) for name, value in message.headers.items()
+    }
+    topic = _storable(message.topic) or ""
+    if len(topic.encode()) > MAX_INDEXED_BYTES:
+        headers[TOPIC_HEADER] = topic
+        topic = topic[:_SHORT] + SHORTENED
+    return {
+        "topic": topic,
+        "key": _storable(message.key),
+        "tenant": _storable(message.tenant),
+        "schema_version": min(message.schema_version, MAX_SCHEMA_VERSION),
+        "content_type": _storable(message.content_type),
+        "headers": headers,
+    }
+
+
+def _spare_columns(message: Message) -> dict[str, Any]:
+    topic = ascii(message.topic)[1:-1]
+    return {
+        "topic": topic if len(topic) <= _SHORT else topic[:_SHORT] + SHORTENED,
+        "key": None,
+        "tenant": None,
+        "schema_version": 1,
+        "content_type": codec.BINARY,
+        # ASCII within JSON within JSON: there is nothing in it to refuse but its size.
+        "headers": {
+            "message": json.dumps(_all_but_payload(message))[:_MAX_SPARE_CHARS]
+        },
+    }
+
+
+def _all_but_payload(message: Message) -> dict[str, Any]:
+    return {
+        "id": str(message.id),
+        "topic": message.topic,
+        "key": message.key,
+        "tenant": message.tenant,
+        "content_type": message.content_type,
+        "schema_version": str(message.schema_version),
+        "headers": {str(name): str(value) for name, value in message.headers.items()},
+    }
+
+
 def _digest(message: Message) -> str:
-    came = json.dumps([message.topic, message.key, sorted(message.headers.items())])
-    digest = sha256(came.encode(errors="surrogatepass") + message.payload)
+    headers = sorted((str(name), str(value)) for name, value in message.headers.items())
+    came = json.dumps([message.topic, message.key, headers])
+    digest = sha256(came.encode() + message.payload)
     return f"sha256:{digest.hexdigest()}"
 
 

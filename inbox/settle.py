@@ -17,19 +17,18 @@ from functools import partial
 from typing import Any, Final
 
 from inbox.batch import Batches, Batching
-from inbox.dead_letter import DeadLetterWriter, Failure
+from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
 from inbox.events import (
-    DeadLetterRepeated,
     DuplicateSkipped,
     HandlerFailed,
     MessageCancelled,
-    MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
 from inbox.flight import Flight
-from inbox.handle import Handling, connection_broke
+from inbox.giving_up import GivingUp, about_message, ack, problem_of
+from inbox.handle import Handling, connection_broke, is_cancelled
 from inbox.kinds import AnyHandler, retry_of
 from inbox.leased import JobCancelled, JobReturned, LongHandler, LongHandling
 from inbox.outage import Outage
@@ -37,11 +36,7 @@ from inbox.receipt import has_receipt
 from inbox.routes import Routes
 from inbox.source import Delivery
 from inbox.trial import StartedTooOften, Trial, Trials
-from outbox.errors import (
-    BrokerUnavailableError,
-    DatabaseUnavailableError,
-    shorten,
-)
+from outbox.errors import DatabaseUnavailableError, shorten
 from outbox.events import Observers
 from outbox.message import Message
 from outbox.retry import RetryPolicy
@@ -71,13 +66,15 @@ class Settlement:
         self._notify = observers.notify
         self._trials = Trials(handling, dead_letters.consumer)
         self._outage = Outage(dead_letters.consumer, observers)
+        self._giving_up = GivingUp(dead_letters, self._outage, observers)
 
     async def settle(self, delivery: Delivery, flight: Flight) -> bool:
         """Settle a delivery; give False if the flight stops first."""
         message = delivery.message
         handler = self._routes.find(message.topic)
-        if delivery.problem is not None:
-            failure: str | BaseException = delivery.problem
+        problem = problem_of(delivery)
+        if problem is not None:
+            failure = problem
         elif handler is None:
             failure = (
                 f"consumer {self._consumer!r} has no handler for topic "
@@ -87,7 +84,9 @@ class Settlement:
             return await self._give_up_killer(delivery, flight, delivery.attempts)
         else:
             return await self._try(handler, delivery, flight)
-        return await self._give_up(delivery, flight, failure, delivery.attempts)
+        return await self._giving_up.give_up(
+            delivery, flight, failure, delivery.attempts
+        )
 
     async def _try(
         self, handler: AnyHandler, delivery: Delivery, flight: Flight
@@ -100,7 +99,7 @@ class Settlement:
             if isinstance(outcome, bool):
                 settled = outcome
             else:
-                settled = await self._give_up(delivery, flight, *outcome)
+                settled = await self._giving_up.give_up(delivery, flight, *outcome)
         except StartedTooOften as started:
             settled = await self._give_up_killer(delivery, flight, started.starts)
         finally:
@@ -123,7 +122,7 @@ class Settlement:
             await self._handled(delivery, False, 0.0)
             return True
         failure = f"was started {starts} times and never came to an end"
-        return await self._give_up(delivery, flight, failure, starts)
+        return await self._giving_up.give_up(delivery, flight, failure, starts)
 
     async def _was_handled(self, message: Message, flight: Flight) -> bool:
         # Its process may have died between the commit and the ack.
@@ -177,7 +176,7 @@ class Settlement:
                     return False
                 continue
             except asyncio.CancelledError as error:
-                if _is_cancelled():
+                if is_cancelled():
                     raise
                 failure = error
             except Exception as error:  # noqa: BLE001 (a handler may raise anything)
@@ -211,7 +210,7 @@ class Settlement:
     async def _cancelled(self, delivery: Delivery) -> None:
         self._outage.end()
         self._notify(MessageCancelled(**self._about(delivery.message)))
-        await _ack(delivery)
+        await ack(delivery)
 
     async def _handled(self, delivery: Delivery, is_new: bool, seconds: float) -> None:
         self._outage.end()
@@ -220,7 +219,7 @@ class Settlement:
             self._notify(MessageHandled(**about, seconds=seconds))
         else:
             self._notify(DuplicateSkipped(**about))
-        await _ack(delivery)
+        await ack(delivery)
 
     async def _back_off(
         self, delivery: Delivery, trial: Trial, failure: BaseException, flight: Flight
@@ -242,53 +241,5 @@ class Settlement:
         await delivery.nack(timedelta(seconds=left))
         return False
 
-    async def _give_up(
-        self,
-        delivery: Delivery,
-        flight: Flight,
-        failure: str | BaseException,
-        attempts: int,
-    ) -> bool:
-        written: Failure | None = None
-        lost = 0
-        while written is None:
-            try:
-                async with flight.turn(delivery.message):
-                    written = await self._dead_letters.write(
-                        delivery.message,
-                        attempts=attempts,
-                        failure=failure,
-                        readable=delivery.problem is None,
-                    )
-            except Exception as error:  # noqa: BLE001 (nothing else can be done with it)
-                lost += 1
-                if not await self._outage.wait(error, lost, flight):
-                    return False
-        self._outage.end()
-        about, reason = self._about(delivery.message), written.reason
-        if written.is_new:
-            self._notify(MessageDeadLettered(**about, attempts=attempts, reason=reason))
-        else:
-            self._notify(DeadLetterRepeated(**about))
-        await _ack(delivery)
-        return True
-
     def _about(self, message: Message) -> dict[str, Any]:
-        return {
-            "consumer": self._consumer,
-            "id": message.id,
-            "topic": message.topic,
-            "key": message.key,
-        }
-
-
-async def _ack(delivery: Delivery) -> None:
-    try:
-        await delivery.ack()
-    except BrokerUnavailableError:
-        return  # it comes again, and its receipt is there
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+        return about_message(self._consumer, message)

@@ -1,0 +1,137 @@
+"""Whatever is in a message, it can be given up, and holds up nobody else."""
+
+import json
+from hashlib import sha256
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import (
+    DatabaseFound,
+    DatabaseLost,
+    DeadLetterRepeated,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from tests.fixtures.consumers import QUICK, async_sessions_of, running
+from tests.fixtures.relay import execute
+
+pytestmark = pytest.mark.timeout(180)
+
+LONG = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
+"""That no compression makes short."""
+
+CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(
+    ("odd", "reason", "kept"),
+    [
+        (
+            Message(LONG, b"odd", headers={"h": "v"}),
+            "has 6400 bytes, an index has room for 2048",
+            (LONG[:200] + "…", 1, {"h": "v", "pillarbox-topic": LONG}),
+        ),
+        (
+            Message("orders", b"odd", headers={"h": "v"}, schema_version=3_000_000_000),
+            "message schema_version 3000000000: is above 2147483647",
+            ("orders", 2**31 - 1, {"h": "v"}),
+        ),
+    ],
+    ids=["topic", "schema_version"],
+)
+async def test_what_the_table_has_no_room_for_is_kept_beside(
+    database_url: str,
+    driver: str,
+    odd: Message,
+    reason: str,
+    kept: tuple[str, int, dict[str, str]],
+) -> None:
+    source = MemorySource(odd, Message("orders", b"sound"))
+    async with async_sessions_of(database_url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        handled: list[bytes] = []
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            handled.append(message.payload)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered, timeout=60)
+            await events.wait_for(MessageHandled, timeout=60)
+    assert handled == [b"sound"]
+    assert events.of(DatabaseLost) == []
+    assert reason in events.of(MessageDeadLettered)[0].reason
+    query = "SELECT topic, schema_version, headers, payload FROM inbox.dead_letter"
+    assert execute(database_url, query) == [(*kept, b"odd")]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_row_that_is_refused_is_written_with_no_more_than_its_payload(
+    database_url: str, driver: str
+) -> None:
+    execute(database_url, CHECK.format("tenant IS NULL"))
+    message = Message(
+        "örders",
+        b"\0\xff",
+        key="k",
+        tenant="t\0",
+        headers={"h": "\0"},
+        schema_version=7,
+    )
+    source = MemorySource()
+    async with async_sessions_of(database_url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+
+        @consumer.handles("invoices")
+        async def handle(session: AsyncSession, message: Message) -> None: ...
+
+        async with running(consumer) as events:
+            source.add(message)
+            await events.wait_for(MessageDeadLettered, timeout=60)
+            source.add(message)
+            await events.wait_for(DeadLetterRepeated, timeout=60)
+    assert events.of(DatabaseLost) == []
+    assert len(source.acked) == 2
+    query = (
+        "SELECT message_id, topic, key, tenant, headers, payload, error_reason"
+        " FROM inbox.dead_letter"
+    )
+    ((id, topic, key, tenant, headers, payload, reason),) = execute(database_url, query)
+    assert id.startswith("sha256:")
+    assert (topic, key, tenant, payload) == (r"\xf6rders", None, None, b"\0\xff")
+    assert json.loads(headers["message"]) == {
+        "id": str(message.id),
+        "topic": "örders",
+        "key": "k",
+        "tenant": "t\0",
+        "content_type": "application/octet-stream",
+        "schema_version": "7",
+        "headers": {"h": "\0"},
+    }
+    assert "no handler for topic 'örders' (kept apart, for the row was" in reason
+    assert "SQLSTATE 23514)" in reason
+
+
+async def test_what_no_row_gets_past_is_waited_for_and_then_written_whole(
+    database_url: str,
+) -> None:
+    execute(database_url, CHECK.format("origin = ''"))
+    source = MemorySource(Message("orders", b"", tenant="t"))
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+
+        @consumer.handles("invoices")
+        async def handle(session: AsyncSession, message: Message) -> None: ...
+
+        async with running(consumer) as events:
+            await events.wait_for(DatabaseLost, timeout=60)
+            execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT taken")
+            await events.wait_for(DatabaseFound, timeout=60)
+            await events.wait_for(MessageDeadLettered, timeout=60)
+    query = "SELECT topic, tenant FROM inbox.dead_letter"
+    assert execute(database_url, query) == [("orders", "t")]
