@@ -27,7 +27,7 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.flight import Flight
-from inbox.giving_up import GivingUp, about_message, ack, problem_of
+from inbox.giving_up import GivingUp, about_message, ack, problem_of, refusal_of
 from inbox.handle import Handling, connection_broke, is_cancelled
 from inbox.kinds import AnyHandler, retry_of
 from inbox.leased import JobCancelled, JobReturned, LongHandler, LongHandling
@@ -118,20 +118,30 @@ class Settlement:
     async def _give_up_killer(
         self, delivery: Delivery, flight: Flight, starts: int
     ) -> bool:
-        if await self._was_handled(delivery.message, flight):
+        was_handled = await self._was_handled(delivery.message, flight)
+        if was_handled is None:
+            return False
+        if was_handled:
             await self._handled(delivery, False, 0.0)
             return True
         failure = f"was started {starts} times and never came to an end"
         return await self._giving_up.give_up(delivery, flight, failure, starts)
 
-    async def _was_handled(self, message: Message, flight: Flight) -> bool:
+    async def _was_handled(self, message: Message, flight: Flight) -> bool | None:
+        """Look for its receipt; None: it is to stop."""
         # Its process may have died between the commit and the ack.
         look = partial(has_receipt, message.id, self._consumer)
-        try:
-            async with flight.turn(message):
-                return await self._handling.transact(look)
-        except Exception:  # noqa: BLE001 (a retry of the dead letter finds it, too)
-            return False
+        lost = 0
+        while True:
+            try:
+                async with flight.turn(message):
+                    return await self._handling.transact(look)
+            except Exception as error:  # noqa: BLE001 (without an answer it waits)
+                if refusal_of(error) is not None:
+                    return False  # an id that no receipt can have
+                lost += 1
+                if not await self._outage.wait(error, lost, flight):
+                    return None
 
     async def _handle(
         self, handler: AnyHandler, delivery: Delivery, flight: Flight, trial: Trial

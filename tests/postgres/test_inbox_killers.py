@@ -1,0 +1,69 @@
+"""What its last attempt may have handled isn't given up before that is known."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import (
+    DatabaseLost,
+    DuplicateSkipped,
+    MessageDeadLettered,
+    MessageHandled,
+)
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from tests.fixtures.consumers import QUICK, async_sessions_of, running
+from tests.fixtures.relay import execute
+
+pytestmark = pytest.mark.timeout(180)
+
+
+async def test_a_look_that_fails_is_repeated_and_finds_the_receipt(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        failures = [OperationalError("SELECT", {}, Exception("a blink"))]
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None: ...
+
+        def blink(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("SELECT inbox.receipt") and failures:
+                raise failures.pop()
+
+        event.listen(sessions.kw["bind"].sync_engine, "before_cursor_execute", blink)
+        message = Message("orders", b"")
+        async with running(consumer) as events:
+            source.add(message)
+            await events.wait_for(MessageHandled, timeout=60)
+            # It died between its commit and its ack.
+            source.return_later(message, 3, timedelta(0))
+            await events.wait_for(DuplicateSkipped, timeout=60)
+    assert failures == []
+    assert len(events.of(DatabaseLost)) == 1
+    assert execute(database_url, "SELECT 1 FROM inbox.dead_letter") == []
+
+
+async def test_an_id_that_no_receipt_can_have_is_given_up_at_once(
+    database_url: str,
+) -> None:
+    source = MemorySource()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None: ...
+
+        async with running(consumer) as events:
+            for id in (uuid4(), type(uuid4())(int=2**128 - 1)):
+                source.return_later(Message("orders", b"", id=id), 3, timedelta(0))
+            await events.wait_for(MessageDeadLettered, 2, timeout=60)
+    assert events.of(DatabaseLost) == []
