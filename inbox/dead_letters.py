@@ -11,13 +11,14 @@ has no transaction: its job is opened anew, and its lease keeps others out.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
@@ -37,6 +38,7 @@ from outbox.dead_letters import (
     RetrySchedule,
     Statement,
     Status,
+    lost_turn,
 )
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.errors import (
@@ -53,6 +55,7 @@ from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
+_Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 _ONE_ATTEMPT: Final = RetryPolicy(max_attempts=1)
 
@@ -139,24 +142,25 @@ class HandlingRetrier:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
-        """Hold the lock of the consumer's schedule, in a session of its own."""
+        """Hold the lock of the consumer's schedule, in a session of its own.
+
+        Raises:
+            DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+        """
         lock = {
             "lock_class": consumer_class(self._consumer),
             "lock": int(Lock.DEAD_LETTERS),
         }
-        if isinstance(self._sessions, async_sessionmaker):
-            async with self._sessions() as session, session.begin():
-                yield bool(await session.scalar(text_of(Statement.TRY_LOCK), lock))
-            return
-        # In a thread, for the pool may let it wait.
-        held = self._sessions()
-        try:
-            taken = await asyncio.to_thread(
-                held.scalar, text_of(Statement.TRY_LOCK), lock
-            )
+        async with _aside(self._sessions) as run:
+            try:
+                taken = await run(lambda s: s.scalar(text_of(Statement.TRY_LOCK), lock))
+            except Exception as error:
+                raise lost_turn(error) from error
             yield bool(taken)
-        finally:
-            await asyncio.to_thread(held.close)
+            try:
+                await run(lambda s: s.commit())
+            except Exception as error:
+                raise lost_turn(error) from error
 
     async def _handle(
         self, handler: AnyHandler, message: Message, candidate: Candidate
@@ -229,6 +233,30 @@ class HandlingRetrier:
 
 class _NoHandlerError(Exception):
     """Nobody is there to handle it."""
+
+
+@asynccontextmanager
+async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
+    """Open a session; give what runs a function of it, in its own way."""
+    if isinstance(sessions, async_sessionmaker):
+        session = sessions()
+        try:
+            yield session.run_sync
+        finally:
+            with suppress(SQLAlchemyError):
+                await session.close()
+        return
+    # In a thread, for the pool may let it wait.
+    held = sessions()
+
+    async def run(function: Callable[[Session], Any]) -> Any:
+        return await asyncio.to_thread(function, held)
+
+    try:
+        yield run
+    finally:
+        with suppress(SQLAlchemyError):
+            await asyncio.to_thread(held.close)
 
 
 def _about(letter: Letter) -> dict[str, Any]:

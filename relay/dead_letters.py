@@ -14,6 +14,7 @@ from outbox.dead_letters import (
     Outcome,
     RetrySchedule,
     Statement,
+    lost_turn,
     statement,
 )
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
@@ -92,17 +93,24 @@ class PublishingRetrier:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
-        """Hold the schedule's lock, on a connection of its own."""
-        async with (
-            await connect(self._url, application_name=_APPLICATION) as connection,
-            connection.transaction(),
-        ):
-            ((taken,),) = await _run(
-                connection,
-                Statement.TRY_LOCK,
-                {"lock_class": LOCK_CLASS, "lock": Lock.DEAD_LETTERS},
-            )
-            yield taken
+        """Hold the schedule's lock, on a connection of its own.
+
+        Raises:
+            DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+        """
+        async with await connect(
+            self._url, application_name=_APPLICATION
+        ) as connection:
+            try:
+                async with connection.transaction():
+                    ((taken,),) = await _run(
+                        connection,
+                        Statement.TRY_LOCK,
+                        {"lock_class": LOCK_CLASS, "lock": Lock.DEAD_LETTERS},
+                    )
+                    yield taken
+            except psycopg.Error as error:
+                raise lost_turn(error) from error
 
     async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
         """Give None for an ack."""
@@ -171,7 +179,12 @@ class PublishingRetrier:
         try:
             if self._connection is None:
                 self._connection = await self._stack.enter_async_context(
-                    await connect(self._url, application_name=_APPLICATION)
+                    await connect(
+                        self._url,
+                        application_name=_APPLICATION,
+                        # The broker is waited for, within our own time limit.
+                        settings={"idle_in_transaction_session_timeout": "0"},
+                    )
                 )
             yield self._connection
         except psycopg.errors.InsufficientPrivilege as error:

@@ -9,7 +9,7 @@ does so by the clock, in one replica at a time. `commands` is how people reach i
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.letter import SHORTENED, TOPIC_HEADER, Letter, Status, Summary
 from outbox.dead_letters.retry import Candidate, Outcome, Retrier, Tally
-from outbox.dead_letters.schedule import RetrySchedule, Scheduler
+from outbox.dead_letters.schedule import RetrySchedule, Scheduler, lost_turn
 from outbox.dead_letters.statement import Schema, Statement, statement
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "Status",
     "Summary",
     "Tally",
+    "lost_turn",
     "statement",
 ]

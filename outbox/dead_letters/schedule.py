@@ -17,7 +17,7 @@ from typing import Final
 from outbox.dead_letters.events import RetryRunBroken, RetryRunEnded, RetryRunLeft
 from outbox.dead_letters.retry import Retrier, Tally, find_due, retry_all
 from outbox.dead_letters.statement import Schema
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.events import Event
 from outbox.retry import RetryPolicy
 
@@ -63,6 +63,14 @@ class RetrySchedule:
         if self._policy.spent(retry_count):
             return None
         return self._policy.delay(retry_count)
+
+
+def lost_turn(error: Exception) -> DatabaseUnavailableError:
+    """Say that the lock of a turn is lost, or could not be asked for."""
+    return DatabaseUnavailableError(
+        f"the lock of the dead letters' schedule was lost: {one_line(error)}; another "
+        "replica may have taken the turn, and each dead letter was retried by one"
+    )
 
 
 class Scheduler:
