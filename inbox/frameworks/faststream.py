@@ -11,16 +11,20 @@ and what FastStream then does is by its own `ack_policy`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from faststream import BaseMiddleware, ContextRepo
 from faststream.message import SourceType, StreamMessage
+from faststream.response import PublishCommand
+from faststream.response.publish_type import PublishType
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
 from inbox.errors import InvalidReceiptError
 from inbox.idempotent import record_receipt_async
+from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
 from inbox.receipt import MessageId, check_text
 
 _PREFIXES: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
@@ -52,12 +56,18 @@ def event_id(message: StreamMessage[Any]) -> MessageId:
 class Idempotent:
     """Handles each message once for `consumer`; a duplicate is acked and skipped.
 
+    For a duplicate nothing is published by `@broker.publisher`, since the first
+    handling did; who waits for a reply gets an empty one.
+
     Args:
         sessions: of the handlers' database; they get theirs by `Context("session")`.
         consumer: whose receipts these are.
         key: reads the id: a UUIDv7 or a `ForeignId`.
+        max_idle: how long a handler's transaction may stand still before PostgreSQL
+            ends its session; None: for ever.
 
     Raises:
+        ConfigError: `max_idle` can't be used.
         InvalidReceiptError: `consumer` can't be used; in a handler's place also what
             `record_receipt` raises.
     """
@@ -68,8 +78,11 @@ class Idempotent:
         *,
         consumer: str,
         key: Callable[[StreamMessage[Any]], MessageId] = event_id,
+        max_idle: timedelta | None = DEFAULT_MAX_IDLE,
     ) -> None:
         check_text("consumer", consumer)
+        check_max_idle(max_idle)
+        self._max_idle = max_idle
         self._sessions = sessions
         self._consumer = consumer
         self._key = key
@@ -82,6 +95,7 @@ class Idempotent:
             sessions=self._sessions,
             consumer=self._consumer,
             key=self._key,
+            max_idle=self._max_idle,
         )
 
 
@@ -95,11 +109,14 @@ class _Once(BaseMiddleware[Any, Any]):
         sessions: async_sessionmaker[AsyncSession],
         consumer: str,
         key: Callable[[StreamMessage[Any]], MessageId],
+        max_idle: timedelta | None,
     ) -> None:
         super().__init__(message, context=context)
         self._sessions = sessions
         self._consumer = consumer
         self._key = key
+        self._max_idle = max_idle
+        self._is_duplicate = False
 
     @override
     async def consume_scope(
@@ -111,7 +128,18 @@ class _Once(BaseMiddleware[Any, Any]):
             return await call_next(msg)
         id = self._key(msg)
         async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
             if not await record_receipt_async(session, id, self._consumer):
+                self._is_duplicate = True
                 return None
             with self.context.scope("session", session):
                 return await call_next(msg)
+
+    @override
+    async def publish_scope(
+        self, call_next: Callable[[Any], Awaitable[Any]], cmd: PublishCommand
+    ) -> Any:
+        # Returning None, as a duplicate does, is to FastStream a result to publish.
+        if self._is_duplicate and cmd.publish_type is PublishType.PUBLISH:
+            return None
+        return await call_next(cmd)
