@@ -24,6 +24,7 @@ from outbox.database import sqlalchemy_url
 from outbox.dead_letters import Criteria, Tally
 from outbox.dead_letters.retry import find, retry_all
 from outbox.retry import RetryPolicy
+from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import states
 from tests.fixtures.relay import execute
@@ -59,6 +60,31 @@ async def test_a_redelivery_of_what_is_given_up_writes_nothing_new(
     assert len(events.of(MessageDeadLettered)) == 2
     assert len(events.of(DeadLetterRepeated)) == 1
     assert count(database_url) == 2
+
+
+async def test_a_crash_between_dead_letter_and_ack_leaves_one_of_it_and_an_ack(
+    database_url: str,
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    message = Message("orders", b"")
+    async with PostgresPublisher.from_url(database_url) as publisher:
+        await publisher.publish([message])
+    async with async_sessions_of(database_url) as sessions:
+        # What the one that died had committed, in the very database of the broker.
+        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1))
+        assert (await writer.write(message, attempts=1, failure="no")).is_new
+
+        consumer = Consumer(database_url, sessions, name="billing")
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            raise DeadLetter("no such customer")
+
+        async with running(consumer) as events:
+            await events.wait_for(DeadLetterRepeated, timeout=60)
+    assert states(database_url, "inbox") == [("PENDING", 0, "no")]
+    query = "SELECT acked_at IS NOT NULL FROM inbox.delivery"
+    assert execute(database_url, query) == [(True,)]
 
 
 async def test_a_redelivery_that_succeeds_settles_the_dead_letter_at_its_retry(
