@@ -2,19 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from nats.aio.client import Client
-from nats.aio.transport import TcpTransport
-from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
-from typing_extensions import override
 
 from outbox.errors import BrokerUnavailableError, ConfigError, message_of
-from outbox.nats_parser import LoudParser
+from outbox.nats_client import NatsClient
 from outbox.nats_url import NatsSettings
 
 _CONNECT: Final = 5.0
@@ -41,82 +38,6 @@ def publish_command(subject: str, reply: str, headers: bytes, payload: bytes) ->
     return b"".join((start, headers, payload, b"\r\n"))
 
 
-class _Transport(TcpTransport):
-    """Sends CONNECT together with the PING that follows it.
-
-    A server that refuses the CONNECT says why and closes; what it has not read by
-    then breaks the connection, and its reason is lost.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._held = b""
-
-    @override
-    def __bool__(self) -> bool:
-        # Otherwise the client would take another one.
-        return True
-
-    @override
-    def write(self, payload: bytes) -> None:
-        if payload.startswith(b"CONNECT "):
-            self._held = payload
-            return
-        payload, self._held = self._held + payload, b""
-        super().write(payload)  # type: ignore[no-untyped-call]
-
-
-class _Client(Client):
-    """nats-py's client, which would go on in the clear if the server offers no TLS."""
-
-    def __init__(self, *, secure: bool) -> None:
-        super().__init__()
-        self._transport = _Transport()
-        self._ps = LoudParser(self)
-        self._secure = secure
-
-    @override
-    async def _process_info(
-        self, info: dict[str, Any], initial_connection: bool = False
-    ) -> None:
-        if self._secure and initial_connection and not info.get("tls_required"):
-            raise NatsError("the server offers no TLS; write nats:// or enable it")
-        await super()._process_info(info, initial_connection)
-
-    @staticmethod
-    @override
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        # nats-py's own leaves out what isn't text; this keeps it as surrogates.
-        lines = raw.decode(errors="surrogateescape").split("\r\n")
-        pairs = (line.partition(":") for line in lines if line)
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
-    async def publish_all(self, commands: Iterable[bytes]) -> None:
-        """Send commands in their order, without waiting for the server.
-
-        `publish` spells out each header anew, and so takes twice as long.
-
-        Raises:
-            ConnectionClosedError: it is closed.
-        """
-        if not self.is_connected:
-            raise ConnectionClosedError
-        for command in commands:
-            await self._send_command(command)
-        await self._flush_pending()
-
-    @override
-    async def _close(self, status: int, do_cbs: bool = True) -> None:
-        # It would wait for a server that takes nothing more, or stumble half-way
-        # over what can't be written any more.
-        self._pending.clear()
-        self._pending_data_size = 0
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
-        await super()._close(status, do_cbs)
-
-
 class NatsConnection:
     """One connection; it isn't used again once it is lost.
 
@@ -135,7 +56,7 @@ class NatsConnection:
         on_lost: Callable[[BrokerUnavailableError], None],
         on_refusal: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.client = _Client(secure=settings.secure)
+        self.client = NatsClient(secure=settings.secure)
         self.lost: BrokerUnavailableError | None = None
         self._settings = settings
         self._on_lost = on_lost

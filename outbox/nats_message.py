@@ -106,10 +106,11 @@ def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def raw_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Read headers of what is no message as they came, without a loss."""
-    return {_raw(name): _raw(value) for name, value in headers.items()}
+    return {raw_text(name): raw_text(value) for name, value in headers.items()}
 
 
-def _raw(text: str) -> str:
+def raw_text(text: str) -> str:
+    """Read a subject or a header of what is no message as it came, without a loss."""
     return text_of(text.encode(errors="surrogateescape"))
 
 

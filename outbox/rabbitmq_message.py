@@ -38,7 +38,7 @@ def to_properties(message: Message) -> BasicProperties:
 
 
 def from_delivery(
-    properties: BasicProperties, routing_key: str, payload: bytes
+    properties: BasicProperties, routing_key: str | bytes, payload: bytes
 ) -> tuple[Message, str | None]:
     """Read a message; if it is none, also say why, with all there is to be found."""
     headers = {
@@ -51,7 +51,10 @@ def from_delivery(
     try:
         return from_headers(headers, payload, PREFIX), None
     except InvalidMessageError as error:
-        return Message(routing_key, payload, id=uuid7(), headers=headers), str(error)
+        if isinstance(routing_key, str):
+            routing_key = routing_key.encode()
+        topic = text_of(routing_key)
+        return Message(topic, payload, id=uuid7(), headers=headers), str(error)
 
 
 def why_impossible(message: Message) -> str | None:

@@ -55,7 +55,9 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
 
 class TestAcmeSource(Broker, SourceSuite):
-    capabilities = SourceCapabilities(takes_bytes=False, stalls=False)
+    capabilities = SourceCapabilities(
+        takes_bytes=False, takes_bytes_as_topic=False, stalls=False
+    )
     max_payload_bytes = MAX_PAYLOAD_BYTES
 
     @override

@@ -48,6 +48,9 @@ class Capabilities:
     takes_bytes: bool = capability(
         "Others can put metadata into the broker that is no text."
     )
+    takes_bytes_as_topic: bool = capability(
+        "Others can put into topics whose names are no text."
+    )
     empty_payload: bool = capability("A payload may be empty.")
     any_text: bool = capability(
         "Keys, tenants and values of headers may hold any text."
@@ -114,6 +117,10 @@ class SourceCase(ABC):
 
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
         """Put what is no message, with these bytes in a header. For `takes_bytes`."""
+        raise NotImplementedError
+
+    async def put_strange_topic(self, topic: bytes) -> None:
+        """Put what is no message into a topic. For `takes_bytes_as_topic`."""
         raise NotImplementedError
 
     def stop_broker(self) -> None:

@@ -191,3 +191,20 @@ class SourceSettling(SourceCase):
         assert delivery.problem is not None
         kept = map(bytes_of, delivery.message.headers.values())
         assert metadata in kept
+
+    @checks("takes_bytes_as_topic")
+    async def test_a_topic_of_strangers_that_is_no_text_is_kept(self) -> None:
+        beginning = self.topic()
+        topics = f"{beginning}.*"
+        await self.prepare(topics, "one")
+        await self.put_strange_topic(f"{beginning}.".encode() + b"\xff\xfe")
+        await self.put(*numbered(f"{beginning}.text", 1))
+        async with self.source("one", topics) as source:
+            deliveries = await self.receive(source, 2)
+            (strange,) = (d for d in deliveries if d.problem is not None)
+            kept = bytes_of(strange.message.topic)
+            assert kept == f"{beginning}.".encode() + b"\xff\xfe"
+            for delivery in deliveries:
+                await delivery.ack()
+        async with self.source("one", topics) as source:
+            assert not await self.anything(source)

@@ -48,7 +48,9 @@ class TestKafkaPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestKafkaSource(ThroughProxy, SourceSuite):
-    capabilities = SourceCapabilities(acks_each=False, counts_attempts=False)
+    capabilities = SourceCapabilities(
+        acks_each=False, counts_attempts=False, takes_bytes_as_topic=False
+    )
     hold = 2.0  # after somebody left, the mock lets who comes wait for as long
 
     @pytest.fixture(autouse=True)

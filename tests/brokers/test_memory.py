@@ -47,6 +47,7 @@ class TestMemorySource(SourceSuite):
         survives_a_crash=False,
         gets_strangers=False,
         takes_bytes=False,
+        takes_bytes_as_topic=False,
         goes_away=False,
         stalls=False,
     )

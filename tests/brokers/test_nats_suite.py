@@ -94,4 +94,8 @@ class TestNatsSource(ThroughProxy, SourceSuite):
 
     @override
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
-        await put_bytes(self.direct, topic, b"1", {b"raw": metadata})
+        await put_bytes(self.direct, topic.encode(), b"1", {b"raw": metadata})
+
+    @override
+    async def put_strange_topic(self, topic: bytes) -> None:
+        await put_bytes(self.direct, topic, b"1", {})

@@ -70,7 +70,7 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestPostgresSource(ThroughProxy, SourceSuite):
-    capabilities = SourceCapabilities(takes_bytes=False)
+    capabilities = SourceCapabilities(takes_bytes=False, takes_bytes_as_topic=False)
 
     @pytest.fixture(autouse=True)
     def broker(self, database_url: str, proxy: MakeProxy) -> None:

@@ -16,7 +16,7 @@ from outbox.rabbitmq_message import to_properties
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
+from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of, put_bytes
 from tests.fixtures.through_proxy import ThroughProxy
 
 
@@ -96,6 +96,10 @@ class TestRabbitMQSource(ThroughProxy, SourceSuite):
         strange = BasicProperties(headers={"raw": metadata})  # type: ignore[no-untyped-call]
         with channel_of(self.direct) as channel:
             channel.basic_publish(exchange_of(self.direct), topic, b"1", strange)
+
+    @override
+    async def put_strange_topic(self, topic: bytes) -> None:
+        put_bytes(self.direct, topic, b"1")
 
 
 class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):

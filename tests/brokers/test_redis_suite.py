@@ -79,3 +79,8 @@ class TestRedisSource(ThroughProxy, SourceSuite):
     async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
             client.xadd(topic, {"payload": b"1", "raw": metadata})
+
+    @override
+    async def put_strange_topic(self, topic: bytes) -> None:
+        with Redis.from_url(self.direct, protocol=2) as client:
+            client.xadd(topic, {"payload": b"1"})

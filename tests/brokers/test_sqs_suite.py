@@ -82,7 +82,7 @@ class TestSnsStandardPublisher(TestSnsPublisher):
 
 class TestSqsFifoSource(ThroughProxy, SourceSuite):
     # Each consumer has its own queue of a topic, which SNS fills.
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(takes_bytes_as_topic=False)
 
     hold = 2.0
     max_payload_bytes = SNS_PAYLOAD_BYTES
@@ -141,6 +141,8 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
 
 
 class TestSqsStandardSource(TestSqsFifoSource):
-    capabilities = SourceCapabilities(ordered_by_key=False, holds_back_keys=False)
+    capabilities = SourceCapabilities(
+        ordered_by_key=False, holds_back_keys=False, takes_bytes_as_topic=False
+    )
 
     end = ""

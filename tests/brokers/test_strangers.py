@@ -26,8 +26,9 @@ from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.kafka import client_config
-from tests.fixtures.nats import put_bytes
+from tests.fixtures.nats import put_block, put_bytes
 from tests.fixtures.rabbitmq import channel_of, exchange_of
+from tests.fixtures.rabbitmq import put_bytes as put_routed
 from tests.fixtures.relay import execute
 from tests.fixtures.sqs import Aws, fresh
 
@@ -38,6 +39,7 @@ OTHER_RAW = b"\xfe\x00 not text"
 class Kept(NamedTuple):
     """What a dead letter has of a stranger."""
 
+    topic: str
     payload: bytes
     key: str | None
     headers: dict[str, str]
@@ -60,9 +62,13 @@ async def given_up(
     rows = await asyncio.to_thread(
         execute,
         database_url,
-        "SELECT payload, key, headers FROM inbox.dead_letter ORDER BY payload, headers",
+        "SELECT topic, payload, key, headers FROM inbox.dead_letter"
+        " ORDER BY payload, headers",
     )
-    return [Kept(bytes(payload), key, headers) for payload, key, headers in rows]
+    return [
+        Kept(topic, bytes(payload), key, headers)
+        for topic, payload, key, headers in rows
+    ]
 
 
 def raw_headers(kept: list[Kept]) -> set[bytes]:
@@ -125,11 +131,44 @@ async def test_nats(
 
     async def put() -> None:
         for raw in (RAW, OTHER_RAW):
-            await put_bytes(shared_nats.url, topic, RAW, {b"raw": raw})
+            await put_bytes(shared_nats.url, topic.encode(), RAW, {b"raw": raw})
 
     kept = await given_up(database_url, source, put)
     assert [stranger.payload for stranger in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
+
+
+async def test_nats_with_a_subject_that_is_no_text(
+    database_url: str, shared_nats: NatsServer, nats_topics: str
+) -> None:
+    source = NatsSource(
+        shared_nats.url, consumer="billing", topics=[f"{nats_topics}.*"]
+    )
+    subjects = [f"{nats_topics}.".encode() + end for end in (b"\xff", b"\xfe")]
+
+    async def put() -> None:
+        for subject in subjects:
+            await put_bytes(shared_nats.url, subject, RAW, {})
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert {bytes_of(stranger.topic) for stranger in kept} == set(subjects)
+
+
+async def test_nats_with_a_status_that_is_none(
+    database_url: str, shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.orders"
+    source = NatsSource(shared_nats.url, consumer="billing", topics=[topic])
+    blocks = [b"NATS/1.0 \xff\r\n\r\n", b"\xff"]
+
+    async def put() -> None:
+        for block in blocks:
+            await put_block(shared_nats.url, topic.encode(), block, RAW)
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert {bytes_of(stranger.headers[""]) for stranger in kept} == set(blocks)
 
 
 async def test_rabbitmq(database_url: str, rabbitmq_url: str) -> None:
@@ -153,6 +192,26 @@ async def test_rabbitmq(database_url: str, rabbitmq_url: str) -> None:
     kept = await given_up(database_url, source, put)
     assert [stranger.payload for stranger in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
+
+
+async def test_rabbitmq_with_a_routing_key_that_is_no_text(
+    database_url: str, rabbitmq_url: str
+) -> None:
+    source = RabbitMQSource(
+        rabbitmq_url.partition("?")[0],
+        consumer=f"billing-{uuid4().hex}",
+        topics=["orders.*"],
+        exchange=exchange_of(rabbitmq_url),
+    )
+    routing_keys = [b"orders.\xff", b"orders.\0"]
+
+    async def put() -> None:
+        for routing_key in routing_keys:
+            put_routed(rabbitmq_url, routing_key, RAW)
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert {bytes_of(stranger.topic) for stranger in kept} == set(routing_keys)
 
 
 async def test_sqs(database_url: str, shared_sqs: SqsServer, aws: Aws) -> None:

@@ -11,7 +11,7 @@ from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
 from outbox.errors import InvalidMessageError
 from outbox.message import Message
 from outbox.nats import NatsConnection
-from outbox.nats_message import decode_message, raw_headers
+from outbox.nats_message import decode_message, raw_headers, raw_text
 
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
@@ -106,7 +106,8 @@ class Pulls:
         try:
             message = decode_message(headers, got.data)
         except InvalidMessageError as error:
-            message = Message(got.subject, got.data, headers=raw_headers(headers))
+            topic = raw_text(got.subject)
+            message = Message(topic, got.data, headers=raw_headers(headers))
             problem = str(error)
         if durable.max_deliver is not None and int(delivered) >= durable.max_deliver:
             problem = problem or (
