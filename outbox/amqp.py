@@ -10,6 +10,7 @@ from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 from typing_extensions import override
 
+from outbox.amqp_frame import read_frame
 from outbox.errors import ConfigError
 
 NOT_FOUND: Final = 404
@@ -219,6 +220,10 @@ class _Connection(AsyncioConnection):
         """End it now; its callbacks are told soon."""
         if not self.is_closed:
             self._terminate_stream(AMQPConnectionError("given up by us"))
+
+    @override
+    def _read_frame(self) -> tuple[int, Any]:
+        return read_frame(self._frame_buffer)
 
     @override
     def _adapter_emit_data(self, data: bytes) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import pytest
 from confluent_kafka import Producer
 from pika import BasicProperties
 from redis import Redis
@@ -27,7 +29,7 @@ from outbox.testing.sqs import SqsServer
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import put_block, put_bytes
-from tests.fixtures.rabbitmq import channel_of, exchange_of
+from tests.fixtures.rabbitmq import RawProperties, channel_of, exchange_of
 from tests.fixtures.rabbitmq import put_bytes as put_routed
 from tests.fixtures.relay import execute
 from tests.fixtures.sqs import Aws, fresh
@@ -212,6 +214,42 @@ async def test_rabbitmq_with_a_routing_key_that_is_no_text(
     kept = await given_up(database_url, source, put)
     assert [stranger.payload for stranger in kept] == [RAW, RAW]
     assert {bytes_of(stranger.topic) for stranger in kept} == set(routing_keys)
+
+
+def nested(depth: int) -> bytes:
+    """Give a table of AMQP with a table in it, and so on."""
+    table = b""
+    for _ in range(depth):
+        table = b"\x01aF" + struct.pack(">I", len(table)) + table
+    return table
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(nested(10_000), id="nested too deep"),
+        pytest.param(b"\x01tT" + struct.pack(">Q", 1_700_000_000_000), id="time in ms"),
+    ],
+)
+async def test_rabbitmq_with_headers_that_its_client_cannot_read(
+    database_url: str, rabbitmq_url: str, table: bytes
+) -> None:
+    source = RabbitMQSource(
+        rabbitmq_url.partition("?")[0],
+        consumer=f"billing-{uuid4().hex}",
+        topics=["orders"],
+        exchange=exchange_of(rabbitmq_url),
+    )
+    strange = RawProperties(table)
+
+    async def put() -> None:
+        for payload in (RAW, OTHER_RAW):
+            put_routed(rabbitmq_url, b"orders", payload, strange)
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [OTHER_RAW, RAW]
+    for stranger in kept:
+        assert bytes_of(stranger.headers[""]) == strange.bytes
 
 
 async def test_sqs(database_url: str, shared_sqs: SqsServer, aws: Aws) -> None:
