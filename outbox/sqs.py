@@ -186,8 +186,10 @@ class SqsSettings:
         if isinstance(error, ClientError):
             refused = _CREDENTIALS.search(code_of(error))
             said = "refuses us" if refused else "can't be used now"
-        else:
+        elif isinstance(error, BROKEN):
             said = "can't be reached"
+        else:
+            said = "gave what can't be read"
         text = " ".join(str(error).split()) or type(error).__name__
         return BrokerUnavailableError(f"broker {self.url} {said}: {text}")
 

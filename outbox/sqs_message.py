@@ -6,11 +6,10 @@ attribute of its own.
 """
 
 import base64
-import binascii
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -157,7 +156,7 @@ def _read_body(body: str, how: str | None) -> bytes:
     if how == _BASE64:
         try:
             return base64.b64decode(body, validate=True)
-        except binascii.Error:
+        except ValueError:
             pass
     raise InvalidMessageError(
         "payload", body, f"isn't {how!r}, as {BODY} says", "mend its producer"
@@ -169,9 +168,13 @@ def _read_headers(value: str | None) -> dict[str, str]:
         return {}
     try:
         own = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         own = None
-    if not isinstance(own, dict) or not all(isinstance(v, str) for v in own.values()):
+    if (
+        not isinstance(own, dict)
+        or not all(isinstance(v, str) for v in own.values())
+        or not _are_text((*own, *own.values()))
+    ):
         raise InvalidMessageError(
             "headers", value, "isn't a JSON object of strings", "mend its producer"
         )
@@ -183,7 +186,7 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
         return body, values
     try:
         envelope = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body, values
     if envelope.get("Type") != "Notification" or "TopicArn" not in envelope:
         return body, values
@@ -191,11 +194,23 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
     text = envelope.get("Message")
     if not isinstance(text, str) or not isinstance(inner, dict):
         return body, values
-    return text, {
+    found = {
         name: str(value.get("Value", ""))
         for name, value in inner.items()
         if isinstance(value, dict)
     }
+    if not _are_text((text, *found, *found.values())):
+        return body, values
+    return text, found
+
+
+def _are_text(values: Iterable[str]) -> bool:
+    """Tell whether none has a lone surrogate, which JSON can say and UTF-8 can't."""
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(value: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant, payload,
            SELECT d.lane, d.seq, d.created_at, d.message_id, d.attempts, d.topic, d.key, d.tenant,
                   d.payload, d.content_type, d.schema_version,
                   -- Most have none: a null costs the client nothing to decode.
-                  nullif(d.headers, '{}'::jsonb) AS headers,
+                  nullif(d.headers, '{}'::jsonb)::text AS headers,
                   octet_length(d.payload) AS bytes
              FROM inbox.delivery AS d
             WHERE d.consumer = %(consumer)s

@@ -69,7 +69,7 @@ WITH RECURSIVE walk (tenant, is_new) AS (
       ) AS ready ON true
 )
 SELECT step, lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type,
-       nullif(headers, '{}'::jsonb) AS headers, schema_version, NULL AS nothing
+       nullif(headers, '{}'::jsonb)::text AS headers, schema_version, NULL AS nothing
   FROM (
       SELECT found.*, sum(octet_length(payload)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS bytes_before
         FROM found

@@ -12,6 +12,7 @@ from inbox.sources.sqs import SqsSource
 from outbox import Message
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.sqs import SqsSettings
+from outbox.sqs_message import read
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import differences, full_message, numbered
 from outbox.testing.sqs import SqsServer
@@ -194,3 +195,28 @@ def test_what_sqs_cannot_do_is_refused(changes: dict[str, Any]) -> None:
     settings = SqsSettings.from_url("sqs://eu-west-1/")
     with pytest.raises(ConfigError):
         SqsSource(settings, **{"consumer": "billing", "topics": ["orders"]} | changes)
+
+
+async def test_a_reader_that_fails_is_told_and_tried_again(
+    shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await aws.create_queue(topic := fresh())
+    await publish(shared_sqs.url(), Message(topic, b"1"))
+    failures = iter([LookupError("no such\nthing")])
+
+    def fail_once(*found: Any, **place: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return read(*found, **place)
+
+    monkeypatch.setattr("inbox.sources.sqs.queue.read", fail_once)
+    async with source(
+        shared_sqs.url(), topic, visibility=timedelta(seconds=1)
+    ) as entered:
+        with pytest.raises(
+            BrokerUnavailableError, match="can't be read: no such thing"
+        ):
+            await receive(entered, 1)
+        (delivery,) = await receive(entered, 1)
+        assert delivery.message.payload == b"1"
+        await delivery.ack()

@@ -21,18 +21,11 @@ def read_delivery(row: Sequence[Any]) -> Claimed:
         tenant,
         payload,
         content_type,
-        headers,
+        text,
         schema_version,
         _,
     ) = row
-    problem = None
-    if headers is None:
-        headers = {}
-    elif not isinstance(headers, dict) or not all(
-        isinstance(value, str) for value in headers.values()
-    ):
-        headers = {"headers": json.dumps(headers, ensure_ascii=False)}
-        problem = "headers is not a JSON object of strings"
+    headers, problem = ({}, None) if text is None else _read_headers(text)
     if schema_version < 1:
         problem = f"schema_version is {schema_version}, it starts at 1"
     message = Message(
@@ -46,3 +39,13 @@ def read_delivery(row: Sequence[Any]) -> Claimed:
         schema_version=schema_version,
     )
     return Claimed(lane, seq, created_at, attempts, message, problem)
+
+
+def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
+    try:
+        headers = json.loads(text)
+    except RecursionError:
+        headers = None
+    if isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values()):
+        return headers, None
+    return {"headers": text}, "headers is not a JSON object of strings"

@@ -11,7 +11,6 @@ from typing import Final
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.queue import MAX_RECEIVED, SqsQueue
 from outbox.abreast import end
-from outbox.sqs import BROKEN
 
 _MAX_POLLS: Final = 4
 # What comes to a poll that was given up is invisible until its time is over.
@@ -66,7 +65,7 @@ class Polls:
                 visibility=self._visibility,
                 numbers=self._numbers,
             )
-        except BROKEN as error:
+        except Exception as error:  # noqa: BLE001 (nobody awaits this task)
             self.failure = error
             self._wanted[queue] = 1
         else:

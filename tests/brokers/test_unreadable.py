@@ -1,0 +1,167 @@
+"""What strangers put where brokers' clients expect text, or look no deeper."""
+
+import json
+import struct
+from uuid import uuid4
+
+import pytest
+
+from inbox.sources.nats import NatsSource
+from inbox.sources.rabbitmq import RabbitMQSource
+from inbox.sources.sqs import SqsSource
+from outbox.sqs import SqsSettings
+from outbox.stranger import bytes_of
+from outbox.testing.nats import NatsServer
+from outbox.testing.sqs import SqsServer
+from tests.fixtures.nats import put_block, put_bytes
+from tests.fixtures.rabbitmq import RawProperties, exchange_of
+from tests.fixtures.rabbitmq import put_bytes as put_routed
+from tests.fixtures.sqs import Aws, fresh
+from tests.fixtures.strangers import OTHER_RAW, RAW, given_up
+
+
+async def test_nats_with_a_subject_that_is_no_text(
+    database_url: str, shared_nats: NatsServer, nats_topics: str
+) -> None:
+    source = NatsSource(
+        shared_nats.url, consumer="billing", topics=[f"{nats_topics}.*"]
+    )
+    subjects = [f"{nats_topics}.".encode() + end for end in (b"\xff", b"\xfe")]
+
+    async def put() -> None:
+        for subject in subjects:
+            await put_bytes(shared_nats.url, subject, RAW, {})
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert {bytes_of(stranger.topic) for stranger in kept} == set(subjects)
+
+
+async def test_nats_with_a_status_that_is_none(
+    database_url: str, shared_nats: NatsServer, nats_topics: str
+) -> None:
+    topic = f"{nats_topics}.orders"
+    source = NatsSource(shared_nats.url, consumer="billing", topics=[topic])
+    blocks = [b"NATS/1.0 \xff\r\n\r\n", b"\xff"]
+
+    async def put() -> None:
+        for block in blocks:
+            await put_block(shared_nats.url, topic.encode(), block, RAW)
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert {bytes_of(stranger.headers[""]) for stranger in kept} == set(blocks)
+
+
+async def test_rabbitmq_with_a_routing_key_that_is_no_text(
+    database_url: str, rabbitmq_url: str
+) -> None:
+    source = RabbitMQSource(
+        rabbitmq_url.partition("?")[0],
+        consumer=f"billing-{uuid4().hex}",
+        topics=["orders.*"],
+        exchange=exchange_of(rabbitmq_url),
+    )
+    routing_keys = [b"orders.\xff", b"orders.\0"]
+
+    async def put() -> None:
+        for routing_key in routing_keys:
+            put_routed(rabbitmq_url, routing_key, RAW)
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert {bytes_of(stranger.topic) for stranger in kept} == set(routing_keys)
+
+
+def nested(depth: int) -> bytes:
+    """Give a table of AMQP with a table in it, and so on."""
+    table = b""
+    for _ in range(depth):
+        table = b"\x01aF" + struct.pack(">I", len(table)) + table
+    return table
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(nested(10_000), id="nested too deep"),
+        pytest.param(b"\x01tT" + struct.pack(">Q", 1_700_000_000_000), id="time in ms"),
+    ],
+)
+async def test_rabbitmq_with_headers_that_its_client_cannot_read(
+    database_url: str, rabbitmq_url: str, table: bytes
+) -> None:
+    source = RabbitMQSource(
+        rabbitmq_url.partition("?")[0],
+        consumer=f"billing-{uuid4().hex}",
+        topics=["orders"],
+        exchange=exchange_of(rabbitmq_url),
+    )
+    strange = RawProperties(table)
+
+    async def put() -> None:
+        for payload in (RAW, OTHER_RAW):
+            put_routed(rabbitmq_url, b"orders", payload, strange)
+
+    kept = await given_up(database_url, source, put)
+    assert [stranger.payload for stranger in kept] == [OTHER_RAW, RAW]
+    for stranger in kept:
+        assert bytes_of(stranger.headers[""]) == strange.bytes
+
+
+async def test_sqs_with_bodies_of_others(
+    database_url: str, shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    await aws.create_queue(topic)
+    source = SqsSource(
+        SqsSettings.from_url(shared_sqs.url()), consumer="billing", topics=[topic]
+    )
+    envelope = {
+        "Type": "Notification",
+        "TopicArn": "arn",
+        "Message": "\ud800",
+        "MessageAttributes": {},
+    }
+    bodies = [
+        "plain",
+        '{"order": 1}',
+        '{"a":' * 20_000,
+        # A lone surrogate, which no text of UTF-8 has.
+        json.dumps(envelope),
+    ]
+
+    async def put() -> None:
+        for body in bodies:
+            await aws.put_text(topic, body)
+
+    kept = await given_up(database_url, source, put, strangers=len(bodies))
+    assert {stranger.payload.decode() for stranger in kept} == set(bodies)
+
+
+async def test_sqs_with_attributes_of_others(
+    database_url: str, shared_sqs: SqsServer, aws: Aws
+) -> None:
+    topic = fresh()
+    await aws.create_queue(topic)
+    source = SqsSource(
+        SqsSettings.from_url(shared_sqs.url()), consumer="billing", topics=[topic]
+    )
+    attributes = [
+        {"headers": '{"a":' * 20_000},
+        {"headers": json.dumps({"a": "\ud800"})},
+        {"body-encoding": "base64"},
+    ]
+
+    async def put() -> None:
+        for values in attributes:
+            typed = {
+                name: {"DataType": "String", "StringValue": value}
+                for name, value in values.items()
+            }
+            await aws.put_text(topic, "ä", **typed)
+
+    kept = await given_up(database_url, source, put, strangers=len(attributes))
+    assert {stranger.payload.decode() for stranger in kept} == {"ä"}
+    assert all(stranger.headers in attributes for stranger in kept)
+    assert len({str(stranger.headers) for stranger in kept}) == len(attributes)
