@@ -3,7 +3,7 @@
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -78,6 +78,16 @@ class Letter(Summary):
     headers: Any
     payload: bytes
     error_stacktrace: str | None
+
+    @classmethod
+    @override
+    def of(cls, row: Sequence[Any]) -> Self:
+        """Make it of a row; headers too deep to be read are the text that they are."""
+        letter = super(Letter, cls).of(row)
+        try:
+            return replace(letter, headers=json.loads(letter.headers))
+        except RecursionError:
+            return letter
 
     def message(self) -> Message:
         """Give the message back as it was.

@@ -139,6 +139,17 @@ def test_show_gives_everything_that_was_kept(
     assert json.loads(capsys.readouterr().out)["payload_json"] == {"order": 17}
 
 
+def test_show_gives_headers_that_are_nested_too_deep_as_text(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = "[" * 3000 + "]" * 3000
+    (id,) = give_up(side.url, Message("t", b""), schema=side.schema, headers=deep)
+    assert side.run("show", str(id)) == 0
+    assert deep in capsys.readouterr().out
+    assert side.run("show", str(id), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["headers"] == deep
+
+
 def test_what_is_not_there_can_not_be_shown(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:

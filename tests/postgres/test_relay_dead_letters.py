@@ -196,11 +196,13 @@ async def test_what_never_was_a_message_is_not_published_and_says_so(
     give_up(bench.url, Message("orders", b""), message_id="stripe-17")
     give_up(bench.url, Message("orders", b""), headers="[]")
     give_up(bench.url, Message("orders", b""), topic="")
+    give_up(bench.url, Message("orders", b""), headers="[" * 3000 + "]" * 3000)
 
-    assert await bench.retry_all() == Tally(failed=3)
+    assert await bench.retry_all() == Tally(failed=4)
 
     reasons = [reason for _, _, reason in states(bench.url)]
     assert [reason.split(":")[0] for reason in sorted(reasons)] == [
+        f"message headers '{'[' * 58}…",
         "message headers []",
         "message id 'stripe-17'",
         "message topic ''",
