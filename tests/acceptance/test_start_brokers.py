@@ -146,6 +146,14 @@ async def test_aws_refuses_a_wrong_secret(code: str, refused: Refused) -> None:
     assert "give them in the URL, sqs://key:secret@region/" in line
 
 
+def test_postgres_that_is_read_only_is_named(
+    database_url: str, refused: Refused
+) -> None:
+    line = refused(f"{database_url}?options=-cdefault_transaction_read_only%3Don")
+    assert "in a read-only transaction" in line
+    assert database_url.partition("@")[2] in line
+
+
 def test_aws_without_credentials_says_how_to_give_them(
     shared_sqs: SqsServer, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:

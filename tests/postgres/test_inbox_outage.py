@@ -3,6 +3,8 @@
 from contextlib import suppress
 from datetime import timedelta
 
+import psycopg
+import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -13,12 +15,15 @@ from inbox.events import (
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
+    SourceFound,
+    SourceLost,
 )
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox import Message
 from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
+from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
 from tests.fixtures.relay import execute
@@ -80,6 +85,90 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
     assert events.of(HandlerFailed) == []
     effects = sorted(w for (w,) in execute(url, "SELECT what FROM effect"))
     assert effects == sorted([*map(str, range(300)), "last"])
+
+
+async def test_a_broker_that_became_read_only_is_waited_for_and_loses_nothing(
+    private_server: PostgresServer, database_url: str
+) -> None:
+    url = private_server.url
+    migrate(url, with_cron=False)
+    source = PostgresSource(url, consumer="billing", topics=["orders"])
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            await session.execute(text("SELECT 1"))
+
+        async with running(consumer) as events:
+            await publish(url, *numbered(100, keys=10))
+            await events.wait_for(MessageHandled, 10)
+            set_read_only(url, "on")
+            execute(
+                url,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name LIKE 'pillarbox inbox%%'",
+            )
+            while not any("read-only" in e.reason for e in events.of(SourceLost)):
+                await events.wait_for(SourceLost, len(events.of(SourceLost)) + 1)
+            set_read_only(url, "off")
+            await events.wait_for(SourceFound)
+            await publish(url, Message("orders", b"last"))
+            await events.wait_for(MessageHandled, 101)
+    assert events.of(HandlerFailed) == []
+    unsettled = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    assert execute(url, unsettled) == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("change", "mend", "words"),
+    [
+        (
+            "REVOKE SELECT ON inbox.delivery FROM pillarbox_consumer",
+            "GRANT SELECT ON inbox.delivery TO pillarbox_consumer",
+            "permission denied",
+        ),
+        (
+            "ALTER TABLE inbox.delivery RENAME TO gone",
+            "ALTER TABLE inbox.gone RENAME TO delivery",
+            "does not exist",
+        ),
+    ],
+)
+async def test_a_right_or_a_table_that_is_gone_is_told_and_waited_for(
+    database_url: str, change: str, mend: str, words: str
+) -> None:
+    as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(as_consumer, sessions, name="billing", retry=NEVER)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            await session.execute(text("SELECT 1"))
+
+        async with running(consumer) as events:
+            await publish(database_url, Message("orders", b"1"))
+            await events.wait_for(MessageHandled)
+            execute(database_url, change)
+            lost, *_ = await events.wait_for(SourceLost)
+            assert words in lost.reason
+            execute(database_url, mend)
+            await events.wait_for(SourceFound)
+            await publish(database_url, Message("orders", b"2"))
+            await events.wait_for(MessageHandled, 2)
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with PostgresPublisher.from_url(url) as publisher:
+        assert await publisher.publish(messages) == [Acked()] * len(messages)
+
+
+def set_read_only(url: str, value: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            f"ALTER SYSTEM SET default_transaction_read_only = {value}".encode()
+        )
+        connection.execute("SELECT pg_reload_conf()")
 
 
 async def test_the_consumers_role_is_enough(database_url: str) -> None:

@@ -15,13 +15,21 @@ from inbox.sources.postgres.suspects import Suspects
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscribe import subscribe
 from outbox.database import Link
-from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.errors import (
+    BrokerUnavailableError,
+    DatabaseUnavailableError,
+    message_of,
+)
 from outbox.statement import load
 
+# Also a server that became a standby, and a table or a right that is gone: no message
+# is to blame, and somebody may mend it.
 AWAY: Final = (
     DatabaseUnavailableError,
     psycopg.OperationalError,
     psycopg.InterfaceError,
+    psycopg.InternalError,
+    psycopg.ProgrammingError,
 )
 _MAX_BYTES: Final = 8 * 1024 * 1024
 _MAX_DUE: Final = 1000
@@ -187,7 +195,7 @@ class Queue:
                     attempts=[o.row.attempts + o.tried for o in again],
                 )
         except AWAY as error:
-            raise BrokerUnavailableError(str(error)) from error
+            raise BrokerUnavailableError(message_of(error)) from error
         for outcome in batch:
             self._lanes.let_go(outcome.row)
             self._suspects.wrote(outcome.row)

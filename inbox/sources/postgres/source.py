@@ -20,7 +20,12 @@ from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from inbox.sources.postgres.suspects import Suspects
 from outbox.database import Link, conninfo
 from outbox.doorbell import Doorbell
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    DatabaseUnavailableError,
+    message_of,
+)
 from outbox.lane import BUCKETS
 from outbox.lease import Lease
 from outbox.lock import Lock, consumer_class
@@ -137,7 +142,7 @@ class PostgresSource:
         """Subscribe, and take lanes.
 
         Raises:
-            BrokerUnavailableError: the database can't be reached.
+            BrokerUnavailableError: the database can't be reached, or is read-only.
             ConfigError: it has no table `inbox.delivery`, we may not use it, or a
                 pooler is in between.
         """
@@ -155,11 +160,12 @@ class PostgresSource:
         except psycopg.errors.InsufficientPrivilege as error:
             await self._queue.close()
             raise ConfigError(
-                f"broker {name}: {error}; grant the role pillarbox_consumer to its user"
+                f"broker {name}: {message_of(error)}; grant the role "
+                "pillarbox_consumer to its user"
             ) from None
         except AWAY as error:
             await self._queue.close()
-            raise BrokerUnavailableError(str(error)) from error
+            raise self._away(error) from error
         self._tasks = [
             asyncio.create_task(self._lease.run()),
             asyncio.create_task(self._outcomes.run()),
@@ -192,7 +198,7 @@ class PostgresSource:
         try:
             return await self._receive(limit)
         except AWAY as error:
-            raise BrokerUnavailableError(str(error)) from error
+            raise self._away(error) from error
 
     def acked(self, row: Claimed) -> None:
         """Have a delivery marked as acked."""
@@ -214,6 +220,12 @@ class PostgresSource:
         else:
             self._suspects.wrote(row)
             self._lanes.give_back(row)
+
+    def _away(self, error: Exception) -> BrokerUnavailableError:
+        said = message_of(error)
+        if not isinstance(error, DatabaseUnavailableError):
+            said = f"broker {without_password(self._url)}: {said}"
+        return BrokerUnavailableError(said)
 
     def _take(self, lanes: Collection[int]) -> None:
         self._lanes.take(lanes)
