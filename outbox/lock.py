@@ -4,13 +4,14 @@ The migrations name the same numbers. One class belongs to the outbox and to the
 doorbells; every consumer of the postgres broker has a class of its own.
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 from hashlib import sha256
 from typing import Final
 
 LOCK_CLASS: Final = int.from_bytes(b"pill")
 
 
+@unique
 class Lock(IntEnum):
     """Objects above the lanes, which are 0 to 47."""
 
@@ -19,6 +20,7 @@ class Lock(IntEnum):
     MEMBER = 102
     MIGRATION = 103
     DEAD_LETTERS = 104
+    UPKEEP = 105
 
 
 def consumer_class(consumer: str) -> int:

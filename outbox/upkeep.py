@@ -11,6 +11,7 @@ from psycopg.rows import class_row
 
 from outbox.administration import AdministrationConnection
 from outbox.errors import UpkeepError
+from outbox.lock import LOCK_CLASS, Lock
 from outbox.statement import load
 
 APPLICATION_NAME: Final = "outbox maintain"
@@ -18,7 +19,7 @@ APPLICATION_NAME: Final = "outbox maintain"
 
 DETACH_WAIT: Final = timedelta(minutes=5)
 
-_LOCK: Final = (1885957228, 104)
+_LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 # What can't be detached concurrently for this long is by lock_timeout and retry.
 _PATIENCE: Final = timedelta(hours=6)
 

@@ -1,15 +1,21 @@
 """Detach, look again, drop: by pg_cron or by the command, and nobody waits for it."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
+from outbox.dead_letters import RetrySchedule
 from outbox.errors import UpkeepError
 from outbox.upkeep import APPLICATION_NAME, maintain, plan_upkeep
+from relay.config import RelayConfig
+from relay.dead_letters import PublishingRetrier
+from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.retiring import (
@@ -216,6 +222,20 @@ def test_two_commands_at_once_do_not_meet(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as other:
-        other.execute("SELECT pg_advisory_lock(1885957228, 104)")
+        other.execute("SELECT pg_advisory_lock(1885957228, 105)")
         with pytest.raises(UpkeepError, match="another outbox maintain is at work"):
             maintain(dba, tell=print)
+
+
+async def test_the_command_does_not_wait_for_the_relay_s_dead_letters(
+    database_url: str, dba: psycopg.Connection[Any]
+) -> None:
+    async with AsyncExitStack() as stack:
+        retrier = PublishingRetrier(
+            *(database_url, ScriptedPublisher, RelayConfig(), RetrySchedule()),
+            notify=print,
+            stack=stack,
+        )
+        async with retrier.alone() as taken:
+            assert taken
+            await asyncio.to_thread(maintain, dba, tell=print)

@@ -1,0 +1,12 @@
+"""Advisory locks: who has one keeps nobody out who means another."""
+
+from outbox.lane import PRIORITIES, lanes_of
+from outbox.lock import Lock
+
+
+def test_no_two_are_equal_and_none_is_a_lane() -> None:
+    # Of equal values an Enum would make one member by two names.
+    values = [member.value for member in Lock.__members__.values()]
+    lanes = [int(lane) for priority in PRIORITIES for lane in lanes_of(priority)]
+
+    assert len({*values, *lanes}) == len(values) + len(lanes)
