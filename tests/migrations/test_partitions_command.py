@@ -9,6 +9,7 @@ from psycopg.errors import CheckViolation
 from outbox.cli import main
 from outbox.latecomers import KEPT_FOR_LATECOMERS, minimum_retention
 from tests.fixtures.relay import execute
+from tests.migrations.pasting import paste
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_detach import leave_detached
 from tests.migrations.test_upkeep import TABLES, add_old, old_partition
@@ -59,6 +60,51 @@ def test_the_same_as_json(database_url: str, capsys: Capture) -> None:
     assert held["bytes"] > 0
     places = {p["place"] for p in messages["partitions"]}
     assert {"today", "ahead"} <= places
+
+
+def test_a_default_partition_is_shown_with_what_gets_rid_of_it(
+    database_url: str, capsys: Capture
+) -> None:
+    execute(
+        database_url,
+        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
+        " PARTITION OF outbox.message DEFAULT",
+    )
+
+    lines = outbox(database_url, capsys, "partitions").splitlines()
+    tables = json.loads(outbox(database_url, capsys, "partitions", "--json"))
+
+    assert "D default" in lines[0]
+    start = lines.index("outbox.message: kept 7 days, 7 ahead")
+    assert re.fullmatch(r"  ·*#o+D", lines[start + 1])
+    (line,) = (line for line in lines if line.startswith("  DEFAULT     default "))
+    _, _, remedy = line.partition("nothing can be detached concurrently: ")
+    (messages,) = (t for t in tables if t["table"] == "outbox.message")
+    *others, found = messages["partitions"]
+    assert {other["remedy"] for other in others} == {None}
+    assert found["partition"] == "outbox.message_default"
+    assert (found["place"], found["remedy"]) == ("default", remedy)
+    assert found["starts_at"] is found["ends_at"] is None
+
+    paste(database_url, remedy)
+
+    assert "default " not in outbox(database_url, capsys, "partitions")
+
+
+@pytest.mark.parametrize(
+    ("retention", "shown"),
+    [
+        *(("1d", "1 day"), ("24h", "1 day"), ("36h", "36 hours"), ("2w", "14 days")),
+    ],
+)
+def test_how_long_rows_are_kept_is_drawn_in_full(
+    retention: str, shown: str, database_url: str, capsys: Capture
+) -> None:
+    outbox(database_url, capsys, "retention", "set", "message", retention)
+
+    drawn = outbox(database_url, capsys, "partitions")
+
+    assert f"outbox.message: kept {shown}, 7 ahead" in drawn.splitlines()
 
 
 def test_the_monitor_may_see_it(database_url: str, capsys: Capture) -> None:
