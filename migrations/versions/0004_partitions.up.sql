@@ -10,6 +10,7 @@ CREATE TABLE outbox.partition_policy (
     retention    interval NOT NULL,
     minimum      interval,
     premake      integer  NOT NULL DEFAULT 7,
+    automatic    boolean  NOT NULL DEFAULT false,
     unsettled    text,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
@@ -25,6 +26,8 @@ COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped w
 COMMENT ON COLUMN outbox.partition_policy.minimum IS
     'how late a message can come to its consumer, by your delays and retries: the retention may not be below; null: any may be set';
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'partitions to keep ahead of now';
+COMMENT ON COLUMN outbox.partition_policy.automatic IS
+    'whether anybody''s run_maintenance() of pg_partman makes partitions, too: as whoever calls it, in that session''s time zone';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS
     'SQL condition: a partition with such a row is never dropped; to be answered by an index, without reading the partition';
 
@@ -104,7 +107,7 @@ BEGIN
     UPDATE {partman}.part_config c
        SET premake = p.premake,
            infinite_time_partitions = true,
-           automatic_maintenance = 'on',
+           automatic_maintenance = CASE WHEN p.automatic THEN 'on' ELSE 'off' END,
            retention = NULL,  -- ours: see outbox.detach_expired
            retention_keep_table = false,
            inherit_privileges = false,
@@ -134,7 +137,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
         PERFORM outbox.adopt_table(parent);
     END IF;
-    UPDATE {partman}.part_config c SET premake = p.premake WHERE c.parent_table = parent AND c.premake <> p.premake;
+    UPDATE {partman}.part_config c
+       SET premake = p.premake, automatic_maintenance = CASE WHEN p.automatic THEN 'on' ELSE 'off' END
+     WHERE c.parent_table = parent AND (c.premake <> p.premake OR (c.automatic_maintenance = 'on') <> p.automatic);
     -- Trust the catalog, not run_maintenance(): 5.0 makes nothing for an empty table, 5.5 turns
     -- errors into warnings, and no version fills a gap or expects another width before the next.
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
@@ -144,7 +149,7 @@ BEGIN
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
             RAISE EXCEPTION 'upkeep of % made no partition that begins at %', parent, v_unmade
-                USING HINT = 'a table may stand in the way of a partition''s name; see outbox.partitions()';
+                USING HINT = 'a table may stand in the way of a partition''s name: outbox doctor names it';
         END IF;
     END IF;
     RETURN (SELECT count(*) FROM pg_inherits WHERE inhparent = parent::regclass) - v_before;

@@ -25,17 +25,22 @@ def check_retention(
     connection: AdministrationConnection, _names: Names
 ) -> Iterator[Finding]:
     """Find partitions past their time, and receipts that go too soon."""
-    for step, table, partition, unsettled, statement, late in connection.execute(
-        load("outbox", "list_late_partitions")
-    ):
+    for row in connection.execute(load("outbox", "list_late_partitions")):
+        step, table, partition, unsettled, statement, late, owner = row
         if step in {"hold", "attach"}:
             many = "unknown" if unsettled is None else unsettled
+            if unsettled is not None:
+                remedy = f"{statement};"
+            elif owner is not None:
+                remedy = f"ALTER TABLE {partition} OWNER TO {owner};"
+            else:
+                remedy = _CONDITION.format(table)
             detached = "" if step == "hold" else " and detached, where nobody sees them"
             yield _found(
                 Severity.WARNING,
                 f"{partition} is past its retention and held{detached},"
                 f" unsettled rows: {many}",
-                _CONDITION.format(table) if unsettled is None else f"{statement};",
+                remedy,
             )
         elif late:
             yield _found(
@@ -75,7 +80,7 @@ def check_configuration(
     query = sql.SQL(load("outbox", "list_configuration")).format(
         partman=sql.Identifier(names.partman)
     )
-    for table, forgotten, retention, automatic in connection.execute(query):
+    for table, forgotten, retention, is_automatic in connection.execute(query):
         if forgotten:
             yield _found(
                 Severity.ERROR,
@@ -84,22 +89,22 @@ def check_configuration(
                 " RESET ROLE;",
             )
             continue
-        remedy = (
-            f'UPDATE "{names.partman}".part_config SET retention = NULL,'  # noqa: S608 - for a person to read
-            f" automatic_maintenance = 'on' WHERE parent_table = '{table}';"
-        )
         if retention is not None:
             yield _found(
                 Severity.ERROR,
                 f"pg_partman itself drops days of {table} after {retention},"
                 " whether or not their rows are settled",
-                remedy,
+                f'UPDATE "{names.partman}".part_config SET retention = NULL'  # noqa: S608 - for a person to read
+                f" WHERE parent_table = '{table}';",
             )
-        if not automatic:
+        if is_automatic:
             yield _found(
-                Severity.ERROR,
-                f"pg_partman's upkeep of {table} is switched off",
-                remedy,
+                Severity.WARNING,
+                f"anybody's run_maintenance() makes partitions of {table}, too, which"
+                " then are that role's, and shifted by its time zone",
+                f'UPDATE "{names.partman}".part_config SET automatic_maintenance ='  # noqa: S608 - for a person to read
+                f" 'off' WHERE parent_table = '{table}';  -- or, if you chose it:"
+                " UPDATE outbox.partition_policy SET automatic = true",
             )
 
 

@@ -1,14 +1,24 @@
 -- Does:  Compare every partition with how we make them.
 -- Takes: nothing
--- Gives: parent_table, partition, is_default, starts_at, ends_at, ahead, owner, wanted_owner, three faults
+-- Gives: parent_table, partition, schema and a name to put it aside by, is_default, starts_at, ends_at, ahead,
+--        owner, wanted_owner, four faults
 -- Index: none
-SELECT p.parent_table, x.partition::text, x.is_default, x.starts_at, x.ends_at,
-       x.starts_at > now() AS ahead, x.owner::regrole::text, c.relowner::regrole::text,
+SELECT p.parent_table, x.partition::text AS partition, quote_ident(n.nspname) AS schema,
+       quote_ident(o.relname || '_aside') AS aside, x.is_default, x.starts_at, x.ends_at,
+       x.starts_at > now() AS ahead, x.owner::regrole::text AS owner,
+       c.relowner::regrole::text AS wanted_owner,
        x.owner <> c.relowner AS is_foreign,
        x.starts_at <> date_trunc(CASE WHEN x.ends_at - x.starts_at < interval '1 day'
                                  THEN 'hour' ELSE 'day' END, x.starts_at, 'UTC')
            AS is_off,
+       -- By the four formats of outbox.name_format(); other names are nobody's but their maker's.
+       o.relname ~ '_p\d{4}_?\d\d_?\d\d(_\d{4,6})?$' AND NOT EXISTS (
+           SELECT FROM unnest(ARRAY['YYYY_MM_DD', 'YYYY_MM_DD_HH24MI', 'YYYYMMDD',
+                                    'YYYYMMDD_HH24MISS']) AS format
+            WHERE right(o.relname, length(to_char(now(), format)) + 2)
+                = '_p' || to_char(x.starts_at AT TIME ZONE 'UTC', format)) AS is_misnamed,
        x.detach_pending AND x.ends_at >= now() - p.retention AS half_detached
   FROM outbox.partition_policy p JOIN pg_class c ON c.oid = p.parent_table::regclass,
        outbox.partitions(p.parent_table) x
+  JOIN pg_class o ON o.oid = x.partition JOIN pg_namespace n ON n.oid = o.relnamespace
  ORDER BY p.parent_table, x.starts_at

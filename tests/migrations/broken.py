@@ -104,9 +104,9 @@ BROKEN = {
         f"UPDATE partman.part_config SET retention = '3 days' WHERE {MESSAGE}",
         *("retention", "error", "itself drops days", "SET retention = NULL"),
     ),
-    "pg_partman's upkeep is off": (
-        f"UPDATE partman.part_config SET automatic_maintenance = 'off' WHERE {MESSAGE}",
-        *("retention", "error", "is switched off", "automatic_maintenance = 'on'"),
+    "anybody's run_maintenance() makes days": (
+        f"UPDATE partman.part_config SET automatic_maintenance = 'on' WHERE {MESSAGE}",
+        *("retention", "warning", "makes partitions of", "_maintenance = 'off'"),
     ),
     "pg_partman forgot a table": (
         f"DELETE FROM partman.part_config WHERE {MESSAGE}",

@@ -25,6 +25,7 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
     """Ask the doctor; give the exit status and the findings."""
 
     def ask(url: str) -> tuple[int, Findings]:
+        capsys.readouterr()  # what others printed before
         status = main(["doctor", "--json", "--database", url])
         report = json.loads(capsys.readouterr().out)
         assert report["status"] == status

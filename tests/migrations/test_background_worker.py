@@ -18,6 +18,7 @@ ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET role = 'pillarbox_owner'
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET timezone = 'UTC';
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET lock_timeout = '5s';
 """
+LET_IT = "UPDATE outbox.partition_policy SET automatic = true"
 AHEAD = "SELECT min(ahead) FROM outbox.partition_health"
 ODD = """
 SELECT x.* FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x
@@ -49,6 +50,8 @@ def test_it_makes_the_days_and_drops_none_which_is_left_to_the_command(
     url = worked.url
     migrate(url, with_cron=False)
     execute(url, "BEGIN;" + LEND_THE_DETACHER + "COMMIT")
+    execute(url, LET_IT)
+    assert main(["maintain", "--database", url]) == 0
     old_partition(url, 20)
     old_partition(url, 25)
     add_old(url, 25)
@@ -69,6 +72,8 @@ def test_days_that_it_makes_as_somebody_else_are_found_by_the_doctor(
 ) -> None:
     url = worked.url
     migrate(url, with_cron=False)
+    execute(url, LET_IT)
+    assert main(["maintain", "--database", url]) == 0
     execute(url, "UPDATE partman.part_config SET premake = 12")
 
     wait_for("days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12, seconds=90)

@@ -1,0 +1,158 @@
+"""Whoever else uses pg_partman in the database: their runs leave our tables alone."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import psycopg
+import pytest
+
+from outbox.cli import main
+from tests.fixtures.relay import execute
+from tests.migrations.conftest import Doctor
+from tests.migrations.pasting import paste
+from tests.migrations.retiring import EXPIRED
+from tests.migrations.test_upkeep import add_old, old_partition
+
+ALL: Final = """
+SELECT p.parent_table, x.partition::text, x.starts_at, x.ends_at, x.owner
+  FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x ORDER BY 1, 3
+"""
+LATER: Final = """
+SELECT partition::text FROM outbox.partitions('outbox.message')
+ WHERE starts_at > now() + interval '%s days' ORDER BY 1
+"""
+OURS: Final = """
+SELECT DISTINCT owner::regrole::text, ends_at - starts_at = interval '1 day',
+       starts_at = date_trunc('day', starts_at, 'UTC'),
+       right(partition::text, 2) = to_char(starts_at AT TIME ZONE 'UTC', 'DD')
+  FROM outbox.partitions('outbox.message')
+"""
+THEIRS: Final = "SELECT count(*) FROM outbox.partitions('public.sale')"
+# As a user of pg_partman has it, with a day ahead that is missing.
+SALE: Final = """
+CREATE TABLE public.sale (at timestamptz NOT NULL) PARTITION BY RANGE (at);
+SELECT partman.create_parent(p_parent_table := 'public.sale', p_control := 'at',
+    p_interval := '1 day', p_type := '{}', p_premake := 3);
+UPDATE partman.part_config SET premake = 5, infinite_time_partitions = true
+ WHERE parent_table = 'public.sale'
+"""
+
+
+def run_maintenance(url: str, zone: str) -> None:
+    """Run pg_partman's own upkeep, as a superuser of another time zone does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SELECT set_config('timezone', %s, false)", (zone,))
+        connection.execute("SELECT partman.run_maintenance()")
+
+
+def drop_later(url: str, days: int) -> Sequence[str]:
+    later = [str(name) for (name,) in execute(url, LATER % days)]
+    for partition in later:
+        execute(url, f"DROP TABLE {partition}")
+    return later
+
+
+def choose_automatic(url: str) -> None:
+    execute(url, "UPDATE outbox.partition_policy SET automatic = true")
+    assert main(["maintain", "--database", url]) == 0
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
+def test_a_run_of_theirs_makes_their_days_and_none_of_ours(
+    zone: str, database_url: str, doctor: Doctor
+) -> None:
+    ((major,),) = execute(
+        database_url,
+        "SELECT split_part(extversion, '.', 1)::int FROM pg_extension"
+        " WHERE extname = 'pg_partman'",
+    )
+    execute(database_url, SALE.format("native" if major < 5 else "range"))
+    before = execute(database_url, THEIRS)
+    missing = drop_later(database_url, 3)
+    ours = execute(database_url, ALL)
+
+    run_maintenance(database_url, zone)
+
+    assert execute(database_url, ALL) == ours
+    assert execute(database_url, THEIRS) > before
+    assert main(["maintain", "--database", database_url]) == 0
+    assert [str(name) for (name,) in execute(database_url, LATER % 3)] == missing
+    assert doctor(database_url)[1] == []
+
+
+def test_the_policy_lets_them_and_the_doctor_warns_of_who_was_not_let(
+    database_url: str, doctor: Doctor
+) -> None:
+    automatic = "SELECT DISTINCT automatic_maintenance FROM partman.part_config"
+    assert execute(database_url, automatic) == [("off",)]
+
+    choose_automatic(database_url)
+
+    assert execute(database_url, automatic) == [("on",)]
+    assert doctor(database_url)[1] == []
+    execute(database_url, "UPDATE outbox.partition_policy SET automatic = false")
+    status, findings = doctor(database_url)
+    assert (status, {f["severity"] for f in findings}) == (1, {"warning"})
+    # The next upkeep obeys.
+    assert main(["maintain", "--database", database_url]) == 0
+    assert execute(database_url, automatic) == [("off",)]
+    assert doctor(database_url)[1] == []
+
+
+@pytest.mark.parametrize("days", [3, 5])
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
+def test_days_that_they_made_are_replaced_by_what_the_doctor_says(
+    zone: str, days: int, database_url: str, doctor: Doctor
+) -> None:
+    choose_automatic(database_url)
+    drop_later(database_url, days)
+    run_maintenance(database_url, zone)
+    execute(database_url, "UPDATE outbox.partition_policy SET automatic = false")
+    in_a_day = (
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), max(ends_at) - interval '1 minute', 0, 't',"
+        " 'c', '' FROM outbox.partitions('outbox.message')"
+    )
+    execute(database_url, in_a_day)
+    _, findings = doctor(database_url)
+    assert any("postgres" in f["finding"] for f in findings)
+
+    for found in findings:
+        paste(database_url, found["remedy"])
+
+    assert doctor(database_url)[1] == []
+    assert execute(database_url, OURS) == [("pillarbox_owner", True, True, True)]
+    assert execute(database_url, "SELECT count(*) FROM outbox.message") == [(1,)]
+    assert main(["maintain", "--database", database_url]) == 0
+
+
+def test_a_day_of_somebody_else_s_is_not_held_for_ever(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, settled="now()")
+    ((name,),) = execute(database_url, EXPIRED)
+    execute(database_url, f"ALTER TABLE {name} OWNER TO postgres")
+    (held,) = (f for f in doctor(database_url)[1] if "and held" in f["finding"])
+    assert "unsettled rows: unknown" in held["finding"]
+
+    paste(database_url, held["remedy"])
+
+    assert main(["maintain", "--database", database_url]) == 0
+    assert execute(database_url, EXPIRED) == []
+    assert doctor(database_url)[1] == []
+
+
+def test_a_table_by_the_name_of_a_day_is_put_aside(
+    database_url: str, doctor: Doctor
+) -> None:
+    taken, *_ = drop_later(database_url, 5)
+    execute(database_url, f"CREATE TABLE {taken} AS SELECT 'mine' AS whose")
+    assert main(["maintain", "--database", database_url]) == 2
+    (found,) = (f for f in doctor(database_url)[1] if "is no partition" in f["finding"])
+
+    paste(database_url, found["remedy"])
+
+    assert main(["maintain", "--database", database_url]) == 0
+    assert doctor(database_url)[1] == []
+    assert execute(database_url, f"SELECT whose FROM {taken}_aside") == [("mine",)]
