@@ -15,6 +15,7 @@ from outbox.checks.retention import check_configuration, check_retention
 from outbox.checks.roles import check_roles
 from outbox.checks.schema import check_schema, newest_version, read_version
 from outbox.checks.sessions import check_backlog, check_pins
+from outbox.checks.upkeep import check_upkeep
 from outbox.errors import PoolerError, UpkeepError
 from outbox.pooler import refuse_pooler
 from outbox.statement import load
@@ -26,6 +27,7 @@ CHECKS: Final[dict[str, Check]] = {
     "extensions": check_extensions,
     "roles": check_roles,
     "grants": check_grants,
+    "upkeep": check_upkeep,
     "cron": check_cron,
     "partitions": check_partitions,
     "retention": check_retention,

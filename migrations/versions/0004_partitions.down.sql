@@ -25,6 +25,6 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass), outbox.detach_under_way(),
     outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
-    outbox.begin_of(interval, timestamptz), outbox.partitions(text);
-DROP TABLE outbox.retiring_partition, outbox.partition_policy;
+    outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.note_success();
+DROP TABLE outbox.upkeep, outbox.retiring_partition, outbox.partition_policy;
 RESET ROLE;

@@ -18,5 +18,8 @@ GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor};
 -- As a member of the owner it has this anyway; said here, the role stays while this database needs it.
 GRANT USAGE ON SCHEMA outbox TO {detacher};
 GRANT SELECT ON outbox.retiring_partition TO {maintainer}, {monitor};
+REVOKE ALL ON FUNCTION outbox.note_success() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.note_success() TO {maintainer};
+GRANT SELECT ON outbox.upkeep TO {maintainer}, {monitor};
 
 RESET ROLE;

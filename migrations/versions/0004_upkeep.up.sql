@@ -2,6 +2,27 @@
 
 SET LOCAL ROLE {owner};
 
+CREATE TABLE outbox.upkeep (
+    is_it        boolean     NOT NULL DEFAULT true,
+    awaited_at   timestamptz NOT NULL DEFAULT now(),
+    succeeded_at timestamptz,
+    CONSTRAINT upkeep_pkey PRIMARY KEY (is_it),
+    CONSTRAINT one_row CHECK (is_it)
+);
+INSERT INTO outbox.upkeep DEFAULT VALUES;
+COMMENT ON TABLE outbox.upkeep IS 'when the upkeep last succeeded, whatever drives it: one row, written by outbox.maintain()';
+COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'since when it is to run: when the tables were made';
+COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last did all that it had to; null: never';
+
+CREATE FUNCTION outbox.note_success() RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    INSERT INTO outbox.upkeep AS u (succeeded_at) VALUES (clock_timestamp())
+        ON CONFLICT (is_it) DO UPDATE SET succeeded_at = EXCLUDED.succeeded_at;
+END;
+COMMENT ON FUNCTION outbox.note_success IS 'write down that the upkeep succeeded now';
+
 -- The fallback, for where nobody can detach concurrently, or a detach has had its chance since the
 -- upkeep first saw the partition, `patience` ago. Detaches one partition in a transaction of its own,
 -- so that a lock is never waited for with others held, and the table is locked for a change of the
@@ -121,6 +142,7 @@ BEGIN
     IF v_problems <> '' THEN
         RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
     END IF;
+    PERFORM outbox.note_success();
 END
 $body$;
 COMMENT ON PROCEDURE outbox.maintain IS

@@ -1,32 +1,50 @@
-"""pg_cron: loaded, alive, with our jobs, and these succeed."""
+"""pg_cron: alive, with our jobs, and these succeed, where they drive the upkeep."""
 
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Final
+from datetime import datetime
+from typing import Final, NamedTuple
 
 from psycopg import sql
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
+from outbox.checks.upkeep import MAX_SILENCE, find_cron, read_upkeep
 from outbox.statement import load
 
-_JOBS: Final = {"pillarbox upkeep": "maintainer", "pillarbox plan detaches": "detacher"}
-_MAX_SILENCE: Final = timedelta(hours=3)
+_UPKEEP: Final = "pillarbox upkeep"
+_PLAN: Final = "pillarbox plan detaches"
+
+
+class _Job(NamedTuple):
+    jobid: int
+    active: bool
+    succeeded_at: datetime | None
+    has_run: bool
+    now: datetime
+    failure: str | None
+
+
+class _Sight(NamedTuple):
+    """What this role sees of a job: nothing, that its role has no rights, or it."""
+
+    name: str
+    role: str
+    may_look: bool
+    may_use_cron: bool = False
+    job: _Job | None = None
+
+    @property
+    def drives_nothing(self) -> bool:
+        return self.may_look and not (self.job and self.job.active)
 
 
 def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[Finding]:
-    """Find an upkeep that does not run, or fails."""
-    row = connection.execute(load("outbox", "find_cron")).fetchone()
-    installed, home, here = row or (False, None, None)
-    if not installed or home != here:
-        # The setting stays in a file when the library is no longer loaded.
-        elsewhere = home is not None and home != here
-        where = f"works in the database {home}" if elsewhere else "is not installed"
-        yield _found(
-            Severity.WARNING,
-            f"pg_cron {where}, so nothing here runs the upkeep",
-            "from another scheduler, every hour: outbox maintain",
-        )
+    """Find jobs that do not run, or fail; say nothing if others drive the upkeep."""
+    if not find_cron(connection).is_here:
+        return
+    is_fresh = read_upkeep(connection).is_fresh
+    upkeep = _look(connection, _UPKEEP, names.role("maintainer"))
+    if is_fresh and upkeep.drives_nothing:
         return
     (orphans,) = connection.execute(load("outbox", "count_orphan_jobs")).fetchone() or (
         0,
@@ -40,59 +58,66 @@ def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[F
             "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
             "  -- if it does not run then, restart the server, and see its log",
         )
-    for job, role in _JOBS.items():
-        yield from _check_job(connection, job, names.role(role), names.migrate)
+    if not is_fresh:
+        yield from _judge(upkeep, names.migrate)
+    plan = _look(connection, _PLAN, names.role("detacher"))
+    yield from _judge(plan, names.migrate)
+    if plan.job is not None and plan.job.active and not plan.job.has_run:
+        yield _found(
+            Severity.WARNING,
+            f"the job {_PLAN!r} has not run yet",
+            "wait for the next hour, and ask again",
+        )
 
 
-def _check_job(
-    connection: AdministrationConnection, job: str, role: str, migrate: str
-) -> Iterator[Finding]:
+def _look(connection: AdministrationConnection, name: str, role: str) -> _Sight:
     # A role sees its own jobs only.
-    if connection.execute(load("outbox", "may_become"), {"role": role}).fetchone() != (
-        True,
-    ):
+    asked = {"role": role}
+    may_look = connection.execute(load("outbox", "may_become"), asked).fetchone()
+    if may_look != (True,):
+        return _Sight(name, role, may_look=False)
+    may_use = connection.execute(load("outbox", "may_use_cron"), asked).fetchone()
+    if may_use != (True,):
+        return _Sight(name, role, may_look=True)
+    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    try:
+        row = connection.execute(load("outbox", "read_job"), {"job": name}).fetchone()
+    finally:
+        connection.execute("RESET ROLE")
+    return _Sight(name, role, True, True, None if row is None else _Job(*row))
+
+
+def _judge(sight: _Sight, migrate: str) -> Iterator[Finding]:
+    name, role, job = sight.name, sight.role, sight.job
+    if not sight.may_look:
         yield _found(
             Severity.UNKNOWN,
-            f"only {role} sees whether the job {job!r} runs",
+            f"only {role} sees whether the job {name!r} runs",
             f"run outbox doctor as a superuser or as a member of {role}",
         )
-        return
-    if connection.execute(
-        load("outbox", "may_use_cron"), {"role": role}
-    ).fetchone() != (True,):
+    elif not sight.may_use_cron:
         yield _found(
             Severity.ERROR,
             f"{role} may not use pg_cron: its jobs can't be seen or changed",
             f'GRANT USAGE ON SCHEMA cron TO "{role}";',
         )
-        return
-    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
-    try:
-        row = connection.execute(load("outbox", "read_job"), {"job": job}).fetchone()
-    finally:
-        connection.execute("RESET ROLE")
-    if row is None:
-        yield _found(Severity.ERROR, f"the job {job!r} is gone", migrate)
-        return
-    jobid, active, succeeded_at, has_run, now, failure = row
-    if not active:
+    elif job is None:
+        yield _found(Severity.ERROR, f"the job {name!r} is gone", migrate)
+    elif not job.active:
         yield _found(
             Severity.ERROR,
-            f"the job {job!r} is switched off",
-            f"UPDATE cron.job SET active = true WHERE jobid = {jobid};",  # noqa: S608 - for a person to read
+            f"the job {name!r} is switched off",
+            f"UPDATE cron.job SET active = true WHERE jobid = {job.jobid};",  # noqa: S608 - for a person to read
         )
-    elif not has_run:
-        yield _found(
-            Severity.WARNING,
-            f"the job {job!r} has not run yet",
-            "wait for the next hour, and ask again",
-        )
-    elif succeeded_at is None or now - succeeded_at > _MAX_SILENCE:
-        last = "never" if succeeded_at is None else f"last at {succeeded_at:%F %R}"
+    elif job.has_run and (
+        job.succeeded_at is None or job.now - job.succeeded_at > MAX_SILENCE
+    ):
+        at = job.succeeded_at
+        last = "never" if at is None else f"last at {at:%F %R}"
         yield _found(
             Severity.ERROR,
-            f"the job {job!r} succeeded {last}; its last failure: {failure}",
-            f"SELECT * FROM cron.job_run_details WHERE jobid = {jobid}"  # noqa: S608 - for a person to read
+            f"the job {name!r} succeeded {last}; its last failure: {job.failure}",
+            f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
             " ORDER BY start_time DESC LIMIT 5;",
         )
 

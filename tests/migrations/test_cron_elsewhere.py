@@ -57,14 +57,25 @@ def test_the_job_of_the_refusal_s_hint_runs_the_upkeep(
     assert execute(private_server.url, failed) == []
 
 
-def test_the_doctor_says_that_nothing_here_runs_the_upkeep(
-    elsewhere: str, capsys: pytest.CaptureFixture[str]
+def test_the_doctor_is_content_once_the_upkeep_ran_and_says_who_may_drive_it(
+    private_server: PostgresServer,
+    elsewhere: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     migrate(elsewhere, with_cron=False)
 
     assert main(["doctor", "--json", "--database", elsewhere]) == 1
 
     (found,) = json.loads(capsys.readouterr().out)["findings"]
-    assert (found["check"], found["severity"]) == ("cron", "warning")
-    assert "pg_cron works in the database pillarbox, so" in found["finding"]
-    assert "every hour: outbox maintain" in found["remedy"]
+    assert (found["check"], found["severity"]) == ("upkeep", "warning")
+    assert "the upkeep has not run yet" in found["finding"]
+    _, _, job = found["remedy"].partition("works in the database pillarbox: ")
+    execute(private_server.url, "CREATE EXTENSION pg_cron")
+    execute(private_server.url, job)
+    ((command, database, role),) = execute(
+        private_server.url, "SELECT command, database, username FROM cron.job"
+    )
+    assert (database, role) == ("bank", "pillarbox_maintainer")
+    execute(elsewhere.replace("postgres@", f"{role}@"), command)
+
+    assert main(["doctor", "--database", elsewhere]) == 0

@@ -68,6 +68,7 @@ ALLOWED = {
         "SELECT * FROM inbox.suspect",
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT * FROM outbox.retiring_partition",
+        "SELECT * FROM outbox.upkeep",
         "SELECT * FROM partman.part_config",
         "SELECT last_error FROM outbox.message",
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
@@ -152,6 +153,7 @@ FORBIDDEN = {
         "SET ROLE pillarbox_detacher",
         "SET ROLE pillarbox_owner",
         "SELECT outbox.schedule_detaches()",
+        "UPDATE outbox.upkeep SET succeeded_at = now()",
         "INSERT INTO outbox.retiring_partition SELECT 'inbox.message', 'outbox.x',"
         " now(), now()",
         "SELECT payload FROM inbox.delivery",
@@ -186,6 +188,7 @@ FORBIDDEN = {
         "UPDATE outbox.message SET published_at = now()",
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",
+        "SELECT outbox.note_success()",
         ADD,
         "SELECT payload FROM inbox.delivery",
         "SELECT headers FROM inbox.dead_letter",

@@ -33,6 +33,7 @@ DEFINERS = {
         "consumer",
         "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
     ),
+    "outbox.note_success()": ("maintainer", "SELECT outbox.note_success()"),
     "outbox.upkeep_plan(text)": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
     "outbox.finish_detached(text)": (
         *("maintainer", "SELECT * FROM outbox.finish_detached('outbox.message')"),

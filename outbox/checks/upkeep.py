@@ -1,0 +1,97 @@
+"""The upkeep: it succeeded lately, whatever drives it."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from outbox.administration import AdministrationConnection
+from outbox.check import Finding, Names, Severity
+from outbox.statement import load
+
+MAX_SILENCE: Final = timedelta(hours=3)
+_EVERYWHERE: Final = "by any scheduler: cron, a systemd timer, a CronJob"
+
+
+class CronHome(NamedTuple):
+    """Where pg_cron works.
+
+    Attributes:
+        installed: whether it is in this database.
+        home: the database of its jobs; None if the server does not load it.
+    """
+
+    installed: bool
+    home: str | None
+    here: str
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether its jobs run here; the extension can stay without them."""
+        return self.installed and self.home == self.here
+
+
+class Upkeep(NamedTuple):
+    """What is written down of the upkeep; the times are the server's."""
+
+    succeeded_at: datetime | None
+    awaited_at: datetime | None
+    now: datetime
+
+    @property
+    def is_fresh(self) -> bool:
+        """Tell whether it succeeded lately."""
+        return _is_fresh(self.succeeded_at, self.now)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Tell whether it never ran, and is not late yet."""
+        return self.succeeded_at is None and _is_fresh(self.awaited_at, self.now)
+
+
+def find_cron(connection: AdministrationConnection) -> CronHome:
+    """Look where pg_cron works."""
+    return CronHome(*connection.execute(load("outbox", "find_cron")).fetchall()[0])
+
+
+def read_upkeep(connection: AdministrationConnection) -> Upkeep:
+    """Read when the upkeep last succeeded."""
+    return Upkeep(*connection.execute(load("outbox", "read_upkeep")).fetchall()[0])
+
+
+def check_upkeep(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    """Find an upkeep that nobody drives, or that fails."""
+    upkeep = read_upkeep(connection)
+    if upkeep.is_fresh:
+        return
+    if upkeep.is_awaited:
+        severity, finding = Severity.WARNING, "the upkeep has not run yet"
+    elif upkeep.succeeded_at is None:
+        severity, finding = Severity.ERROR, "the upkeep never succeeded"
+    else:
+        last = f"{upkeep.succeeded_at:%F %R}"
+        severity, finding = Severity.ERROR, f"the upkeep last succeeded at {last}"
+    yield Finding(
+        check="upkeep",
+        severity=severity,
+        finding=f"{finding}: partitions are made ahead by it, and go by it",
+        remedy=f"outbox maintain  # now, and every hour {_by_what(connection, names)}",
+    )
+
+
+def _by_what(connection: AdministrationConnection, names: Names) -> str:
+    cron = find_cron(connection)
+    if cron.is_here:
+        return f"by pg_cron, which works here: {names.migrate}; or {_EVERYWHERE}"
+    if cron.home not in {None, cron.here}:
+        return (
+            f"{_EVERYWHERE}; or by pg_cron, which works in the database {cron.home}:"
+            " SELECT cron.schedule_in_database('pillarbox upkeep', '7 * * * *', 'CALL"
+            f" outbox.maintain()', '{cron.here}', '{names.role('maintainer')}')"
+        )
+    return _EVERYWHERE
+
+
+def _is_fresh(moment: datetime | None, now: datetime) -> bool:
+    return moment is not None and now - moment <= MAX_SILENCE
