@@ -70,6 +70,13 @@ def test_a_command_is_one_of_ours_with_options_that_it_has(
 
 
 @pytest.mark.parametrize("manifest", manifests())
+def test_a_job_that_is_run_again_has_a_new_name(manifest: dict[str, Any]) -> None:
+    """The pod of a Job that exists, its image too, can't be changed."""
+    names = manifest["metadata"].keys() & {"name", "generateName"}
+    assert names == {"generateName" if manifest["kind"] == "Job" else "name"}
+
+
+@pytest.mark.parametrize("manifest", manifests())
 def test_a_pod_runs_without_rights_and_has_its_secrets_from_files(
     manifest: dict[str, Any],
 ) -> None:
