@@ -1,7 +1,6 @@
 -- Does:  Compare every partition with how we make them.
 -- Takes: nothing
--- Gives: parent_table, partition, schema and a name to put it aside by, is_default, starts_at, ends_at, ahead,
---        owner, wanted_owner, four faults
+-- Gives: parent_table, partition, schema and a name to put it aside by, is_default, starts_at, ends_at, ahead, owner, wanted_owner, four faults
 -- Index: none
 SELECT p.parent_table, x.partition::text AS partition, quote_ident(n.nspname) AS schema,
        quote_ident(o.relname || '_aside') AS aside, x.is_default, x.starts_at, x.ends_at,

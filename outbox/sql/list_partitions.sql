@@ -1,7 +1,6 @@
 -- Does:  List the partitions of every table, and what was detached and not dropped yet.
 -- Takes: nothing
--- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes,
---        schema and a name to put it aside by
+-- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, schema and a name to put it aside by
 -- Index: none
 SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
        x.starts_at, x.ends_at,

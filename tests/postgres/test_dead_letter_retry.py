@@ -1,0 +1,97 @@
+"""`dead-letters retry`, by the relay's publisher and by the consumer's handlers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inbox.cli import main as inbox_main
+from outbox import Message
+from relay.cli import main as relay_main
+from tests.acceptance.relays import as_role
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.relay import execute
+
+
+def test_the_relay_retries_by_the_publisher_of_the_broker(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    (id, _, _) = give_up(
+        database_url,
+        Message("orders", b"1"),
+        Message("orders", b"2"),
+        Message("nobody", b""),
+    )
+    url = as_role(database_url, "pillarbox_relay")
+    argv = ["dead-letters", "retry", f"--database={url}", f"--broker={url}"]
+
+    assert relay_main([*argv, "--all", "--dry-run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert relay_main([*argv, "--limit", "1", "--dry-run", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+    assert relay_main([*argv, str(id)]) == 0
+    assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
+    assert relay_main([*argv, "--all", "--rate", "1000/s"]) == 1
+    assert capsys.readouterr().out == "2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert relay_main([*argv, "--due", "--json"]) == 0
+    done = {"succeeded": 0, "failed": 0, "skipped": 0}
+    assert json.loads(capsys.readouterr().out) == done
+    delivered = "SELECT payload FROM inbox.delivery ORDER BY seq"
+    assert execute(database_url, delivered) == [(b"1",), (b"2",)]
+
+
+def test_the_relay_says_that_its_broker_is_away(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give_up(database_url, Message("orders", b"1"))
+    argv = ["dead-letters", "retry", "--all", f"--database={database_url}"]
+    assert relay_main([*argv, "--broker=redis://127.0.0.1:1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    not_tried, reason = said.err.splitlines()[-2:]
+    assert not_tried == "1 of 1 were not tried"
+    assert reason.startswith("relay: ")
+    assert states(database_url) == [("PENDING", 0, "refused")]
+
+
+APP = """
+import os
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from inbox import Consumer
+from outbox.database import sqlalchemy_url
+
+engine = create_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
+consumer = Consumer("memory:", sessionmaker(engine), name="billing")
+
+@consumer.handles("orders")
+def handle(session, message):
+    if message.payload == b"bad":
+        raise ValueError("bad")
+"""
+
+
+def test_the_inbox_retries_by_the_handlers_of_the_consumer(
+    database_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "retry_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    url = as_role(database_url, "pillarbox_consumer")
+    monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
+    messages = [Message("orders", b"good"), Message("orders", b"bad")]
+    give_up(database_url, *messages, schema="inbox")
+    argv = ["dead-letters", "retry", "retry_app:consumer"]
+
+    assert inbox_main([*argv, "--all", "--dry-run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert inbox_main([*argv, "--due"]) == 1
+    assert capsys.readouterr().out == "2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert inbox_main([*argv, "--error", "ValueError"]) == 1
+    assert capsys.readouterr().out == "1 retried: 0 succeeded, 1 failed, 0 skipped\n"
+    rows: list[Any] = sorted(states(database_url, "inbox"))
+    assert rows == [("PENDING", 2, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]
