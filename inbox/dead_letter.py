@@ -23,6 +23,7 @@ from outbox.dead_letters import SHORTENED, TOPIC_HEADER
 from outbox.errors import hide_values, one_line
 from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
+from outbox.stranger import storable
 
 Redact: TypeAlias = Callable[[str], str]
 """Takes a reason or a stack trace, and gives it without what nobody is to read."""
@@ -228,6 +229,4 @@ def _bounded(trace: str | None) -> str | None:
 
 
 def _storable(value: str | None) -> str | None:
-    if value is None:
-        return None
-    return value.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    return None if value is None else storable(value)

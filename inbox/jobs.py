@@ -26,6 +26,7 @@ from inbox.schema import receipt_table
 from outbox.identifier import moment_of
 from outbox.message import Message
 from outbox.statement import load
+from outbox.stranger import storable
 
 
 class JobState(StrEnum):
@@ -97,9 +98,9 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
         _statement("queue_job"),
         {
             **key.values,
-            "topic": message.topic,
-            "key": message.key,
-            "tenant": message.tenant,
+            "topic": storable(message.topic),
+            "key": message.key and storable(message.key),
+            "tenant": message.tenant and storable(message.tenant),
             "is_known": session.execute(receipt).first() is not None,
         },
     )

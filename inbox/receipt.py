@@ -202,6 +202,13 @@ def check_id(message_id: object) -> None:
             f"message id {shorten(message_id)}: isn't a UUIDv7, from which the day of "
             "its receipt is read; pass ForeignId(source, id) for other ids"
         )
+    try:
+        moment_of(message_id)
+    except OverflowError:
+        raise InvalidReceiptError(
+            f"message id {message_id}: says it was made after the year 9999; check "
+            "the clock of its producer"
+        ) from None
 
 
 def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:

@@ -16,6 +16,7 @@ MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048
 """Of a topic and a key in UTF-8: an entry of an index takes about 2.7 KB of them."""
 _MAX_TENANT_BYTES: Final = 1024  # it shares an index with the consumer's name
+_LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
 _MOST_BYTES: Final = 4  # of a character
 
 
@@ -134,6 +135,10 @@ def check_received(message: Message) -> None:
             message.schema_version,
             f"is above {MAX_SCHEMA_VERSION}",
             "mend its producer",
+        )
+    if is_uuid7(message.id) and message.id.int >> 80 > _LAST_MILLISECOND:
+        raise InvalidMessageError(
+            "id", message.id, "says it was made after the year 9999", "mend its clock"
         )
 
 

@@ -38,3 +38,8 @@ def payload_of(fields: Mapping[bytes, bytes]) -> bytes:
     """Write all fields as one JSON object, where none of them is the payload."""
     texts = {text_of(name): text_of(value) for name, value in fields.items()}
     return json.dumps(texts, ensure_ascii=False).encode()
+
+
+def storable(text: str) -> str:
+    """Escape what PostgreSQL takes in no text: NUL, and a lone surrogate."""
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()

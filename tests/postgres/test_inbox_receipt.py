@@ -150,6 +150,11 @@ async def test_the_longest_key_of_a_receipt_has_room_in_the_index(
         await record(uuid7(), odd(513))
 
 
+async def test_an_id_of_no_day_at_all_is_refused_by_name(record: Record) -> None:
+    with pytest.raises(InvalidReceiptError, match="after the year 9999"):
+        await record(UUID("ffffffff-ffff-7fff-bfff-ffffffffffff"))
+
+
 class Rival:
     """Records the same receipt in another transaction at the same time."""
 

@@ -1,7 +1,9 @@
 """Whatever is in a message, it can be given up, and holds up nobody else."""
 
 import json
+from datetime import timedelta
 from hashlib import sha256
+from uuid import UUID
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,6 +16,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
+from inbox.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
@@ -41,8 +44,13 @@ CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
             "message schema_version 3000000000: is above 2147483647",
             ("orders", 2**31 - 1, {"h": "v"}),
         ),
+        (
+            Message("orders", b"odd", id=UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")),
+            "says it was made after the year 9999",
+            ("orders", 1, {}),
+        ),
     ],
-    ids=["topic", "schema_version"],
+    ids=["topic", "schema_version", "id"],
 )
 async def test_what_the_table_has_no_room_for_is_kept_beside(
     database_url: str,
@@ -68,6 +76,29 @@ async def test_what_the_table_has_no_room_for_is_kept_beside(
     assert reason in events.of(MessageDeadLettered)[0].reason
     query = "SELECT topic, schema_version, headers, payload FROM inbox.dead_letter"
     assert execute(database_url, query) == [(*kept, b"odd")]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_what_is_no_text_to_postgresql_is_no_matter_to_a_long_handler(
+    database_url: str, driver: str
+) -> None:
+    odd = Message("or\0ders", b"", key="k\0\ud800", tenant="t\0")
+    source = MemorySource(odd)
+    async with async_sessions_of(database_url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        handled: list[Message] = []
+
+        @consumer.handles("*", lease=timedelta(seconds=30))
+        async def handle(job: AsyncJob, message: Message) -> None:
+            handled.append(message)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, timeout=60)
+    assert handled == [odd]
+    query = "SELECT topic, key, tenant, state FROM inbox.job"
+    assert execute(database_url, query) == [
+        (r"or\0ders", r"k\0\ud800", r"t\0", "success")
+    ]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

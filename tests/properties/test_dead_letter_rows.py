@@ -30,7 +30,7 @@ TEXTS = st.text(max_size=20) | st.integers(0, 9000).map(lambda n: NOISE[:n])
 SOUND_TEXTS = TEXTS.map(lambda text: text.encode(errors="replace").decode())
 BYTES = st.binary(max_size=20) | SOUND_TEXTS.map(str.encode)
 NUMBERS = st.integers(0, 10**10).map(str)
-IDS = st.builds(lambda: str(uuid7())) | SOUND_TEXTS
+IDS = st.builds(lambda: str(uuid7())) | st.uuids(allow_nil=True).map(str) | SOUND_TEXTS
 
 Read = tuple[Message, str | None]
 
