@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy import Executable
@@ -24,9 +24,16 @@ from outbox.message import Message
 
 T = TypeVar("T")
 
+# For statements of milliseconds: they wait for the server, and never for a handler.
+_MAX_BOOKKEEPERS: Final = 4
+
 
 class SyncHandling:
-    """Sync handlers in threads, as many as may be in flight."""
+    """Sync handlers in threads, as many as may be in flight, and a few to keep books.
+
+    A lease has to be renewed while handlers have all the threads that there are for
+    handlers.
+    """
 
     def __init__(
         self,
@@ -37,9 +44,9 @@ class SyncHandling:
     ) -> None:
         self._sessions = sessions
         self._consumer = consumer
-        self._max_threads = max_in_flight
         self._max_idle = max_idle
-        self._threads: ThreadPoolExecutor | None = None
+        self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
+        self._books = _Threads(_MAX_BOOKKEEPERS, f"inbox {consumer} books")
 
     def check(self, handler: Handler) -> None:
         """Refuse a coroutine function."""
@@ -51,23 +58,24 @@ class SyncHandling:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a thread."""
-        return cast("bool", await self._in_thread(self._handle, handler, message))
+        return cast("bool", await self._handlers.run(self._handle, handler, message))
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in a thread."""
         return cast(
-            "set[UUID]", await self._in_thread(self._handle_batch, handler, messages)
+            "set[UUID]",
+            await self._handlers.run(self._handle_batch, handler, messages),
         )
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
         """Execute in a thread."""
-        await self._in_thread(self._execute, statement, values)
+        await self._books.run(self._execute, statement, values)
 
     async def transact(self, function: Callable[[Session], T]) -> T:
         """Run in a thread."""
-        return cast("T", await self._in_thread(self._transact, function))
+        return cast("T", await self._books.run(self._transact, function))
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
         """Make a job for a plain function."""
@@ -75,30 +83,19 @@ class SyncHandling:
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call it in a thread."""
-        return await self._in_thread(handler, *arguments)
+        return await self._handlers.run(handler, *arguments)
 
     def interrupt(self, call: asyncio.Future[Any]) -> None:
         """Leave it: it sees that its job is cancelled."""
 
     async def probe(self) -> None:
         """Read no row."""
-        await self._in_thread(self._execute, TABLES, {})
+        await self._books.run(self._execute, TABLES, {})
 
     def close(self) -> None:
         """End idle threads; those at work end with their handler."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(
-                self._max_threads, f"inbox {self._consumer}"
-            )
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, context.run, function, *arguments
-        )
+        self._handlers.close()
+        self._books.close()
 
     def _handle(self, handler: SyncHandler, message: Message) -> bool:
         with self._sessions() as session, session.begin():
@@ -140,3 +137,26 @@ class SyncHandling:
     def _execute(self, statement: Executable, values: dict[str, Any]) -> None:
         with self._sessions() as session, session.begin():
             session.execute(statement, values)
+
+
+class _Threads:
+    """Threads that are started when they are needed, and again after a close."""
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def run(self, function: Any, *arguments: Any) -> Any:
+        """Call a function in one of them, in the context of the running task."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._max_threads, self._name)
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, context.run, function, *arguments
+        )
+
+    def close(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)

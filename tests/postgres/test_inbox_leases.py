@@ -1,0 +1,241 @@
+"""The lease of a job is kept, whatever handlers and database do meanwhile."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, sessionmaker
+from typing_extensions import override
+
+from inbox.events import HandlerFailed, MessageCancelled, MessageHandled
+from inbox.job import AsyncJob, Job
+from outbox import Message
+from outbox.database import sqlalchemy_url
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Tally, find, retry_all
+from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.jobs import TOPIC, cancel, consumer_of, job_of, receipts
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+SHORT: Final = timedelta(seconds=1)
+AWAY: Final = [ConnectionRefusedError("refused"), PoolTimeoutError("no room")]
+
+
+def wait_for_renewal(url: str) -> None:
+    """Wait until the lease runs for longer than it was first taken for."""
+    query = "SELECT lease_until > started_at + interval '1.2 seconds' FROM inbox.job"
+    wait_for("the lease is renewed", lambda: execute(url, query) == [(True,)])
+
+
+class Away:
+    """Whether a database is away, and how often that was found."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.is_away = False
+        self.found = threading.Semaphore(0)
+
+    def check(self) -> None:
+        """Raise, if it is."""
+        if self.is_away:
+            self.found.release()
+            raise self.error
+
+    async def find(self, times: int) -> None:
+        """Be away until that was found so often."""
+        self.is_away = True
+        for _ in range(times):
+            await asyncio.to_thread(self.found.acquire)
+        self.is_away = False
+
+    def async_sessions(self, url: str) -> async_sessionmaker[AsyncSession]:
+        """Sessions for coroutines, none of which is had while it is."""
+        return _Checked(self, create_async_engine(sqlalchemy_url(url)))
+
+    def sessions(self, url: str) -> sessionmaker[Session]:
+        """Sessions for plain functions, none of which is had while it is."""
+        return _CheckedSync(self, create_engine(sqlalchemy_url(url)))
+
+
+class _Checked(async_sessionmaker[AsyncSession]):
+    def __init__(self, away: Away, engine: AsyncEngine) -> None:
+        super().__init__(engine)
+        self._away = away
+
+    @override
+    def __call__(self, **changes: Any) -> AsyncSession:
+        self._away.check()
+        return super().__call__(**changes)
+
+
+class _CheckedSync(sessionmaker[Session]):
+    def __init__(self, away: Away, engine: Engine) -> None:
+        super().__init__(engine)
+        self._away = away
+
+    @override
+    def __call__(self, **changes: Any) -> Session:
+        self._away.check()
+        return super().__call__(**changes)
+
+
+async def test_it_is_renewed_while_handlers_have_all_their_threads(
+    database_url: str,
+) -> None:
+    with sessions_of(database_url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""), max_in_flight=1)
+
+        @consumer.handles(TOPIC, lease=SHORT)
+        def render(job: Job, message: Message) -> None:
+            wait_for_renewal(database_url)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    assert job_of(database_url)[:3] == ["success", 1, 1]
+
+
+async def test_a_cancel_arrives_while_handlers_have_all_their_threads(
+    database_url: str,
+) -> None:
+    message, begun = Message(TOPIC, b""), threading.Event()
+    with sessions_of(database_url) as sessions:
+        consumer = consumer_of(sessions, message, max_in_flight=1)
+
+        @consumer.handles(TOPIC, lease=SHORT)
+        def render(job: Job, message: Message) -> None:
+            begun.set()
+            wait_for("the cancel arrives", lambda: job.cancelled)
+            raise InterruptedError
+
+        async with running(consumer) as events:
+            await asyncio.to_thread(begun.wait)
+            assert await cancel(database_url, message) == 0
+            await events.wait_for(MessageCancelled)
+    assert job_of(database_url)[0] == "cancelled"
+
+
+async def test_it_is_renewed_in_the_retry_of_a_dead_letter(database_url: str) -> None:
+    with sessions_of(database_url) as sessions:
+        consumer = consumer_of(sessions)
+
+        @consumer.handles(TOPIC, lease=SHORT)
+        def render(job: Job, message: Message) -> None:
+            wait_for_renewal(database_url)
+
+        message = Message(TOPIC, b"")
+        give_up(database_url, message, schema="inbox", origin="consumer:reports")
+        async with consumer.retrier() as retrier:
+            tally = await retry_all(retrier, await find(retrier, Criteria()))
+    assert tally == Tally(succeeded=1)
+    assert job_of(database_url)[:2] == ["success", 1]
+
+
+async def test_a_stop_waits_for_no_thread_to_give_the_job_back(
+    database_url: str,
+) -> None:
+    begun, has_stopped = threading.Event(), threading.Event()
+    with sessions_of(database_url) as sessions:
+        consumer = consumer_of(
+            sessions,
+            Message(TOPIC, b""),
+            max_in_flight=1,
+            drain=timedelta(milliseconds=50),
+        )
+
+        @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+        def render(job: Job, message: Message) -> None:
+            begun.set()
+            has_stopped.wait()
+
+        try:
+            async with running(consumer):
+                await asyncio.to_thread(begun.wait)
+            assert job_of(database_url)[:2] == ["queued", 0]
+        finally:
+            has_stopped.set()
+
+
+async def test_a_handler_that_heeds_only_the_second_cancellation_ends_with_the_drain(
+    database_url: str,
+) -> None:
+    begun, seen = asyncio.Event(), []
+    async with async_sessions_of(database_url) as sessions:
+        consumer = consumer_of(
+            sessions, Message(TOPIC, b""), drain=timedelta(milliseconds=50)
+        )
+
+        @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+        async def render(job: AsyncJob, message: Message) -> None:
+            begun.set()
+            for wait in ("first", "second"):
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    seen.append(wait)
+            raise InterruptedError
+
+        async with running(consumer):
+            await begun.wait()
+    assert seen == ["first", "second"]
+    assert job_of(database_url)[:2] == ["queued", 0]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+async def test_a_heartbeat_that_fails_in_whatever_way_is_made_up_for(
+    error: Exception, database_url: str
+) -> None:
+    away, calls = Away(error), []
+    sessions = away.async_sessions(database_url)
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+    @consumer.handles(TOPIC, lease=timedelta(seconds=2))
+    async def render(job: AsyncJob, message: Message) -> None:
+        calls.append(job.attempts)
+        await away.find(1)
+        async with job.transaction():
+            pass
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    await sessions.kw["bind"].dispose()
+    assert calls == [1]
+    assert events.of(HandlerFailed) == []
+    assert job_of(database_url)[:3] == ["success", 1, 1]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+async def test_the_outcome_is_written_when_the_database_is_back(
+    error: Exception, database_url: str
+) -> None:
+    away, calls = Away(error), []
+    sessions = away.sessions(database_url)
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+    loop = asyncio.get_running_loop()
+
+    @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+    def render(job: Job, message: Message) -> None:
+        calls.append(job.attempts)
+        # The first heartbeat is due in ten seconds.
+        away.is_away = True
+        asyncio.run_coroutine_threadsafe(away.find(2), loop)
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageHandled)
+    sessions.kw["bind"].dispose()
+    assert calls == [1]
+    assert job_of(database_url)[:3] == ["success", 1, 1]
+    assert receipts(database_url) == 1
