@@ -68,8 +68,8 @@ class Handling(Protocol):
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call a handler, without session or transaction."""
 
-    def interrupt(self, call: asyncio.Future[Any]) -> None:
-        """End a call, if a call of this colour can be ended."""
+    def interrupt(self, call: asyncio.Future[Any]) -> bool:
+        """End a call, if one of this colour can be; tell whether it learns of it."""
 
     async def probe(self) -> None:
         """Raise whatever there is to raise if the inbox's tables can't be read."""

@@ -100,9 +100,9 @@ class AsyncHandling:
         """Call it in the running task."""
         return await handler(*arguments)
 
-    def interrupt(self, call: asyncio.Future[Any]) -> None:
+    def interrupt(self, call: asyncio.Future[Any]) -> bool:
         """Cancel its task."""
-        call.cancel()
+        return call.cancel()
 
     async def probe(self) -> None:
         """Read no row."""

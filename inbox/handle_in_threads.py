@@ -85,8 +85,9 @@ class SyncHandling:
         """Call it in a thread."""
         return await self._handlers.run(handler, *arguments)
 
-    def interrupt(self, call: asyncio.Future[Any]) -> None:
-        """Leave it: it sees that its job is cancelled."""
+    def interrupt(self, call: asyncio.Future[Any]) -> bool:
+        """Leave it: it sees that its job is cancelled, if it looks."""
+        return False
 
     async def probe(self) -> None:
         """Read no row."""

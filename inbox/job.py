@@ -38,6 +38,8 @@ class AnyJob:
         message: what is to be handled.
         attempts: how often it was started, this time included.
         checkpoint: what was last saved; None at first.
+        is_finished: it has come to the end of `finish`.
+        has_seen_end: it has read in `cancelled` that it is to stop.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class AnyJob:
         self.attempts = leased.attempts
         self.checkpoint: Any = leased.checkpoint
         self.is_finished = False
+        self.has_seen_end = False
         self._key = key
         self._lease = leased.number
         self._max_idle = max_idle
@@ -61,9 +64,13 @@ class AnyJob:
         """Stop now: somebody asked for it, the time is over, or the process ends.
 
         A plain function has to look at this from time to time, save a checkpoint if
-        it has one, and return or raise. A coroutine is cancelled besides.
+        it has one, and return or raise. A coroutine is cancelled besides. Who has been
+        told and returns has not finished: the job is given back, or cancelled. Who is
+        done all the same says so by `finish`.
         """
-        return self._ending.is_set()
+        if self._ending.is_set():
+            self.has_seen_end = True
+        return self.has_seen_end
 
     def end(self) -> None:
         """Ask the handler to stop."""
@@ -119,7 +126,8 @@ class Job(AnyJob):
     def finish(self) -> Iterator[Session]:
         """Give the last transaction: its effects and the job's success are one.
 
-        Return after it. A handler that returns without is finished right afterwards.
+        Return after it. A handler that returns without is finished right afterwards,
+        unless it was told to stop.
 
         Raises:
             JobLostError: as `transaction`.
@@ -178,7 +186,15 @@ class AsyncJob(AnyJob):
 
     async def save(self, checkpoint: object) -> None:
         """Do as `Job.save`; a cancellation waits until it is done."""
-        await asyncio.shield(asyncio.create_task(self._save_now(checkpoint)))
+        saving = asyncio.create_task(self._save_now(checkpoint))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            # Whoever takes the job next is to find it.
+            await asyncio.wait({saving})
+            if not saving.cancelled():
+                saving.exception()
+            raise
 
     async def _save_now(self, checkpoint: object) -> None:
         async with self._sessions() as session, session.begin():

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -63,6 +64,25 @@ class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
     """The process stops, and the job was given back."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a handler ended: what it raised, why it was to end, and if it was told."""
+
+    error: BaseException | None
+    end: End | None
+    is_told: bool
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has run to its end. Who was told and returns broke off.
+
+        A plain function that never looked has done all of its work.
+        """
+        if self.error is not None or self.end is End.TIMED_OUT:
+            return False
+        return self.end is None or not self.is_told
+
+
 class LongHandling:
     """Runs the long handlers of one run of a consumer."""
 
@@ -107,8 +127,8 @@ class LongHandling:
                 lease = Lease(self._handling, key, leased, long.lease, asked)
                 await self._refuse_killer(lease, retry)
                 job = self._handling.job(key, leased, message)
-                end, work = await self._work(long, job, lease, stopping)
-                await self._settle(long, job, lease, retry, end, work)
+                ended = await self._work(long, job, lease, stopping)
+                await self._settle(long, job, lease, retry, ended)
                 return True
 
     async def _take(
@@ -137,7 +157,7 @@ class LongHandling:
 
     async def _work(
         self, long: LongHandler, job: AnyJob, lease: Lease, stopping: asyncio.Event
-    ) -> tuple[End | None, asyncio.Future[Any]]:
+    ) -> _Ended:
         """Call the handler until it ends, by itself or for a reason."""
         limit = long.terms.time_limit
         work = asyncio.ensure_future(
@@ -152,10 +172,11 @@ class LongHandling:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             end: End | None = None
+            is_told = False
             if not work.done():
                 end = _why(lease, stop)
                 job.end()
-                self._handling.interrupt(work)
+                is_told = self._handling.interrupt(work)
                 await asyncio.wait({work})
         except BaseException:
             # The drain is over: a plain function goes on, and can't commit any more.
@@ -165,7 +186,8 @@ class LongHandling:
             raise
         finally:
             await _end(keeping, stop)
-        return end, work
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        return _Ended(error, end, is_told or job.has_seen_end)
 
     async def _settle(
         self,
@@ -173,25 +195,24 @@ class LongHandling:
         job: AnyJob,
         lease: Lease,
         retry: RetryPolicy,
-        end: End | None,
-        work: asyncio.Future[Any],
+        ended: _Ended,
     ) -> None:
-        error: BaseException | None
-        error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if job.is_finished:
             return
-        if error is None and end is not End.TIMED_OUT:
+        if ended.is_done:
             if not await lease.succeed():
                 raise _lost(lease)
             return
-        match end:
+        error = ended.error
+        match ended.end:
             case End.LOST:
                 raise _lost(lease)
             case End.STOPPED:
                 await lease.give_back(None, is_failed=False)
                 raise JobReturned
             case End.CANCELLED:
-                await lease.end(JobState.CANCELLED, None)
+                if not await lease.end(JobState.CANCELLED, None):
+                    raise _lost(lease)
                 raise JobCancelled
             case End.TIMED_OUT:
                 limit = long.terms.time_limit or timedelta(0)

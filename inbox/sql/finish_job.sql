@@ -4,7 +4,9 @@
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CAST(:state AS text),
-       reason = CAST(:reason AS text),
+       -- Who asked for a cancel has said why.
+       reason = CASE WHEN CAST(:state AS text) = 'cancelled' THEN reason
+                     ELSE CAST(:reason AS text) END,
        finished_at = clock_timestamp(),
        lease_until = NULL
  WHERE message_id = CAST(:id AS uuid)

@@ -4,7 +4,7 @@
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CASE WHEN cancel_requested_at IS NULL THEN 'queued' ELSE 'waiting' END,
-       reason = CAST(:reason AS text),
+       reason = CASE WHEN cancel_requested_at IS NULL THEN CAST(:reason AS text) ELSE reason END,
        attempts = attempts - CASE WHEN CAST(:is_failed AS boolean) THEN 0 ELSE 1 END,
        queued_at = clock_timestamp(),
        lease_until = NULL

@@ -127,10 +127,11 @@ def printed_by(first: RunningProcess, second: RunningProcess) -> list[tuple[int,
     ]
 
 
+@pytest.mark.parametrize("kind", ["printer", "polite"])
 async def test_a_deploy_gives_the_job_to_another_that_goes_on_where_it_was(
-    printers: Printers,
+    printers: Printers, kind: str
 ) -> None:
-    both = {printers.start(), printers.start()}
+    both = {printers.start(kind), printers.start(kind)}
     await printers.order()
     stopped = printers.who_works()
     (other,) = both - {stopped}
@@ -186,10 +187,11 @@ async def test_who_was_frozen_for_longer_than_its_lease_prints_nothing_more(
     assert printers.receipts() == 1
 
 
+@pytest.mark.parametrize("kind", ["printer", "polite"])
 async def test_a_cancel_reaches_whichever_process_has_the_job(
-    printers: Printers,
+    printers: Printers, kind: str
 ) -> None:
-    both = {printers.start(), printers.start()}
+    both = {printers.start(kind), printers.start(kind)}
     message = await printers.order()
     worker = printers.who_works()
     (other,) = both - {worker}

@@ -1,0 +1,251 @@
+"""What it means when a long handler that was told to stop returns, or goes on."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Final
+
+import psycopg
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
+from inbox.job import AnyJob, AsyncJob, Job
+from outbox import Message
+from outbox.database import conninfo
+from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from tests.fixtures.jobs import (
+    EFFECT,
+    EFFECTS,
+    LEASE,
+    TOPIC,
+    cancel,
+    consumer_of,
+    effects,
+    job_of,
+    receipts,
+)
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+GIVEN_BACK: Final = ["queued", 0, 1, None, False, {"page": 3}]
+
+
+WAITING: Final = (
+    "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    " AND datname = current_database()"
+)
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    execute(database_url, EFFECTS)
+    return database_url
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def sessions(
+    url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    async with async_sessions_of(url, request.param) as made:
+        yield made
+
+
+async def test_a_function_that_sees_the_stop_and_returns_has_not_finished(
+    url: str,
+) -> None:
+    message, begun = Message(TOPIC, b""), threading.Event()
+    with sessions_of(url) as sessions:
+        first = consumer_of(sessions, message)
+
+        @first.handles(TOPIC, lease=LEASE)
+        def begin(job: Job, message: Message) -> None:
+            begun.set()
+            wait_for("the stop is seen", lambda: job.cancelled)
+            job.save({"page": 3})
+
+        async with running(first):
+            await asyncio.to_thread(begun.wait)
+        assert job_of(url) == GIVEN_BACK
+        assert receipts(url) == 0
+        second = consumer_of(sessions, message)
+
+        @second.handles(TOPIC, lease=LEASE)
+        def go_on(job: Job, message: Message) -> None:
+            with job.finish() as session:
+                session.execute(EFFECT, {"what": f"from page {job.checkpoint['page']}"})
+
+        async with running(second) as events:
+            await events.wait_for(MessageHandled)
+    assert effects(url) == ["from page 3"]
+
+
+async def test_a_coroutine_that_is_cancelled_by_a_stop_and_returns_has_not_finished(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    begun = asyncio.Event()
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await job.save({"page": 3})
+
+    async with running(consumer):
+        await begun.wait()
+    assert job_of(url) == GIVEN_BACK
+    assert receipts(url) == 0
+
+
+async def test_a_function_that_sees_the_cancel_and_returns_is_cancelled(
+    url: str,
+) -> None:
+    message, begun = Message(TOPIC, b""), threading.Event()
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, message)
+
+        @consumer.handles(TOPIC, lease=LEASE)
+        def render(job: Job, message: Message) -> None:
+            begun.set()
+            wait_for("the cancel is seen", lambda: job.cancelled)
+
+        async with running(consumer) as events:
+            await asyncio.to_thread(begun.wait)
+            assert await cancel(url, message, "--reason", "wrong customer") == 0
+            await events.wait_for(MessageCancelled)
+    assert job_of(url) == ["cancelled", 1, 1, "wrong customer", True, None]
+    assert receipts(url) == 0
+
+
+async def test_a_coroutine_that_is_cancelled_and_returns_is_cancelled(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    message, begun = Message(TOPIC, b""), asyncio.Event()
+    consumer = consumer_of(sessions, message)
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    async with running(consumer) as events:
+        await begun.wait()
+        assert await cancel(url, message, "--reason", "wrong customer") == 0
+        await events.wait_for(MessageCancelled)
+    assert job_of(url)[:4] == ["cancelled", 1, 1, "wrong customer"]
+    assert receipts(url) == 0
+
+
+async def test_a_function_that_never_looked_has_finished_when_it_returns(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, is_told = threading.Event(), threading.Event()
+    monkeypatch.setattr(Job, "end", lambda job: (AnyJob.end(job), is_told.set()))
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+        @consumer.handles(TOPIC, lease=LEASE)
+        def render(job: Job, message: Message) -> None:
+            begun.set()
+            assert not job.cancelled
+            is_told.wait()
+
+        async with running(consumer) as events:
+            await asyncio.to_thread(begun.wait)
+            consumer.stop()
+            await events.wait_for(MessageHandled)
+    assert job_of(url)[0] == "success"
+    assert receipts(url) == 1
+
+
+async def test_a_function_that_sees_the_stop_may_still_finish(url: str) -> None:
+    begun = threading.Event()
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+        @consumer.handles(TOPIC, lease=LEASE)
+        def render(job: Job, message: Message) -> None:
+            begun.set()
+            wait_for("the stop is seen", lambda: job.cancelled)
+            with job.finish() as session:
+                session.execute(EFFECT, {"what": "done"})
+
+        async with running(consumer):
+            await asyncio.to_thread(begun.wait)
+    assert effects(url) == ["done"]
+    assert job_of(url)[0] == "success"
+
+
+async def test_a_coroutine_that_is_cancelled_may_still_finish(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    begun = asyncio.Event()
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            async with job.finish() as session:
+                await session.execute(EFFECT, {"what": "done"})
+
+    async with running(consumer):
+        await begun.wait()
+    assert effects(url) == ["done"]
+    assert job_of(url)[0] == "success"
+
+
+async def test_a_function_that_sees_the_end_of_its_time_and_returns_is_timed_out(
+    url: str,
+) -> None:
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+        def render(job: Job, message: Message) -> None:
+            wait_for("its time is over", lambda: job.cancelled)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    assert job_of(url)[:2] == ["timed_out", 3]
+    assert receipts(url) == 0
+
+
+async def test_what_is_being_saved_when_the_stop_comes_is_saved(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    jobs: list[AsyncJob] = []
+    begun, locked = asyncio.Event(), asyncio.Event()
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+    @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+    async def render(job: AsyncJob, message: Message) -> None:
+        jobs.append(job)
+        begun.set()
+        await locked.wait()
+        await job.save({"page": 3})
+
+    async with running(consumer):
+        await begun.wait()
+        with psycopg.connect(conninfo(url)) as connection:
+            connection.execute("SELECT FROM inbox.job FOR UPDATE")
+            locked.set()
+            await asyncio.to_thread(
+                wait_for, "it waits for the lock", lambda: execute(url, WAITING)
+            )
+            consumer.stop()
+            await asyncio.to_thread(
+                wait_for, "it is to stop", lambda: jobs[0].cancelled
+            )
+    assert job_of(url) == GIVEN_BACK
