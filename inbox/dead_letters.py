@@ -13,6 +13,7 @@ has no transaction: its job is opened anew, and its lease keeps others out.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -57,7 +58,16 @@ from outbox.retry import RetryPolicy
 T = TypeVar("T")
 _Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
-_ONE_ATTEMPT: Final = RetryPolicy(max_attempts=1)
+
+@dataclass(slots=True)
+class _OneAttempt:
+    """What a long handler may make of a retry: one attempt, whatever ends it."""
+
+    attempts: int = 0
+    retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
+
+    def excuses(self, error: BaseException) -> bool:
+        return False
 
 
 class HandlingRetrier:
@@ -170,7 +180,7 @@ class HandlingRetrier:
         key = JobKey(message.id, self._consumer)
         await self._transact(lambda session: reopen_job(session, key))
         long = LongHandling(self._handling, self._consumer)
-        await long.run(handler, message, asyncio.Event(), _ONE_ATTEMPT)
+        await long.run(handler, message, asyncio.Event(), _OneAttempt())
         return False  # the state is left to be written
 
     async def _read(self, candidate: Candidate) -> Letter | None:

@@ -87,7 +87,8 @@ class AnyJob:
 
     def _finish(self, session: Session) -> None:
         record_receipt(session, self._key.id, self._key.consumer)
-        if not finish_job(session, self._key, self._lease, JobState.SUCCESS, None):
+        done, attempts = JobState.SUCCESS, self.attempts
+        if not finish_job(session, self._key, self._lease, done, attempts=attempts):
             raise JobLostError(self._key.id)
 
     def _save(self, session: Session, checkpoint: object) -> None:

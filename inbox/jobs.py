@@ -84,6 +84,8 @@ class Finished:
     """There is nothing left to do."""
 
     state: JobState
+    attempts: int
+    reason: str | None
 
 
 Taking: TypeAlias = Leased | Busy | Finished
@@ -116,11 +118,16 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
     session.execute(_statement("end_cancelled_job"), key.values)
     found = session.execute(_statement("look_at_job"), key.values).one()
     state = JobState(found.state)
-    return Busy(max(found.seconds or 0.0, 0.0)) if state in OPEN else Finished(state)
+    if state in OPEN:
+        return Busy(max(found.seconds or 0.0, 0.0))
+    return Finished(state, found.attempts, found.reason)
 
 
 def reopen_job(session: Session, key: JobKey) -> None:
-    """Let a job that failed be taken once more, as if it had never been started."""
+    """Let a job be taken as if it had never been started, if it failed or waits.
+
+    One whose process died counts that start.
+    """
     session.execute(_statement("reopen_job"), key.values)
 
 
@@ -136,19 +143,25 @@ def hold_job(session: Session, key: JobKey, lease: int) -> bool:
 
 
 def finish_job(
-    session: Session, key: JobKey, lease: int, state: JobState, reason: str | None
+    session: Session,
+    key: JobKey,
+    lease: int,
+    state: JobState,
+    *,
+    attempts: int,
+    reason: str | None = None,
 ) -> bool:
-    """End a job for good; False if the lease is lost."""
-    values = {"state": state.value, "reason": reason}
+    """End a job for good, after so many attempts; False if the lease is lost."""
+    values = {"state": state.value, "reason": reason, "attempts": attempts}
     return _run(session, "finish_job", key, lease, **values) is not None
 
 
 def return_job(
     session: Session, key: JobKey, lease: int, reason: str | None, *, is_failed: bool
-) -> None:
-    """Give a job back. Only a failure counts as an attempt."""
-    values = {**key.values, "lease": lease, "reason": reason, "is_failed": is_failed}
-    session.execute(_statement("return_job"), values)
+) -> bool:
+    """Give a job back; False if the lease is lost. Only a failure is an attempt."""
+    values = {"reason": reason, "is_failed": is_failed}
+    return _run(session, "return_job", key, lease, **values) is not None
 
 
 def save_checkpoint(

@@ -88,27 +88,54 @@ class Lease:
 
         def succeed(session: Session) -> bool:
             record_receipt(session, self._key.id, self._key.consumer)
-            return finish_job(session, self._key, self._number, JobState.SUCCESS, None)
+            return self._finish(session, JobState.SUCCESS)
 
         return await self._write(succeed)
 
-    async def end(self, state: JobState, reason: str | None) -> bool:
+    async def end(
+        self, state: JobState, reason: str | None = None, *, is_attempt: bool = True
+    ) -> bool:
         """End the job otherwise; False if the lease is lost."""
-        finish = partial(finish_job, state=state, reason=reason)
+        attempts = self.attempts if is_attempt else self.attempts - 1
         return await self._write(
-            lambda session: finish(session, self._key, self._number)
+            partial(self._finish, state=state, reason=reason, attempts=attempts)
         )
 
-    async def give_back(self, reason: str | None, *, is_failed: bool) -> None:
-        """Let the job be taken again. Only a failure counts as an attempt."""
-        back = partial(return_job, reason=reason, is_failed=is_failed)
-        await self._write(lambda session: back(session, self._key, self._number))
+    async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
+        """Let the job be taken again; False if the lease is lost.
+
+        Only a failure counts as an attempt.
+        """
+
+        def give_back(session: Session) -> bool:
+            return return_job(
+                session, self._key, self._number, reason, is_failed=is_failed
+            )
+
+        return await self._write(give_back)
 
     async def let_go(self) -> None:
         """Give the job back, if that can be done in no time."""
         with suppress(Exception):
             async with asyncio.timeout(_LAST_WRITE):
                 await self.give_back(None, is_failed=False)
+
+    def _finish(
+        self,
+        session: Session,
+        state: JobState,
+        *,
+        reason: str | None = None,
+        attempts: int | None = None,
+    ) -> bool:
+        return finish_job(
+            session,
+            self._key,
+            self._number,
+            state,
+            reason=reason,
+            attempts=self.attempts if attempts is None else attempts,
+        )
 
     async def _renew(self) -> End | None:
         asked = time.monotonic()

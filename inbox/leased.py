@@ -10,14 +10,15 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
+from inbox.ending import Ended, call_until_end
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
-from inbox.handle import Handling, connection_broke
+from inbox.handle import Handling
 from inbox.job import AnyJob
 from inbox.jobs import (
     Busy,
@@ -31,15 +32,13 @@ from inbox.jobs import (
 )
 from inbox.lease import End, Lease, transact
 from inbox.prepare import Terms
-from inbox.receipt import check_id, refusal
+from inbox.receipt import check_id, has_receipt, refusal
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 # So that who waits for a lease to run out finds that it has.
 _AGAIN: Final = 0.2
-# For what is cancelled to end: a handler for the second time, at the end of the drain.
-_LAST_STEPS: Final = 1.0
 
 
 class LongHandler:
@@ -64,23 +63,21 @@ class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
     """The process stops, and the job was given back."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """How a handler ended: what it raised, why it was to end, and if it was told."""
+class Attempts(Protocol):
+    """What its caller knows of a message's attempts, and learns of the job's.
 
-    error: BaseException | None
-    end: End | None
-    is_told: bool
+    The job's count is the one that holds, for it outlives processes and deliveries.
+    """
+
+    attempts: int
+    """How many are known to lie behind."""
 
     @property
-    def is_done(self) -> bool:
-        """Whether it has run to its end. Who was told and returns broke off.
+    def retry(self) -> RetryPolicy:
+        """How many there may be."""
 
-        A plain function that never looked has done all of its work.
-        """
-        if self.error is not None or self.end is End.TIMED_OUT:
-            return False
-        return self.end is None or not self.is_told
+    def excuses(self, error: BaseException) -> bool:
+        """Tell whether a start that ended so was no attempt."""
 
 
 class LongHandling:
@@ -96,7 +93,7 @@ class LongHandling:
         long: LongHandler,
         message: Message,
         stopping: asyncio.Event,
-        retry: RetryPolicy,
+        attempts: Attempts,
     ) -> bool:
         """Run the handler; tell whether the message was new.
 
@@ -109,7 +106,6 @@ class LongHandling:
         """
         check_id(message.id)
         key = JobKey(message.id, self._consumer)
-        message = long.terms.lift(message)
         taken, asked = await self._take(key, message, long.lease)
         match taken:
             case Busy(seconds):
@@ -118,17 +114,27 @@ class LongHandling:
                 )
             case Finished(JobState.CANCELLED):
                 raise JobCancelled
-            case Finished(JobState.FAILURE | JobState.TIMED_OUT as state):
+            case Finished(JobState.FAILURE | JobState.TIMED_OUT as state, starts):
+                if await self._was_settled(key):
+                    return False
                 # Whoever ended it may have died before its dead letter was written.
+                attempts.attempts = max(starts - 1, 0)
                 raise DeadLetter(f"the job ended before: {state}")
             case Finished():
                 return False
             case Leased() as leased:
                 lease = Lease(self._handling, key, leased, long.lease, asked)
-                await self._refuse_killer(lease, retry)
+                attempts.attempts = leased.attempts - 1
+                await self._refuse_killer(lease, attempts)
+                try:
+                    message = long.terms.lift(message)
+                except Exception as error:  # noqa: BLE001 (upcasters are the user's)
+                    await self._fail(long, lease, attempts, error)
                 job = self._handling.job(key, leased, message)
-                ended = await self._work(long, job, lease, stopping)
-                await self._settle(long, job, lease, retry, ended)
+                ended = await call_until_end(
+                    self._handling, long.handler, job, lease, long.terms, stopping
+                )
+                await self._settle(long, job, lease, attempts, ended)
                 return True
 
     async def _take(
@@ -148,54 +154,29 @@ class LongHandling:
             raise DatabaseUnavailableError(one_line(error)) from error
         return taken, asked
 
-    async def _refuse_killer(self, lease: Lease, retry: RetryPolicy) -> None:
-        started = lease.attempts - 1
-        if started and retry.spent(started):
-            reason = f"was started {started} times and never came to an end"
-            await lease.end(JobState.FAILURE, reason)
-            raise DeadLetter(reason)
-
-    async def _work(
-        self, long: LongHandler, job: AnyJob, lease: Lease, stopping: asyncio.Event
-    ) -> _Ended:
-        """Call the handler until it ends, by itself or for a reason."""
-        limit = long.terms.time_limit
-        work = asyncio.ensure_future(
-            self._handling.call(long.handler, job, job.message)
-        )
-        keeping = asyncio.create_task(lease.keep())
-        stop = asyncio.create_task(stopping.wait())
+    async def _was_settled(self, key: JobKey) -> bool:
+        """Tell whether its dead letter was retried in another way, or discarded."""
         try:
-            await asyncio.wait(
-                {work, stop, lease.ended},
-                timeout=None if limit is None else limit.total_seconds(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            end: End | None = None
-            is_told = False
-            if not work.done():
-                end = _why(lease, stop)
-                job.end()
-                is_told = self._handling.interrupt(work)
-                await asyncio.wait({work})
-        except BaseException:
-            # The drain is over: a plain function goes on, and can't commit any more.
-            job.end()
-            await _end(work)
-            await lease.let_go()
-            raise
-        finally:
-            await _end(keeping, stop)
-        error = asyncio.CancelledError() if work.cancelled() else work.exception()
-        return _Ended(error, end, is_told or job.has_seen_end)
+            return await transact(self._handling, _has_receipt, key)
+        except Exception as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+
+    async def _refuse_killer(self, lease: Lease, attempts: Attempts) -> None:
+        started = lease.attempts - 1
+        if started and attempts.retry.spent(started):
+            reason = f"was started {started} times and never came to an end"
+            if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
+                raise _lost(lease)
+            attempts.attempts = started - 1
+            raise DeadLetter(reason)
 
     async def _settle(
         self,
         long: LongHandler,
         job: AnyJob,
         lease: Lease,
-        retry: RetryPolicy,
-        ended: _Ended,
+        attempts: Attempts,
+        ended: Ended,
     ) -> None:
         if job.is_finished:
             return
@@ -211,18 +192,22 @@ class LongHandling:
                 await lease.give_back(None, is_failed=False)
                 raise JobReturned
             case End.CANCELLED:
-                if not await lease.end(JobState.CANCELLED, None):
+                if not await lease.end(JobState.CANCELLED):
                     raise _lost(lease)
                 raise JobCancelled
             case End.TIMED_OUT:
                 limit = long.terms.time_limit or timedelta(0)
                 error = HandlerTimeoutError(long.__qualname__, limit)
-        await self._fail(long, lease, retry, error or asyncio.CancelledError())
+        await self._fail(long, lease, attempts, error or asyncio.CancelledError())
 
     async def _fail(
-        self, long: LongHandler, lease: Lease, retry: RetryPolicy, error: BaseException
-    ) -> None:
-        if isinstance(error, RetryLater) or connection_broke(error):
+        self,
+        long: LongHandler,
+        lease: Lease,
+        attempts: Attempts,
+        error: BaseException,
+    ) -> NoReturn:
+        if isinstance(error, RetryLater) or attempts.excuses(error):
             await lease.give_back(one_line(error), is_failed=False)
             raise error
         if isinstance(error, Exception):
@@ -230,32 +215,22 @@ class LongHandling:
                 long.terms.judge(error)
             except DeadLetter as decision:
                 error = decision
-        if isinstance(error, DeadLetter) or retry.spent(lease.attempts):
+        if isinstance(error, DeadLetter) or attempts.retry.spent(lease.attempts):
             state = (
                 JobState.TIMED_OUT
                 if isinstance(error, HandlerTimeoutError)
                 else JobState.FAILURE
             )
-            await lease.end(state, one_line(error))
-            raise DeadLetter(one_line(error)) from error
-        await lease.give_back(one_line(error), is_failed=True)
+            if not await lease.end(state, one_line(error)):
+                raise _lost(lease) from error
+            raise error
+        if not await lease.give_back(one_line(error), is_failed=True):
+            raise _lost(lease) from error
         raise error
 
 
-async def _end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks, and leave those alone that don't heed it."""
-    for task in tasks:
-        task.cancel()
-    ended, _ = await asyncio.wait(tasks, timeout=_LAST_STEPS)
-    for task in ended:
-        if not task.cancelled():
-            task.exception()  # nobody else looks at it
-
-
-def _why(lease: Lease, stop: asyncio.Future[Any]) -> End:
-    if lease.ended.done():
-        return lease.ended.result()
-    return End.STOPPED if stop.done() else End.TIMED_OUT
+def _has_receipt(session: Session, key: JobKey) -> bool:
+    return has_receipt(key.id, key.consumer, session)
 
 
 def _lost(lease: Lease) -> RetryLater:

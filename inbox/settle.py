@@ -14,7 +14,7 @@ import asyncio
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from inbox.batch import Batches, Batching
 from inbox.dead_letter import DeadLetterWriter
@@ -28,7 +28,7 @@ from inbox.events import (
 )
 from inbox.flight import Flight
 from inbox.giving_up import GivingUp, about_message, ack, problem_of, refusal_of
-from inbox.handle import Handling, connection_broke, is_cancelled
+from inbox.handle import Handling, is_cancelled
 from inbox.kinds import AnyHandler, retry_of
 from inbox.leased import JobCancelled, JobReturned, LongHandler, LongHandling
 from inbox.outage import Outage
@@ -40,9 +40,6 @@ from outbox.errors import DatabaseUnavailableError, shorten
 from outbox.events import Observers
 from outbox.message import Message
 from outbox.retry import RetryPolicy
-
-# A handler that breaks its connection each time must not be tried for ever.
-_MAX_BROKEN_CONNECTIONS: Final = 5
 
 
 class Settlement:
@@ -147,7 +144,7 @@ class Settlement:
         self, handler: AnyHandler, delivery: Delivery, flight: Flight, trial: Trial
     ) -> bool | tuple[str | BaseException, int]:
         message = delivery.message
-        lost = broken = 0
+        lost = 0
         while True:
             failure: BaseException
             try:
@@ -190,9 +187,9 @@ class Settlement:
                     raise
                 failure = error
             except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-                if connection_broke(error) and broken < _MAX_BROKEN_CONNECTIONS:
-                    broken += 1
-                    if not await self._outage.wait(error, broken, flight):
+                if trial.excuses(error):
+                    trial.broken += 1
+                    if not await self._outage.wait(error, trial.broken, flight):
                         return False
                     continue
                 failure = error
@@ -209,7 +206,7 @@ class Settlement:
         self, handler: AnyHandler, message: Message, flight: Flight, trial: Trial
     ) -> bool:
         if isinstance(handler, LongHandler):
-            return await self._long.run(handler, message, flight.stopping, trial.retry)
+            return await self._long.run(handler, message, flight.stopping, trial)
         if isinstance(handler, Batching):
             batches = self._batches.get(handler)
             if batches is None:

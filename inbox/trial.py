@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from inbox.handle import Handling
+from inbox.handle import Handling, connection_broke
 from inbox.idle import limit_idle_now
 from inbox.jobs import JobKey
 from inbox.receipt import refusal
@@ -38,6 +38,8 @@ from outbox.retry import RetryPolicy
 T = TypeVar("T")
 
 _LAST_WRITE: Final = 2.0
+# A handler that breaks its connection each time must not be tried for ever.
+_MAX_BROKEN_CONNECTIONS: Final = 5
 
 
 class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
@@ -65,8 +67,10 @@ class Trial:
     """What becomes of one delivery, from its first start to its outcome.
 
     Attributes:
-        attempts: how many are known to lie behind it.
+        attempts: how many are known to lie behind it; of a long handler the job
+            knows that, whenever it is taken.
         retry: how many there may be, and when.
+        broken: how many were no attempts, because they lost their connection.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Trial:
     ) -> None:
         self.retry = retry
         self.attempts = delivery.attempts
+        self.broken = 0
         self._trials = trials
         self._id = delivery.message.id
         self._is_long = is_long
@@ -111,6 +116,10 @@ class Trial:
                 return
             await self._count(only_first=False)
             yield True
+
+    def excuses(self, error: BaseException) -> bool:
+        """Tell whether a start that ended so was no attempt: its connection broke."""
+        return self.broken < _MAX_BROKEN_CONNECTIONS and connection_broke(error)
 
     def failed(self) -> None:
         """Note that the handler raised: that start was an attempt."""

@@ -1,5 +1,5 @@
 -- Does:  End a job for good.
--- Takes: id, at, consumer, lease, state, reason
+-- Takes: id, at, consumer, lease, state, reason, attempts
 -- Gives: one row; none if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
@@ -7,6 +7,7 @@ UPDATE inbox.job
        -- Who asked for a cancel has said why.
        reason = CASE WHEN CAST(:state AS text) = 'cancelled' THEN reason
                      ELSE CAST(:reason AS text) END,
+       attempts = CAST(:attempts AS integer),
        finished_at = clock_timestamp(),
        lease_until = NULL
  WHERE message_id = CAST(:id AS uuid)

@@ -1,8 +1,9 @@
 -- Does:  Read why a job could not be leased.
 -- Takes: id, at, consumer
--- Gives: state, seconds (until its lease ends, null if it has none)
+-- Gives: state, attempts, reason, seconds (until its lease ends, null if it has none)
 -- Index: job_pkey of one partition
-SELECT state, CAST(extract(epoch FROM lease_until - clock_timestamp()) AS float8) AS seconds
+SELECT state, attempts, reason,
+       CAST(extract(epoch FROM lease_until - clock_timestamp()) AS float8) AS seconds
   FROM inbox.job
  WHERE message_id = CAST(:id AS uuid)
    AND message_at = CAST(:at AS timestamptz)

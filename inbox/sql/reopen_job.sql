@@ -1,4 +1,4 @@
--- Does:  Let a job that failed be taken once more.
+-- Does:  Let a job that failed, or was given back, be taken as if it had never been started.
 -- Takes: id, at, consumer
 -- Gives: nothing
 -- Index: job_pkey of one partition
@@ -10,4 +10,4 @@ UPDATE inbox.job
  WHERE message_id = CAST(:id AS uuid)
    AND message_at = CAST(:at AS timestamptz)
    AND consumer = CAST(:consumer AS text)
-   AND state IN ('failure', 'timed_out')
+   AND state IN ('failure', 'timed_out', 'queued')

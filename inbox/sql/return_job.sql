@@ -1,6 +1,6 @@
 -- Does:  Give a job back, to be started again here or elsewhere.
 -- Takes: id, at, consumer, lease, reason, is_failed (the attempt counts)
--- Gives: nothing
+-- Gives: one row; none if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
    SET state = CASE WHEN cancel_requested_at IS NULL THEN 'queued' ELSE 'waiting' END,
@@ -13,3 +13,4 @@ UPDATE inbox.job
    AND consumer = CAST(:consumer AS text)
    AND lease = CAST(:lease AS integer)
    AND finished_at IS NULL
+RETURNING 1
