@@ -36,7 +36,7 @@ def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
     """
 
     def lock(session: Session) -> None:
-        _first(session, Statement.LOCK, candidate)
+        lock_letter(session, candidate)
 
     def succeed(session: Session) -> None:
         _first(session, Statement.MARK_SUCCEEDED, candidate)
@@ -61,6 +61,15 @@ def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
         succeed(session)
 
     return handle_once
+
+
+def lock_letter(session: Session, candidate: Candidate) -> None:
+    """Lock a dead letter that is still PENDING, until the transaction ends.
+
+    Raises:
+        TakenError: it isn't, or somebody else has it.
+    """
+    _first(session, Statement.LOCK, candidate)
 
 
 def _first(session: Session, name: Statement, candidate: Candidate) -> None:

@@ -7,7 +7,8 @@
 
 All of it is one transaction, with the same receipt that a redelivery of the message
 would need. So the handler's effects happen once, whoever comes first. A long handler
-has no transaction: its job is opened anew, and its lease keeps others out.
+has no such transaction: its job is opened anew and taken under that lock, and then its
+lease keeps others out. Who cancels the job discards the dead letter.
 """
 
 import asyncio
@@ -23,13 +24,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
-from inbox.bracket import TakenError, bracketed, named, run_statement, text_of
+from inbox.bracket import (
+    TakenError,
+    bracketed,
+    lock_letter,
+    named,
+    run_statement,
+    text_of,
+)
 from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import RetryLater
+from inbox.events import MessageCancelled
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.jobs import JobKey, reopen_job
+from inbox.jobs import JobKey, JobState, reopen_job, why_cancelled
 from inbox.kinds import AnyHandler
-from inbox.leased import LongHandler, LongHandling
+from inbox.leased import JobBusy, JobCancelled, LongHandler, LongHandling
 from inbox.routes import Routes
 from inbox.sessions import Sessions, handling
 from outbox.dead_letters import (
@@ -131,7 +140,10 @@ class HandlingRetrier:
             return await self._fail(letter, str(error))
         try:
             is_new = await self._handle(handler, message, candidate)
-        except TakenError:
+        except (TakenError, JobBusy):
+            return Outcome.SKIPPED
+        except JobCancelled:
+            await self._discard(letter, message)
             return Outcome.SKIPPED
         except RetryLater as decision:
             delay = decision.delay
@@ -145,8 +157,10 @@ class HandlingRetrier:
             return await self._fail(letter, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             return await self._fail(letter, error)
-        if not is_new:
-            await self.fetch(Statement.MARK_SUCCEEDED, named(candidate))
+        if not is_new and not await self.fetch(
+            Statement.MARK_SUCCEEDED, named(candidate)
+        ):
+            return Outcome.SKIPPED
         self._notify(DeadLetterSucceeded(**_about(letter)))
         return Outcome.SUCCEEDED
 
@@ -178,10 +192,31 @@ class HandlingRetrier:
         if not isinstance(handler, LongHandler):
             return await self._handling.handle(bracketed(handler, candidate), message)
         key = JobKey(message.id, self._consumer)
-        await self._transact(lambda session: reopen_job(session, key))
-        long = LongHandling(self._handling, self._consumer)
-        await long.run(handler, message, asyncio.Event(), _OneAttempt())
+
+        def claim(session: Session) -> None:
+            lock_letter(session, candidate)
+            reopen_job(session, key)
+
+        long = LongHandling(self._handling, self._consumer, returns_to=JobState.FAILURE)
+        never = asyncio.Event()
+        await long.run(handler, message, never, _OneAttempt(), claim)
         return False  # the state is left to be written
+
+    async def _discard(self, letter: Letter, message: Message) -> None:
+        """Write down what the cancel of a job means for its dead letter."""
+        key = JobKey(message.id, self._consumer)
+        why = await self._transact(lambda session: why_cancelled(session, key))
+        reason = f"its job was cancelled: {why}" if why else "its job was cancelled"
+        values = named(Candidate(letter.id, letter.created_at))
+        await self.fetch(Statement.MARK_DISCARDED, {**values, "reason": reason})
+        self._notify(
+            MessageCancelled(
+                consumer=self._consumer,
+                id=message.id,
+                topic=message.topic,
+                key=message.key,
+            )
+        )
 
     async def _read(self, candidate: Candidate) -> Letter | None:
         rows = await self.fetch(Statement.READ, {"id": str(candidate.id)})

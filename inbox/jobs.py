@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from json import dumps, loads
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from sqlalchemy import Row, TextClause, select, text
@@ -85,7 +85,6 @@ class Finished:
 
     state: JobState
     attempts: int
-    reason: str | None
 
 
 Taking: TypeAlias = Leased | Busy | Finished
@@ -116,11 +115,16 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
         checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
         return Leased(taken.lease, taken.attempts, checkpoint)
     session.execute(_statement("end_cancelled_job"), key.values)
-    found = session.execute(_statement("look_at_job"), key.values).one()
+    found = _look(session, key)
     state = JobState(found.state)
     if state in OPEN:
         return Busy(max(found.seconds or 0.0, 0.0))
-    return Finished(state, found.attempts, found.reason)
+    return Finished(state, found.attempts)
+
+
+def why_cancelled(session: Session, key: JobKey) -> str | None:
+    """Give the reason of who cancelled a job, if there was one."""
+    return cast("str | None", _look(session, key).reason)
 
 
 def reopen_job(session: Session, key: JobKey) -> None:
@@ -157,10 +161,19 @@ def finish_job(
 
 
 def return_job(
-    session: Session, key: JobKey, lease: int, reason: str | None, *, is_failed: bool
+    session: Session,
+    key: JobKey,
+    lease: int,
+    reason: str | None,
+    *,
+    is_failed: bool,
+    state: JobState = JobState.QUEUED,
 ) -> bool:
-    """Give a job back; False if the lease is lost. Only a failure is an attempt."""
-    values = {"reason": reason, "is_failed": is_failed}
+    """Give a job back; False if the lease is lost. Only a failure is an attempt.
+
+    With the state FAILURE it doesn't wait, but may be opened anew.
+    """
+    values = {"reason": reason, "is_failed": is_failed, "state": state.value}
     return _run(session, "return_job", key, lease, **values) is not None
 
 
@@ -170,6 +183,10 @@ def save_checkpoint(
     """Save what a job needs to go on elsewhere, as JSON; False if the lease is lost."""
     values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
     return _run(session, "save_checkpoint", key, lease, **values) is not None
+
+
+def _look(session: Session, key: JobKey) -> Row[Any]:
+    return session.execute(_statement("look_at_job"), key.values).one()
 
 
 def _run(

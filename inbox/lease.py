@@ -61,6 +61,7 @@ class Lease:
         leased: Leased,
         seconds: float,
         asked: float,
+        returns_to: JobState,
     ) -> None:
         self.seconds = seconds
         self.attempts = leased.attempts
@@ -69,6 +70,7 @@ class Lease:
         self._key = key
         self._number = leased.number
         self._safe_until = asked + _SAFE * seconds
+        self._returns_to = returns_to
 
     async def keep(self) -> None:
         """Renew it until it is lost, or the running task is cancelled.
@@ -109,7 +111,12 @@ class Lease:
 
         def give_back(session: Session) -> bool:
             return return_job(
-                session, self._key, self._number, reason, is_failed=is_failed
+                session,
+                self._key,
+                self._number,
+                reason,
+                is_failed=is_failed,
+                state=self._returns_to,
             )
 
         return await self._write(give_back)

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, Protocol
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from inbox.bracket import TakenError
 from inbox.ending import Ended, call_until_end
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
 from inbox.handle import Handling
@@ -59,6 +60,10 @@ class JobCancelled(Exception):  # noqa: N818 (an outcome, no error)
     """Somebody cancelled the job, and it has ended."""
 
 
+class JobBusy(RetryLater):
+    """Another process has the job."""
+
+
 class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
     """The process stops, and the job was given back."""
 
@@ -81,11 +86,23 @@ class Attempts(Protocol):
 
 
 class LongHandling:
-    """Runs the long handlers of one run of a consumer."""
+    """Runs the long handlers of one run of a consumer.
 
-    def __init__(self, handling: Handling, consumer: str) -> None:
+    Args:
+        returns_to: the state of jobs that are given back. FAILURE if nobody waits for
+            them but a dead letter.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        consumer: str,
+        *,
+        returns_to: JobState = JobState.QUEUED,
+    ) -> None:
         self._handling = handling
         self._consumer = consumer
+        self._returns_to = returns_to
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
 
     async def run(
@@ -94,24 +111,29 @@ class LongHandling:
         message: Message,
         stopping: asyncio.Event,
         attempts: Attempts,
+        claim: Callable[[Session], None] = lambda _: None,
     ) -> bool:
         """Run the handler; tell whether the message was new.
 
+        Args:
+            claim: what else to lock, and to prepare, in the transaction that takes
+                the job; may raise `TakenError`.
+
         Raises:
             JobCancelled, JobReturned: it ended that way.
-            RetryLater: another process has the job.
+            JobBusy: another process has it.
+            TakenError: from `claim`.
             DeadLetter: it was started too often and never came to an end.
             DatabaseUnavailableError: the handler was not reached.
             Exception: what the handler raised; the attempt is written down.
         """
         check_id(message.id)
         key = JobKey(message.id, self._consumer)
-        taken, asked = await self._take(key, message, long.lease)
+        taken, asked = await self._take(key, message, long.lease, claim)
         match taken:
             case Busy(seconds):
-                raise RetryLater(
-                    timedelta(seconds=seconds + _AGAIN), "another process has this job"
-                )
+                delay = timedelta(seconds=seconds + _AGAIN)
+                raise JobBusy(delay, "another process has this job")
             case Finished(JobState.CANCELLED):
                 raise JobCancelled
             case Finished(JobState.FAILURE | JobState.TIMED_OUT as state, starts):
@@ -123,7 +145,14 @@ class LongHandling:
             case Finished():
                 return False
             case Leased() as leased:
-                lease = Lease(self._handling, key, leased, long.lease, asked)
+                lease = Lease(
+                    self._handling,
+                    key,
+                    leased,
+                    long.lease,
+                    asked,
+                    self._returns_to,
+                )
                 attempts.attempts = leased.attempts - 1
                 await self._refuse_killer(lease, attempts)
                 try:
@@ -138,13 +167,24 @@ class LongHandling:
                 return True
 
     async def _take(
-        self, key: JobKey, message: Message, seconds: float
+        self,
+        key: JobKey,
+        message: Message,
+        seconds: float,
+        claim: Callable[[Session], None],
     ) -> tuple[Taking, float]:
         """Take the job if nobody has it; tell also since when its lease counts."""
+
+        def take(session: Session) -> Taking:
+            claim(session)
+            return take_job(session, key, self._worker, seconds)
+
         try:
             await transact(self._handling, queue_job, key, message)
             asked = time.monotonic()
-            taken = await transact(self._handling, take_job, key, self._worker, seconds)
+            taken = await transact(self._handling, take)
+        except TakenError:
+            raise
         except Exception as error:
             refused = (
                 refusal(error, message.id) if isinstance(error, DBAPIError) else None

@@ -14,7 +14,8 @@ from outbox.dead_letters import Retrier, RetrySchedule, Tally
 from outbox.dead_letters.commands import Side
 from outbox.dead_letters.commands import add_to as add_dead_letters
 from outbox.dead_letters.options import add_schedule, schedule_of
-from outbox.identifier import is_uuid7
+from outbox.errors import ConfigError
+from outbox.identifier import is_uuid7, moment_of
 from outbox.observers.logging import LogEvents
 from outbox.statement import load
 
@@ -38,7 +39,11 @@ def record_discard(
 ) -> None:
     """Record a receipt: should the message come again, its handler is not called.
 
-    Without a partition for its day there is no need, for it would be too old.
+    Without a partition for its day there is no need, for it would be too old. A job
+    that was left open ends.
+
+    Raises:
+        ConfigError: its long handler is just at work.
     """
     try:
         id = UUID(message_id)
@@ -46,7 +51,16 @@ def record_discard(
         return
     if not is_uuid7(id):
         return
-    values = {"id": id, "consumer": origin.removeprefix("consumer:")}
+    consumer = origin.removeprefix("consumer:")
+    values = {"id": id, "at": moment_of(id), "consumer": consumer}
+    connection.execute(load("inbox", "end_discarded_job"), values)
+    worker = connection.execute(load("inbox", "find_worker"), values).fetchone()
+    if worker is not None:
+        raise ConfigError(
+            f"the dead letter of message {id} is being retried by {worker[0]}, in a "
+            f"long handler: inbox cancel {id} --consumer {consumer} ends that, and "
+            "discards it"
+        )
     with suppress(psycopg.errors.CheckViolation), connection.transaction():
         connection.execute(load("inbox", "record_discard"), values)
 

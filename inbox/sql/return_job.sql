@@ -1,9 +1,11 @@
--- Does:  Give a job back, to be started again here or elsewhere.
--- Takes: id, at, consumer, lease, reason, is_failed (the attempt counts)
+-- Does:  Give a job back, to be started again here or elsewhere, or by a retry.
+-- Takes: id, at, consumer, lease, state (queued, or failure: nobody waits for it), reason, is_failed (the attempt counts)
 -- Gives: one row; none if the lease is lost
 -- Index: job_pkey of one partition
 UPDATE inbox.job
-   SET state = CASE WHEN cancel_requested_at IS NULL THEN 'queued' ELSE 'waiting' END,
+   SET state = CASE WHEN cancel_requested_at IS NULL THEN CAST(:state AS text) ELSE 'waiting' END,
+       finished_at = CASE WHEN cancel_requested_at IS NULL AND CAST(:state AS text) = 'failure'
+                          THEN clock_timestamp() END,
        reason = CASE WHEN cancel_requested_at IS NULL THEN CAST(:reason AS text) ELSE reason END,
        attempts = attempts - CASE WHEN CAST(:is_failed AS boolean) THEN 0 ELSE 1 END,
        queued_at = clock_timestamp(),

@@ -13,7 +13,10 @@ from outbox.dead_letters.statement import Schema, Statement, statement
 from outbox.errors import ConfigError
 
 OnDiscard: TypeAlias = Callable[[AdministrationConnection, str, str], None]
-"""Called in the transaction of each discard, with message id and origin."""
+"""Called in the transaction of each discard, with message id and origin.
+
+It may refuse it by a `ConfigError`.
+"""
 
 _ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
 
@@ -70,20 +73,32 @@ class Desk:
         """Discard those that are PENDING, each in a transaction; tell how many were.
 
         One that somebody is just retrying is waited for.
+
+        Raises:
+            ConfigError: `on_discard` refused some; the others are discarded.
         """
         discarded = 0
+        refusals: list[ConfigError] = []
         for candidate in candidates:
-            with self._connection.transaction():
-                row = self._connection.execute(
-                    statement(self._schema, Statement.MARK_DISCARDED),
-                    {**candidate._asdict(), "reason": reason},
-                ).fetchone()
-                if row is None:
-                    continue
-                if self._on_discard is not None:
-                    self._on_discard(self._connection, *row)
-            discarded += 1
+            try:
+                discarded += self._discard(candidate, reason)
+            except ConfigError as refusal:
+                refusals.append(refusal)
+        if refusals:
+            raise ConfigError(
+                f"{discarded} discarded, {len(refusals)} not: {refusals[0]}"
+            )
         return discarded
+
+    def _discard(self, candidate: Candidate, reason: str) -> bool:
+        with self._connection.transaction():
+            row = self._connection.execute(
+                statement(self._schema, Statement.MARK_DISCARDED),
+                {**candidate._asdict(), "reason": reason},
+            ).fetchone()
+            if row is not None and self._on_discard is not None:
+                self._on_discard(self._connection, *row)
+        return row is not None
 
 
 @contextmanager

@@ -1,0 +1,215 @@
+"""The dead letters of long handlers: retried, cancelled and discarded at any moment."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Final
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from inbox import Consumer, RetryLater
+from inbox.cli import main
+from inbox.dead_letters import HandlingRetrier
+from inbox.events import MessageCancelled
+from inbox.job import AsyncJob
+from outbox import Message
+from outbox.dead_letters import Candidate, Criteria, Outcome
+from outbox.dead_letters.retry import find
+from outbox.testing.events import RecordedEvents
+from tests.fixtures.consumers import async_sessions_of
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.jobs import TOPIC, cancel, consumer_of, job_of, receipts
+from tests.fixtures.relay import execute
+
+pytestmark = pytest.mark.timeout(180)
+
+LEASE: Final = timedelta(seconds=1)
+PENDING: Final = ("PENDING", 0, "refused")
+
+
+@pytest.fixture(params=["psycopg", "asyncpg"])
+async def sessions(
+    database_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[async_sessionmaker[AsyncSession]]:
+    async with async_sessions_of(database_url, request.param) as made:
+        yield made
+
+
+class Slow:
+    """A consumer whose long handler works until it may go on."""
+
+    def __init__(self, sessions: async_sessionmaker[AsyncSession]) -> None:
+        self.calls: list[AsyncJob] = []
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.consumer: Consumer = consumer_of(sessions)
+        self.consumer.handles(TOPIC, lease=LEASE)(self.render)
+
+    async def render(self, job: AsyncJob, message: Message) -> None:
+        self.calls.append(job)
+        self.begun.set()
+        await self.go_on.wait()
+
+
+async def first_of(retrier: HandlingRetrier) -> Candidate:
+    (candidate,) = await find(retrier, Criteria())
+    return candidate
+
+
+def add_letter(url: str, message: Message) -> None:
+    give_up(url, message, schema="inbox", origin="consumer:reports")
+
+
+async def discard(url: str, *options: str) -> int:
+    command = ["dead-letters", "discard", *options, "--reason", "a mistake"]
+    return await asyncio.to_thread(main, [*command, "--database", url])
+
+
+def why_discarded(url: str) -> list[tuple[str, str]]:
+    query = "SELECT status, discard_reason FROM inbox.dead_letter ORDER BY 1"
+    return execute(url, query)
+
+
+async def test_a_cancel_during_a_retry_discards_the_dead_letter(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    message, slow, events = Message(TOPIC, b""), Slow(sessions), RecordedEvents()
+    add_letter(database_url, message)
+    async with slow.consumer.retrier(notify=events) as retrier:
+        candidate = await first_of(retrier)
+        retrying = asyncio.create_task(retrier.retry(candidate))
+        await slow.begun.wait()
+        assert await cancel(database_url, message, "--reason", "wrong customer") == 0
+        assert await retrying is Outcome.SKIPPED
+        assert await retrier.retry(candidate) is Outcome.SKIPPED
+    reason = "its job was cancelled: wrong customer"
+    assert why_discarded(database_url) == [("DISCARDED", reason)]
+    assert states(database_url, "inbox") == [("DISCARDED", 0, "refused")]
+    assert job_of(database_url)[0] == "cancelled"
+    assert len(slow.calls) == 1
+    assert [event.id for event in events.of(MessageCancelled)] == [message.id]
+
+
+async def test_who_dies_between_cancel_and_discard_leaves_it_to_the_next_retry(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    message, slow = Message(TOPIC, b""), Slow(sessions)
+    add_letter(database_url, message)
+    assert await cancel(database_url, message, "--consumer", "reports") == 0
+    async with slow.consumer.retrier() as retrier:
+        assert await retrier.retry(await first_of(retrier)) is Outcome.SKIPPED
+    assert why_discarded(database_url) == [("DISCARDED", "its job was cancelled")]
+    assert slow.calls == []
+
+
+async def test_a_discard_during_a_retry_is_refused(
+    database_url: str,
+    sessions: async_sessionmaker[AsyncSession],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message, slow = Message(TOPIC, b""), Slow(sessions)
+    add_letter(database_url, message)
+    async with slow.consumer.retrier() as retrier:
+        retrying = asyncio.create_task(retrier.retry(await first_of(retrier)))
+        await slow.begun.wait()
+        add_letter(database_url, Message(TOPIC, b""))
+        assert await discard(database_url, "--all") == 2
+        said = capsys.readouterr().err
+        assert "1 discarded, 1 not" in said
+        assert f"inbox cancel {message.id} --consumer reports" in said
+        slow.go_on.set()
+        assert await retrying is Outcome.SUCCEEDED
+    assert why_discarded(database_url) == [
+        ("DISCARDED", "a mistake"),
+        ("SUCCEEDED", None),
+    ]
+    assert receipts(database_url) == 2
+
+
+@pytest.mark.parametrize("lease", ["NULL", "now() - interval '1 hour'"])
+async def test_a_discard_ends_a_job_that_nobody_works_at(
+    lease: str, database_url: str
+) -> None:
+    message = Message(TOPIC, b"")
+    add_letter(database_url, message)
+    execute(
+        database_url,
+        "INSERT INTO inbox.job (message_id, message_at, consumer, lease_until)"
+        f" VALUES ('{message.id}', inbox.moment_of('{message.id}'), 'reports',"
+        f" {lease})",
+    )
+    assert await discard(database_url, "--all") == 0
+    reason = "its dead letter was discarded"
+    assert job_of(database_url) == ["cancelled", 0, 0, reason, True, None]
+    assert receipts(database_url) == 1
+
+
+async def test_what_is_discarded_by_hand_during_a_retry_stays_so(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    slow = Slow(sessions)
+    add_letter(database_url, Message(TOPIC, b""))
+    async with slow.consumer.retrier() as retrier:
+        retrying = asyncio.create_task(retrier.retry(await first_of(retrier)))
+        await slow.begun.wait()
+        execute(
+            database_url,
+            "UPDATE inbox.dead_letter SET status = 'DISCARDED', discard_reason = 'no'",
+        )
+        slow.go_on.set()
+        assert await retrying is Outcome.SKIPPED
+    assert why_discarded(database_url) == [("DISCARDED", "no")]
+
+
+async def test_of_two_retries_one_finds_that_the_other_has_it(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    slow = Slow(sessions)
+    add_letter(database_url, Message(TOPIC, b""))
+    async with slow.consumer.retrier() as one, slow.consumer.retrier() as other:
+        candidate = await first_of(one)
+        first = asyncio.create_task(one.retry(candidate))
+        await slow.begun.wait()
+        assert await other.retry(candidate) is Outcome.SKIPPED
+        assert states(database_url, "inbox") == [PENDING]
+        slow.go_on.set()
+        assert await first is Outcome.SUCCEEDED
+    assert len(slow.calls) == 1
+
+
+async def test_a_retry_that_is_stopped_leaves_job_and_dead_letter_as_they_were(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    slow = Slow(sessions)
+    add_letter(database_url, Message(TOPIC, b""))
+    async with slow.consumer.retrier() as retrier:
+        candidate = await first_of(retrier)
+        retrying = asyncio.create_task(retrier.retry(candidate))
+        await slow.begun.wait()
+        await slow.calls[0].save({"page": 3})
+        retrying.cancel()
+        await asyncio.wait({retrying})
+        assert job_of(database_url)[:2] == ["failure", 0]
+        assert states(database_url, "inbox") == [PENDING]
+
+        slow.go_on.set()
+        assert await retrier.retry(candidate) is Outcome.SUCCEEDED
+    assert [job.attempts for job in slow.calls] == [1, 1]
+    assert slow.calls[1].checkpoint == {"page": 3}
+
+
+async def test_a_long_handler_that_asks_for_time_leaves_no_job_open(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        raise RetryLater(timedelta(days=1), "closed on Fridays")
+
+    add_letter(database_url, Message(TOPIC, b""))
+    async with consumer.retrier() as retrier:
+        assert await retrier.retry(await first_of(retrier)) is Outcome.FAILED
+    assert states(database_url, "inbox") == [("PENDING", 0, "closed on Fridays")]
+    assert job_of(database_url)[:2] == ["failure", 0]
