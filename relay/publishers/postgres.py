@@ -23,11 +23,14 @@ from outbox.lane import bucket_of
 from outbox.message import Message
 from outbox.pooler import refuse_pooler_async
 from outbox.statement import load
-from outbox.url import take_options, without_password
+from outbox.url import take_options, whole_number, without_password
 from relay.publisher import Acked, Confirmation, Nacked
 
-_OPTION: Final = "unsubscribed"
+_OPTIONS: Final = ("unsubscribed", "max_payload_bytes")
 _CHOICES: Final = ("keep", "drop")
+# PostgreSQL takes a value of 1 GiB, but what dumps it writes each byte as two, and a
+# batch with such a one takes longer than a publish may.
+_MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -38,32 +41,47 @@ class PostgresPublisher:
         url: of the database with the schema `inbox`.
         drop_unsubscribed: ack a message to which nobody subscribes instead of
             nacking it.
+        max_payload_bytes: a payload above it is nacked as permanent.
     """
 
-    def __init__(self, url: str, *, drop_unsubscribed: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        drop_unsubscribed: bool = False,
+        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
+    ) -> None:
         conninfo(url)
+        if max_payload_bytes < 1:
+            raise ConfigError(
+                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
+            )
         self._url = url
         self._name = without_password(url)
         self._drop_unsubscribed = drop_unsubscribed
+        self._max_payload_bytes = max_payload_bytes
         self._link = Link(url, application_name="pillarbox publisher")
         self._turn = asyncio.Lock()
         self._entered = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from a URL of PostgreSQL, with `?unsubscribed=drop` if wanted.
+        """Make one from a URL of PostgreSQL, with our own options if wanted.
+
+        These are `unsubscribed=drop` and `max_payload_bytes`.
 
         Raises:
             ConfigError: it isn't such a URL.
         """
-        rest, options = take_options(url, (_OPTION,))
-        choice = options.get(_OPTION, "keep")
+        rest, options = take_options(url, _OPTIONS)
+        choice = options.pop("unsubscribed", "keep")
         if choice not in _CHOICES:
             raise ConfigError(
-                f"broker URL option {_OPTION}={shorten(choice)}: "
+                f"broker URL option unsubscribed={shorten(choice)}: "
                 f"write one of {', '.join(_CHOICES)}"
             )
-        return cls(rest, drop_unsubscribed=choice == "drop")
+        limits = {name: whole_number(name, value) for name, value in options.items()}
+        return cls(rest, drop_unsubscribed=choice == "drop", **limits)
 
     async def __aenter__(self) -> Self:
         """Connect, and see that the tables are there.
@@ -116,8 +134,9 @@ class PostgresPublisher:
             raise BrokerUnavailableError(
                 "broker postgres: its publisher is not entered"
             )
+        sound = [message for message in batch if self._too_large(message) is None]
         try:
-            unsubscribed = await self._insert(batch)
+            unsubscribed = await self._insert(sound) if sound else set()
         except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
             if len(batch) > 1:
                 # One value that can't be stored must not be charged to the others.
@@ -130,7 +149,20 @@ class PostgresPublisher:
             raise BrokerUnavailableError(
                 f"{self._name}: {message_of(error)}"
             ) from error
-        return [self._confirmation(message, unsubscribed) for message in batch]
+        return [
+            self._too_large(message) or self._confirmation(message, unsubscribed)
+            for message in batch
+        ]
+
+    def _too_large(self, message: Message) -> Nacked | None:
+        size = len(message.payload)
+        if size <= self._max_payload_bytes:
+            return None
+        return Nacked(
+            f"payload has {size} bytes, the publisher's limit is "
+            f"{self._max_payload_bytes} (max_payload_bytes)",
+            permanent=True,
+        )
 
     def _confirmation(self, message: Message, unsubscribed: set[str]) -> Confirmation:
         if message.topic not in unsubscribed or self._drop_unsubscribed:

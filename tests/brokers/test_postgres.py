@@ -180,7 +180,9 @@ async def test_a_missing_right_is_told_at_the_start(url: str) -> None:
             pass
 
 
-@pytest.mark.parametrize("option", ["unsubscribed=maybe", "nonsense=1"])
+@pytest.mark.parametrize(
+    "option", ["unsubscribed=maybe", "nonsense=1", "max_payload_bytes=0"]
+)
 def test_an_unknown_option_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         PostgresPublisher.from_url(f"postgresql://host/name?{option}")

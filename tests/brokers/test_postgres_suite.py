@@ -19,7 +19,7 @@ from tests.fixtures.through_proxy import ThroughProxy
 
 
 class TestPostgresPublisher(ThroughProxy, PublisherSuite):
-    capabilities = Capabilities(limits_payload=False)
+    capabilities = Capabilities()
 
     @pytest.fixture(autouse=True)
     def broker(self, database_url: str, proxy: MakeProxy) -> None:
@@ -28,7 +28,8 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
 
     @override
     def publisher(self) -> PostgresPublisher:
-        return PostgresPublisher.from_url(self.url)
+        limit = f"max_payload_bytes={self.max_payload_bytes}"
+        return PostgresPublisher.from_url(f"{self.url}?{limit}")
 
     @override
     async def prepare(self, topic: str) -> None:
