@@ -12,16 +12,14 @@ lease keeps others out. Who cancels the job discards the dead letter.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox.bracket import (
@@ -30,7 +28,6 @@ from inbox.bracket import (
     lock_letter,
     named,
     run_statement,
-    text_of,
 )
 from inbox.dead_letter import DeadLetterWriter
 from inbox.errors import RetryLater
@@ -40,6 +37,7 @@ from inbox.jobs import JobKey, JobState, reopen_job, why_cancelled
 from inbox.kinds import AnyHandler
 from inbox.leased import JobBusy, JobCancelled, LongHandler, LongHandling
 from inbox.routes import Routes
+from inbox.schedule_lock import schedule_lock
 from inbox.sessions import Sessions, handling
 from outbox.dead_letters import (
     Candidate,
@@ -48,7 +46,6 @@ from outbox.dead_letters import (
     RetrySchedule,
     Statement,
     Status,
-    lost_turn,
 )
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.errors import (
@@ -60,12 +57,10 @@ from outbox.errors import (
     shorten,
 )
 from outbox.events import Event
-from outbox.lock import Lock, consumer_class
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
-_Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -164,27 +159,13 @@ class HandlingRetrier:
         self._notify(DeadLetterSucceeded(**_about(letter)))
         return Outcome.SUCCEEDED
 
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[bool]:
+    def alone(self) -> AbstractAsyncContextManager[bool]:
         """Hold the lock of the consumer's schedule, in a session of its own.
 
         Raises:
             DatabaseUnavailableError: it can't be asked for, or was lost in the block.
         """
-        lock = {
-            "lock_class": consumer_class(self._consumer),
-            "lock": int(Lock.DEAD_LETTERS),
-        }
-        async with _aside(self._sessions) as run:
-            try:
-                taken = await run(lambda s: s.scalar(text_of(Statement.TRY_LOCK), lock))
-            except Exception as error:
-                raise lost_turn(error) from error
-            yield bool(taken)
-            try:
-                await run(lambda s: s.commit())
-            except Exception as error:
-                raise lost_turn(error) from error
+        return schedule_lock(self._sessions, self._consumer)
 
     async def _handle(
         self, handler: AnyHandler, message: Message, candidate: Candidate
@@ -278,30 +259,6 @@ class HandlingRetrier:
 
 class _NoHandlerError(Exception):
     """Nobody is there to handle it."""
-
-
-@asynccontextmanager
-async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
-    """Open a session; give what runs a function of it, in its own way."""
-    if isinstance(sessions, async_sessionmaker):
-        session = sessions()
-        try:
-            yield session.run_sync
-        finally:
-            with suppress(SQLAlchemyError):
-                await session.close()
-        return
-    # In a thread, for the pool may let it wait.
-    held = sessions()
-
-    async def run(function: Callable[[Session], Any]) -> Any:
-        return await asyncio.to_thread(function, held)
-
-    try:
-        yield run
-    finally:
-        with suppress(SQLAlchemyError):
-            await asyncio.to_thread(held.close)
 
 
 def _about(letter: Letter) -> dict[str, Any]:
