@@ -112,7 +112,7 @@ class HandlingRetrier:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let go of the thread for plain functions."""
+        """Let go of the threads for plain functions."""
         self._handling.close()
 
     async def fetch(
