@@ -195,13 +195,14 @@ SELECT p.parent_table,
        count(*) FILTER (WHERE x.starts_at > now())                             AS ahead,
        coalesce(bool_or(x.starts_at <= now() AND x.ends_at > now()), false)    AS has_today,
        count(*) FILTER (WHERE x.ends_at < now() - p.retention - interval '2 hours') AS overdue,
-       count(*) FILTER (WHERE x.gap)                                           AS gaps,
+       count(*) FILTER (WHERE x.before < x.starts_at AND x.starts_at > now()
+                          AND x.before < now() + p.premake * p.span)           AS gaps,
        count(*) FILTER (WHERE x.is_default)                                    AS defaults,
        count(*) FILTER (WHERE x.detach_pending)                                AS detach_pending,
        count(DISTINCT x.owner)                                                 AS owners
   FROM outbox.partition_policy p
   LEFT JOIN LATERAL (
-      SELECT q.*, q.starts_at > lag(q.ends_at) OVER (ORDER BY q.starts_at) AS gap
+      SELECT q.*, lag(q.ends_at) OVER (ORDER BY q.starts_at) AS before
         FROM outbox.partitions(p.parent_table) q
   ) x ON true
  GROUP BY p.parent_table, p.retention, p.premake;

@@ -19,6 +19,13 @@ SELECT partition::text FROM outbox.partitions(%s)
 HOLDS = """
 SELECT unsettled FROM outbox.upkeep_plan(%s) WHERE step = 'hold' AND reason LIKE %s
 """
+GAPS = """
+SELECT gaps FROM outbox.partition_health WHERE parent_table = 'outbox.message'
+"""
+IN_THREE_DAYS = """
+SELECT partition::text FROM outbox.partitions('outbox.message')
+ WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '3 days'
+"""
 DEAD_LETTER = """
 INSERT INTO {} (id, created_at, origin, message_id, topic, attempts, schema_version,
                 content_type, headers, payload, error_reason)
@@ -121,6 +128,28 @@ def test_its_day_is_held_until_it_is_settled_and_the_others_go(
     execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, LEFT, (table,)) == []
+
+
+def test_the_days_around_it_that_are_gone_are_no_gap(database_url: str) -> None:
+    for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
+        old_partition(database_url, days)
+    (_, held, _) = execute(database_url, LEFT, ("outbox.message",))
+    at = noon()
+    execute(database_url, HELD["a message that is ready"].insert, (id_of(at), at))
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, LEFT, ("outbox.message",)) == [held]
+
+    assert execute(database_url, GAPS) == [(0,)]
+
+    ((ahead,),) = execute(database_url, IN_THREE_DAYS)
+    execute(database_url, f"DROP TABLE {ahead}")
+    assert execute(database_url, GAPS) == [(1,)]
+
+
+def test_a_day_that_a_clock_ahead_asked_for_makes_no_gap(database_url: str) -> None:
+    old_partition(database_url, -300)
+
+    assert execute(database_url, GAPS) == [(0,)]
 
 
 def test_a_cancelled_job_whose_message_never_comes_holds_nothing(
