@@ -18,6 +18,8 @@ INTERVALS: Final = {
     "weekly": timedelta(weeks=1),
 }
 _UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}
+_MIN_RETENTION: Final = timedelta(days=1)
+_MAX_RETENTION: Final = timedelta(days=36500)
 _MIN_PREMAKE: Final = 3
 _MAX_PREMAKE: Final = 100
 _MIN_AHEAD: Final = timedelta(days=1)
@@ -128,11 +130,18 @@ def _find(table: str, policies: Sequence[Policy]) -> Policy:
 
 
 def _check(policy: Policy) -> None:
-    if policy.retention < timedelta(days=1):
+    if policy.retention < _MIN_RETENTION:
         raise ConfigError(
             f"retention={policy.retention} of {policy.parent_table}: must be at least a"
             " day, or today's rows would go; write 1d or more"
         )
+    for name, value in (("retention", policy.retention), ("minimum", policy.minimum)):
+        if value is not None and value > _MAX_RETENTION:
+            raise ConfigError(
+                f"{name}={value.days} days of {policy.parent_table}: must be at most"
+                f" {_MAX_RETENTION.days} days, a hundred years, or no moment of the"
+                f" database's lies so far back; write {_MAX_RETENTION.days}d or less"
+            )
     if not _MIN_PREMAKE <= policy.premake <= _MAX_PREMAKE:
         raise ConfigError(
             f"premake={policy.premake} of {policy.parent_table}: must be from"

@@ -14,6 +14,7 @@ CREATE TABLE outbox.partition_policy (
     unsettled    text,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
+    CONSTRAINT retention_at_most_a_hundred_years CHECK (retention <= interval '36500 days'),
     CONSTRAINT retention_not_below_minimum CHECK (retention >= minimum),
     CONSTRAINT premake_at_least_three CHECK (premake >= 3),
     CONSTRAINT premake_at_least_a_day CHECK (premake * span >= interval '1 day'),

@@ -145,6 +145,9 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
     ("arguments", "problem"),
     [
         (["message", "12h"], "must be at least a day"),
+        (["message", "999999w"], "must be at most 36500 days, a hundred years"),
+        (["receipt", "36501d"], "write 36500d or less"),
+        (["receipt", "--minimum", "99999d"], "minimum=99999 days of inbox.receipt"),
         (["message", "soon"], "write 7d, 36h or 2w"),
         (["message", "7d", "--premake", "2"], "must be from 3 to 100"),
         (["message", "--interval", "monthly"], "use hourly, daily, weekly"),
@@ -217,6 +220,25 @@ def test_less_than_a_day_is_refused_by_the_database_too(
 
     with pytest.raises(CheckViolation, match="retention_at_least_a_day"):
         execute(database_url, f"{shorten} parent_table = %s", (table,))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_lies_before_all_moments_is_refused_by_the_database_too(
+    table: str, database_url: str
+) -> None:
+    lengthen = "UPDATE outbox.partition_policy SET retention = '36501 days' WHERE"
+
+    with pytest.raises(CheckViolation, match="retention_at_most_a_hundred_years"):
+        execute(database_url, f"{lengthen} parent_table = %s", (table,))
+
+
+def test_the_longest_retention_works(database_url: str, capsys: Capture) -> None:
+    outbox(database_url, capsys, "retention", "set", "message", "36500d")
+    execute(database_url, "UPDATE outbox.partition_policy SET retention = '36500 days'")
+
+    outbox(database_url, capsys, "maintain")
+    outbox(database_url, capsys, "partitions")
+    execute(database_url, "TABLE outbox.partition_health")
 
 
 @pytest.mark.parametrize("role", ["relay", "application", "consumer", "monitor"])
