@@ -15,13 +15,20 @@ from outbox.lock import LOCK_CLASS, Lock
 from outbox.statement import load
 
 APPLICATION_NAME: Final = "outbox maintain"
-"""By this name the SQL routines know that a detach of ours is under way."""
+"""By this name the sessions of the upkeep are found in `pg_stat_activity`."""
 
 DETACH_WAIT: Final = timedelta(minutes=5)
 
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 # What can't be detached concurrently for this long is by lock_timeout and retry.
 _PATIENCE: Final = timedelta(hours=6)
+# Another upkeep has detached or dropped it, or is about to.
+_OVERTAKEN: Final = (
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,7 @@ def maintain(
     For anyone else the routines detach under a short lock, by `lock_timeout` and retry.
 
     Args:
-        connection: in autocommit mode, its application_name `APPLICATION_NAME`.
+        connection: in autocommit mode.
         tell: is given a line for each thing done.
         detach_wait: how long a detach may wait for the transactions that use the
             table; the next run ends what this one left.
@@ -130,7 +137,7 @@ def _detach(
             f"not detached yet, after {wait} a transaction still uses "
             f"{step.parent_table}; the next run goes on"
         )
-    except psycopg.errors.ObjectNotInPrerequisiteState as error:
+    except _OVERTAKEN as error:
         return f"not detached: {error.diag.message_primary}; the next run goes on"
     finally:
         connection.execute("RESET statement_timeout")

@@ -145,6 +145,11 @@ BEGIN
     -- errors into warnings, and no version fills a gap or expects another width before the next.
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     IF v_missing IS NOT NULL THEN
+        -- Another upkeep may be making them.
+        PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || parent, 0));
+        SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
+    END IF;
+    IF v_missing IS NOT NULL THEN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
         PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;

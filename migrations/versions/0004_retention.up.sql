@@ -19,14 +19,15 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
     -- It waits for the transactions that use the table, which shows as a wait for their virtualxid;
-    -- it holds no lock meanwhile, and what it runs is hidden from other roles.
+    -- it holds no lock meanwhile, and what it runs is hidden from other roles. Whoever else waits
+    -- so (CREATE INDEX CONCURRENTLY) is taken for one: names of roles and programs can't tell.
     SELECT EXISTS (
         SELECT FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid
          WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
-           AND l.locktype = 'virtualxid' AND NOT l.granted
-           AND (a.usename = {detacher_name} OR a.application_name = 'outbox maintain'));
+           AND l.locktype = 'virtualxid' AND NOT l.granted);
 END;
-COMMENT ON FUNCTION outbox.detach_under_way IS 'whether a session of ours waits in DETACH PARTITION … CONCURRENTLY';
+COMMENT ON FUNCTION outbox.detach_under_way IS
+    'whether a session of this database waits for transactions, as DETACH PARTITION … CONCURRENTLY does';
 
 CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -42,12 +43,12 @@ BEGIN
         EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT 1000) AS u', partition, v_unsettled) INTO v_count;
     END IF;
     RETURN v_count;
-EXCEPTION WHEN syntax_error_or_access_rule_violation THEN
+EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
     RETURN NULL;
 END
 $body$;
 COMMENT ON FUNCTION outbox.count_unsettled IS
-    'the rows of a partition that hold it, counted no further than 1,000; null if the policy''s condition fails, or the owner may not read it';
+    'the rows of a partition that hold it, counted no further than 1,000; null if the policy''s condition fails, or the owner may not read it now';
 
 CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
@@ -117,7 +118,7 @@ $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
     'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, or trim; for one table, or all';
 
--- Notes what may go, and ends detaches, in one short transaction: FINALIZE what was interrupted, look
+-- Notes what may go, and ends detaches, in one transaction: FINALIZE what was interrupted, look
 -- at the rows again, then drop the table, or attach it again. Gives what was done, by partition.
 CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text)
@@ -135,6 +136,12 @@ BEGIN
     IF NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.parent_table = parent)
        AND NOT EXISTS (SELECT FROM outbox.partition_policy p, outbox.partitions(parent) x
                         WHERE p.parent_table = parent AND x.ends_at < now() - p.retention) THEN
+        RETURN;
+    END IF;
+    -- Two at once would wait for each other's notes.
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('outbox.finish_detached ' || parent, 0)) THEN
+        RAISE NOTICE 'another upkeep is at the detached partitions of %, and they are left to it', parent
+            USING HINT = 'nothing is wrong';
         RETURN;
     END IF;
     FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
@@ -168,7 +175,7 @@ BEGIN
                 outcome := 'dropped';
             END IF;
             DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;
-        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
             outcome := 'busy';
         END;
         RETURN NEXT;
@@ -211,6 +218,8 @@ BEGIN
         SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
           FROM outbox.upkeep_plan() p
          WHERE p.step = 'detach'
+           -- Another upkeep may be at the notes, or have failed to make them.
+           AND EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.partition = p.partition)
            -- A table has one detach at a time.
            AND NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.detach_pending)
     LOOP

@@ -63,22 +63,23 @@ BEGIN
         RETURN;
     END IF;
     skip := skip || x.partition;
-    IF p.unsettled IS NOT NULL THEN
-        EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', x.partition, p.unsettled) INTO v_unsettled;
-    END IF;
-    IF v_unsettled THEN
-        outcome := 'held';
-        RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', x.partition
-            USING HINT = format('SELECT * FROM %s WHERE %s', x.partition, p.unsettled);
-        RETURN;
-    END IF;
     BEGIN
+        IF p.unsettled IS NOT NULL THEN
+            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', x.partition, p.unsettled) INTO v_unsettled;
+        END IF;
+        IF v_unsettled THEN
+            outcome := 'held';
+            RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', x.partition
+                USING HINT = format('SELECT * FROM %s WHERE %s', x.partition, p.unsettled);
+            RETURN;
+        END IF;
         -- First the partition: while somebody reads it, nobody else is kept waiting.
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', x.partition);
         INSERT INTO outbox.retiring_partition VALUES (x.partition, parent, x.starts_at, x.ends_at) ON CONFLICT DO NOTHING;
         EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent::regclass, x.partition);
         outcome := 'detached';
-    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    -- Or another upkeep has detached or dropped it, or is about to.
+    EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
         skip := skip[1:cardinality(skip) - 1];
         outcome := 'busy';
     END;

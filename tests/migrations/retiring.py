@@ -17,6 +17,11 @@ EXPIRED = (
     " WHERE ends_at < now() - interval '7 days'"
 )
 RETIRING = "SELECT partition FROM outbox.retiring_partition"
+AT_THE_NOTES = (
+    "SELECT pg_advisory_xact_lock(hashtextextended("
+    "'outbox.finish_detached outbox.message', 0))"
+)
+"""As another upkeep holds it from its first note to its end."""
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
 ) -> None:
     urls = [server.url for server in servers]
     for url in urls:
-        # Two jobs note what may go, at once here: one would wait for the other.
+        # Two jobs run at once here: one would leave to the other to note what may go.
         execute(url, NOTE)
         execute(url, f"DROP TABLE {execute(url, AHEAD)[0][0]}")
         assert steps(url, "make") == ["make"]

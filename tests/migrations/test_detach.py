@@ -12,6 +12,7 @@ import pytest
 
 from outbox.dead_letters import RetrySchedule
 from outbox.errors import UpkeepError
+from outbox.lock import LOCK_CLASS, Lock
 from outbox.upkeep import APPLICATION_NAME, maintain, plan_upkeep
 from relay.config import RelayConfig
 from relay.dead_letters import PublishingRetrier
@@ -222,7 +223,7 @@ def test_two_commands_at_once_do_not_meet(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as other:
-        other.execute("SELECT pg_advisory_lock(1885957228, 105)")
+        other.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, Lock.UPKEEP))
         with pytest.raises(UpkeepError, match="another outbox maintain is at work"):
             maintain(dba, tell=print)
 

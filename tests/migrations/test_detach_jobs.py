@@ -1,10 +1,14 @@
 """Detaches by pg_cron, which runs its commands at top level."""
 
+import psycopg
+
 from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
-from tests.migrations.retiring import EXPIRED, acting_as
+from tests.migrations.retiring import AT_THE_NOTES, EXPIRED, acting_as
 from tests.migrations.test_upkeep import old_partition
+
+PLAN = "SELECT outbox.schedule_detaches()"
 
 
 def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
@@ -34,3 +38,19 @@ def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
         detacher.execute("SELECT outbox.schedule_detaches()")
 
     assert execute(url, jobs) == []
+
+
+def test_nothing_that_is_not_noted_is_given_to_a_job(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url)
+    old_partition(url)
+    with (
+        psycopg.connect(url) as other,
+        acting_as(url, "pillarbox_detacher") as detacher,
+    ):
+        other.execute(AT_THE_NOTES)
+        assert detacher.execute(PLAN).fetchall() == [(0,)]
+        other.rollback()
+        assert detacher.execute(PLAN).fetchall() == [(1,)]

@@ -1,0 +1,119 @@
+"""Upkeeps at once: one gives way to the other, and none of them fails."""
+
+import threading
+
+import psycopg
+import pytest
+
+from outbox.cli import main
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.migrations.retiring import (
+    AT_THE_NOTES,
+    EXPIRED,
+    PENDING,
+    RETIRING,
+    acting_as,
+    reader,
+)
+from tests.migrations.test_upkeep import Upkeep, old_partition
+
+FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
+WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
+
+
+def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    with (
+        psycopg.connect(database_url) as first,
+        acting_as(database_url, "pillarbox_maintainer") as maintainer,
+    ):
+        upkeep = Upkeep(maintainer)
+        first.execute(FINISH)
+
+        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+
+    assert upkeep.heard == [
+        "another upkeep is at the detached partitions of outbox.message, and they are"
+        " left to it"
+    ]
+    assert len(execute(database_url, RETIRING)) == 1
+
+
+def test_the_command_that_gives_way_does_not_fail(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_partition(database_url)
+    with psycopg.connect(database_url) as first:
+        first.execute(AT_THE_NOTES)
+        assert main(["maintain", "--database", database_url]) == 0
+
+    told = capsys.readouterr().err
+    assert "another upkeep is at the detached partitions of outbox.message" in told
+    assert "nothing is wrong" in told
+
+
+def test_two_fallbacks_at_once_take_all_between_them(database_url: str) -> None:
+    for days in range(20, 26):
+        old_partition(database_url, days)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with acting_as(database_url, "pillarbox_maintainer") as maintainer:
+                maintainer.execute("CALL outbox.maintain()")
+        except psycopg.Error as error:
+            failures.append(error)
+
+    both = [threading.Thread(target=run) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(60)
+
+    assert failures == []
+    assert execute(database_url, EXPIRED) == []
+
+
+def test_a_detach_of_the_command_is_known_whatever_its_url_calls_the_application(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    separator = "&" if "?" in database_url else "?"
+    url = f"{database_url}{separator}application_name=nightly"
+    with reader(database_url) as reading:
+        command = threading.Thread(target=main, args=(["maintain", "--database", url],))
+        command.start()
+        wait_for("detach", lambda: execute(database_url, PENDING))
+        execute(database_url, "CALL outbox.maintain(patience => '6 hours')")
+        assert execute(database_url, PENDING) == [(1,)]
+        reading.rollback()
+        command.join(60)
+
+    assert execute(database_url, EXPIRED) == []
+
+
+def test_two_that_make_the_same_days_do_not_fail(database_url: str) -> None:
+    ahead = (
+        "SELECT partition::text FROM outbox.partitions('outbox.message')"
+        " WHERE starts_at > now() + interval '3 days'"
+    )
+    for (partition,) in execute(database_url, ahead):
+        execute(database_url, f"DROP TABLE {partition}")
+    with (
+        psycopg.connect(database_url) as first,
+        acting_as(database_url, "pillarbox_maintainer") as maintainer,
+    ):
+        first.execute("SELECT outbox.make_partitions('outbox.message')")
+        second = threading.Thread(
+            target=maintainer.execute, args=("CALL outbox.maintain()",)
+        )
+        second.start()
+        wait_for("the second", lambda: execute(database_url, WAITS))
+        first.commit()
+        second.join(60)
+
+    health = "SELECT ahead >= 7, gaps FROM outbox.partition_health"
+    assert set(execute(database_url, health)) == {(True, 0)}
