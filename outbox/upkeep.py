@@ -22,6 +22,7 @@ DETACH_WAIT: Final = timedelta(minutes=5)
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 # What can't be detached concurrently for this long is by lock_timeout and retry.
 _PATIENCE: Final = timedelta(hours=6)
+_DONE: Final = {"finalize": "finalized", "detach": "detached"}
 # Another upkeep has detached or dropped it, or is about to.
 _OVERTAKEN: Final = (
     psycopg.errors.ObjectNotInPrerequisiteState,
@@ -73,7 +74,8 @@ def maintain(
         connection: in autocommit mode.
         tell: is given a line for each thing done.
         detach_wait: how long a detach may wait for the transactions that use the
-            table; the next run ends what this one left.
+            table, or the end of an interrupted one for those that are older; the next
+            run ends what this one left.
 
     Raises:
         UpkeepError: another run is at work, or not everything could be done.
@@ -112,12 +114,10 @@ def _detach_expired(
 ) -> None:
     blocked = set()
     for step in plan_upkeep(connection):
-        if step.step == "finalize":
-            blocked.add(step.parent_table)
-        if step.step != "detach" or step.parent_table in blocked:
+        if step.step not in _DONE or step.parent_table in blocked:
             continue
         outcome = _detach(connection, owner, step, wait)
-        if outcome != "detached":
+        if outcome != _DONE[step.step]:
             blocked.add(step.parent_table)
         tell(f"{step.partition}: {outcome}")
 
@@ -125,6 +125,13 @@ def _detach_expired(
 def _detach(
     connection: AdministrationConnection, owner: str, step: Step, wait: timedelta
 ) -> str:
+    if step.step == "finalize" and not _scalar(
+        connection, "SELECT outbox.may_finalize(to_regclass(%s))", (step.partition,)
+    ):
+        return (
+            "not detached yet, its detach is under way, or a transaction is open that"
+            " is older than it; the next run goes on"
+        )
     connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
     try:
         milliseconds = str(round(wait.total_seconds() * 1000))
@@ -133,16 +140,18 @@ def _detach(
         )
         connection.execute(step.statement.encode())
     except psycopg.errors.QueryCanceled:
-        return (
-            f"not detached yet, after {wait} a transaction still uses "
-            f"{step.parent_table}; the next run goes on"
+        still = (
+            "an older statement or transaction still runs"
+            if step.step == "finalize"
+            else f"a transaction still uses {step.parent_table}"
         )
+        return f"not detached yet, after {wait} {still}; the next run goes on"
     except _OVERTAKEN as error:
         return f"not detached: {error.diag.message_primary}; the next run goes on"
     finally:
         connection.execute("RESET statement_timeout")
         connection.execute("RESET ROLE")
-    return "detached"
+    return _DONE[step.step]
 
 
 def _finish(connection: AdministrationConnection, tell: Callable[[str], None]) -> None:

@@ -29,6 +29,21 @@ END;
 COMMENT ON FUNCTION outbox.detach_under_way IS
     'whether a session of this database waits for transactions, as DETACH PARTITION … CONCURRENTLY does';
 
+CREATE FUNCTION outbox.may_finalize(partition regclass) RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    -- FINALIZE would overtake what a detach under way waits for. And it holds the partition while it
+    -- waits for all older snapshots: a transaction in which the partition still belongs to its
+    -- parent could come to read it, and one of both would end as a deadlock.
+    SELECT NOT outbox.detach_under_way() AND NOT EXISTS (
+        SELECT FROM pg_inherits i, pg_stat_activity a
+         WHERE i.inhrelid = may_finalize.partition
+           AND a.datname = current_database() AND a.pid <> pg_backend_pid()
+           AND age(a.backend_xmin) >= age(i.xmin));
+END;
+COMMENT ON FUNCTION outbox.may_finalize IS 'whether FINALIZE of an interrupted detach would be in nobody''s way';
+
 CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -88,7 +103,12 @@ BEGIN
         FOR step, partition, starts_at, ends_at, unsettled IN
             SELECT CASE WHEN x.detach_pending THEN 'finalize' WHEN u.count = 0 THEN 'detach' ELSE 'hold' END,
                    x.partition::text, x.starts_at, x.ends_at, u.count
-              FROM outbox.partitions(p.parent_table) x, outbox.count_unsettled(p.parent_table, x.partition) AS u (count)
+              FROM outbox.partitions(p.parent_table) x
+             CROSS JOIN LATERAL (
+                   -- FINALIZE may have locked it for as long as it waits.
+                   SELECT CASE WHEN NOT x.detach_pending THEN outbox.count_unsettled(p.parent_table, x.partition) END
+                   OFFSET 0  -- one look at each
+                   ) AS u (count)
              WHERE x.ends_at < now() - p.retention
              ORDER BY x.detach_pending DESC, x.starts_at
         LOOP
@@ -147,11 +167,15 @@ BEGIN
     FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
         v_leaving := v_leaving || s.partition;
         INSERT INTO outbox.retiring_partition VALUES (s.partition, parent, s.starts_at, s.ends_at) ON CONFLICT DO NOTHING;
-        -- FINALIZE would overtake what a detach under way waits for.
-        CONTINUE WHEN s.step <> 'finalize' OR outbox.detach_under_way();
+        CONTINUE WHEN s.step <> 'finalize' OR NOT outbox.may_finalize(to_regclass(s.partition));
         partition := s.partition;
         BEGIN
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
+            -- It waits for every statement of this database that began before, but who writes needs
+            -- neither this partition nor the lock on its parent.
+            PERFORM set_config('lock_timeout', '5s', true);
             EXECUTE s.statement;
+            PERFORM set_config('lock_timeout', '100ms', true);
             outcome := 'finalized';
         EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table OR object_not_in_prerequisite_state THEN
             outcome := 'busy';

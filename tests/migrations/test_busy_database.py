@@ -1,0 +1,155 @@
+"""An interrupted detach is ended though somebody is always at work in the database."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox.upkeep import maintain
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.migrations.retiring import AT_THE_NOTES, EXPIRED, reader, steps
+from tests.migrations.test_upkeep import old_partition
+
+FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
+ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
+SETTLE = "SET statement_timeout = '5s'; UPDATE outbox.message SET published_at = now()"
+COUNT = "SELECT count(*) FROM outbox.message"
+# It holds a snapshot for as long as it takes.
+UNRELATED = "SELECT pg_sleep(%s)"
+AT_WORK = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE state = 'active' AND wait_event = 'PgSleep'"
+)
+WAITS_FOR_A_SNAPSHOT = (
+    "SELECT 1 FROM pg_locks WHERE locktype = 'virtualxid' AND NOT granted"
+)
+
+
+@pytest.fixture
+def interrupted(database_url: str) -> str:
+    """An expired partition whose detach waited for a reader in vain."""
+    old_partition(database_url)
+    with (
+        psycopg.connect(database_url, autocommit=True) as dba,
+        reader(database_url),
+    ):
+        maintain(dba, tell=print, detach_wait=timedelta(milliseconds=50))
+    assert steps(database_url, "finalize") == ["finalize"]
+    ((name,),) = execute(database_url, EXPIRED)
+    return str(name)
+
+
+@contextmanager
+def busy(url: str) -> Iterator[None]:
+    """Two sessions with statements of a second that overlap."""
+    stop = threading.Event()
+
+    def work(first: float) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(UNRELATED, (first,))
+            while not stop.is_set():
+                connection.execute(UNRELATED, (1,))
+
+    sessions = [threading.Thread(target=work, args=(first,)) for first in (0.5, 1)]
+    for session in sessions:
+        session.start()
+    try:
+        wait_for("both at work", lambda: execute(url, AT_WORK) == [(2,)])
+        yield
+    finally:
+        stop.set()
+        for session in sessions:
+            session.join()
+
+
+@contextmanager
+def long_statement(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A snapshot that stays until the transaction ends."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT 1")
+        yield connection
+        connection.rollback()
+
+
+def test_the_routines_wait_for_statements_of_others(
+    database_url: str, interrupted: str
+) -> None:
+    with busy(database_url):
+        done = execute(database_url, FINISH)
+
+    assert done == [(interrupted, "finalized"), (interrupted, "dropped")]
+
+
+def test_writers_and_readers_go_on_while_the_command_ends_it(
+    database_url: str, interrupted: str
+) -> None:
+    told: list[str] = []
+
+    def end_it() -> None:
+        with psycopg.connect(database_url, autocommit=True) as dba:
+            maintain(dba, tell=told.append, detach_wait=timedelta(minutes=5))
+
+    with psycopg.connect(database_url) as other:
+        # So the routines leave it to what waits longer than they do.
+        other.execute(AT_THE_NOTES)
+        with long_statement(database_url) as working:
+            command = threading.Thread(target=end_it)
+            command.start()
+            wait_for("FINALIZE", lambda: execute(database_url, WAITS_FOR_A_SNAPSHOT))
+            execute(database_url, ADD)
+            execute(database_url, SETTLE)
+            assert execute(database_url, COUNT) == [(1,)]
+            # Neither does who looks at the plan, or began before FINALIZE did, wait.
+            assert steps(database_url, "finalize") == ["finalize"]
+            assert working.execute(COUNT).fetchall() == [(0,)]
+            assert execute(database_url, WAITS_FOR_A_SNAPSHOT) == [(1,)]
+            working.rollback()
+            command.join(60)
+
+    assert told == [f"{interrupted}: finalized"]
+    assert execute(database_url, FINISH) == [(interrupted, "dropped")]
+
+
+def test_the_command_waits_no_longer_than_it_may(
+    database_url: str, interrupted: str
+) -> None:
+    told: list[str] = []
+    with (
+        psycopg.connect(database_url) as other,
+        long_statement(database_url),
+        psycopg.connect(database_url, autocommit=True) as dba,
+    ):
+        other.execute(AT_THE_NOTES)
+        maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
+
+    (line,) = told
+    assert line.startswith(f"{interrupted}: not detached yet, after 0:00:00.05")
+    assert "an older statement or transaction still runs; the next run" in line
+
+
+def test_it_is_not_ended_while_a_transaction_may_still_read_the_partition(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    with long_statement(database_url) as older:
+        with (
+            psycopg.connect(database_url, autocommit=True) as dba,
+            reader(database_url),
+        ):
+            maintain(dba, tell=print, detach_wait=timedelta(milliseconds=50))
+        told: list[str] = []
+        assert execute(database_url, FINISH) == []
+        with psycopg.connect(database_url, autocommit=True) as dba:
+            maintain(dba, tell=told.append)
+        assert "a transaction is open that is older than it" in told[0]
+        # So nobody is in its way.
+        older.execute("SET LOCAL lock_timeout = '1s'")
+        assert older.execute(COUNT).fetchall() == [(0,)]
+
+    assert [o for _, o in execute(database_url, FINISH)] == ["finalized", "dropped"]
