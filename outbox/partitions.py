@@ -57,7 +57,7 @@ def read_partitions(
     held = {
         step.partition: step
         for step in plan_upkeep(connection)
-        if step.step in {"hold", "attach"}
+        if step.step in {"hold", "attach"} and step.unsettled != 0
     }
     found: dict[Policy, list[Partition]] = {p: [] for p in policies.values()}
     with connection.cursor(row_factory=dict_row) as cursor:

@@ -1,7 +1,7 @@
 """The upkeep of the partitions by a command of ours instead of pg_cron."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -138,6 +138,7 @@ def _detach(
         connection.execute(
             "SELECT set_config('statement_timeout', %s, false)", (milliseconds,)
         )
+        connection.execute(load("outbox", "note_detach"), asdict(step))
         connection.execute(step.statement.encode())
     except psycopg.errors.QueryCanceled:
         still = (

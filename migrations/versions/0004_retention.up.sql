@@ -7,12 +7,13 @@ CREATE TABLE outbox.retiring_partition (
     parent_table text        NOT NULL,
     starts_at    timestamptz NOT NULL,
     ends_at      timestamptz NOT NULL,
-    planned_at   timestamptz NOT NULL DEFAULT now(),
+    planned_at   timestamptz DEFAULT now(),
     CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
 );
 COMMENT ON TABLE outbox.retiring_partition IS
-    'partitions on their way out: noted before the detach, so that what was detached and not dropped is found';
-COMMENT ON COLUMN outbox.retiring_partition.planned_at IS 'when the upkeep first saw that it may go';
+    'partitions on their way out: noted before the detach, until they are dropped, so that whatever is detached is found';
+COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
+    'when the upkeep first saw that it may go; null: it may stay, but what was planned may detach it yet';
 
 CREATE FUNCTION outbox.detach_under_way() RETURNS boolean
 LANGUAGE sql STABLE
@@ -94,10 +95,17 @@ BEGIN
               FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
              WHERE r.parent_table = p.parent_table AND NOT c.relispartition ORDER BY r.starts_at
         LOOP
-            step := CASE WHEN unsettled = 0 THEN 'drop' ELSE 'attach' END;
-            reason := CASE WHEN unsettled = 0 THEN 'detached, and nothing in it is unsettled' ELSE 'detached, and an unsettled row appeared meanwhile' END;
-            statement := CASE WHEN unsettled = 0 THEN format('DROP TABLE %s', partition)
-                ELSE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', p.parent_table, partition, starts_at, ends_at) END;
+            IF unsettled = 0 AND ends_at < now() - p.retention THEN
+                step := 'drop';
+                reason := 'detached, and nothing in it is unsettled';
+                statement := format('DROP TABLE %s', partition);
+            ELSE
+                step := 'attach';
+                reason := CASE WHEN unsettled = 0 THEN format('detached, but the retention of %s keeps it', p.retention)
+                               ELSE 'detached, and an unsettled row appeared meanwhile' END;
+                statement := format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
+                                    p.parent_table, partition, starts_at, ends_at);
+            END IF;
             RETURN NEXT;
         END LOOP;
         FOR step, partition, starts_at, ends_at, unsettled IN
@@ -110,6 +118,8 @@ BEGIN
                    OFFSET 0  -- one look at each
                    ) AS u (count)
              WHERE x.ends_at < now() - p.retention
+                -- What nobody noted, somebody detaches by hand.
+                OR (x.detach_pending AND EXISTS (SELECT FROM outbox.retiring_partition r WHERE to_regclass(r.partition) = x.partition))
              ORDER BY x.detach_pending DESC, x.starts_at
         LOOP
             reason := format('all of it is older than the retention of %s', p.retention);
@@ -138,8 +148,10 @@ $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
     'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, or trim; for one table, or all';
 
--- Notes what may go, and ends detaches, in one transaction: FINALIZE what was interrupted, look
--- at the rows again, then drop the table, or attach it again. Gives what was done, by partition.
+-- Notes what may go, and ends detaches, in one transaction: FINALIZE what was interrupted, look at
+-- the rows and the policy again, then drop the table, or attach it again. A note stays as long as the
+-- table: a job, or a command that made its plan before, may still detach what has to stay since.
+-- Gives what was done, by partition.
 CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -149,13 +161,15 @@ SET lock_timeout = '100ms'
 SET jit = off
 AS $body$
 DECLARE
+    p outbox.partition_policy;
     v_leaving text[] := '{}';
+    v_reason text;
     s record;
 BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
     -- In most hours nothing leaves.
     IF NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.parent_table = parent)
-       AND NOT EXISTS (SELECT FROM outbox.partition_policy p, outbox.partitions(parent) x
-                        WHERE p.parent_table = parent AND x.ends_at < now() - p.retention) THEN
+       AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.ends_at < now() - p.retention) THEN
         RETURN;
     END IF;
     -- Two at once would wait for each other's notes.
@@ -166,7 +180,9 @@ BEGIN
     END IF;
     FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
         v_leaving := v_leaving || s.partition;
-        INSERT INTO outbox.retiring_partition VALUES (s.partition, parent, s.starts_at, s.ends_at) ON CONFLICT DO NOTHING;
+        INSERT INTO outbox.retiring_partition AS r VALUES (s.partition, parent, s.starts_at, s.ends_at)
+            ON CONFLICT ON CONSTRAINT retiring_partition_pkey DO UPDATE
+            SET starts_at = excluded.starts_at, ends_at = excluded.ends_at, planned_at = now() WHERE r.planned_at IS NULL;
         CONTINUE WHEN s.step <> 'finalize' OR NOT outbox.may_finalize(to_regclass(s.partition));
         partition := s.partition;
         BEGIN
@@ -182,23 +198,28 @@ BEGIN
         END;
         RETURN NEXT;
     END LOOP;
-    DELETE FROM outbox.retiring_partition r WHERE r.parent_table = parent AND r.partition <> ALL (v_leaving);
+    UPDATE outbox.retiring_partition r SET planned_at = NULL
+     WHERE r.parent_table = parent AND r.planned_at IS NOT NULL AND r.partition <> ALL (v_leaving);
+    DELETE FROM outbox.retiring_partition r WHERE r.parent_table = parent AND to_regclass(r.partition) IS NULL;
     FOR s IN SELECT r.* FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
               WHERE r.parent_table = parent AND NOT c.relispartition ORDER BY r.starts_at LOOP
         partition := s.partition;
         BEGIN
             -- Nobody finds it by its parent any more; whoever touches it by name waits here.
             EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
-            IF outbox.count_unsettled(parent, s.partition::regclass) IS DISTINCT FROM 0 THEN
+            v_reason := CASE WHEN outbox.count_unsettled(parent, s.partition::regclass) IS DISTINCT FROM 0 THEN 'it has unsettled rows'
+                             WHEN s.ends_at >= now() - p.retention THEN format('the retention of %s keeps it', p.retention) END;
+            IF v_reason IS NOT NULL THEN
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                parent::regclass, s.partition, s.starts_at, s.ends_at);
                 outcome := 'attached again';
-                RAISE WARNING 'partition % was detached and is attached again: it has unsettled rows', s.partition;
+                UPDATE outbox.retiring_partition r SET planned_at = NULL WHERE r.partition = s.partition;
+                RAISE WARNING 'partition % was detached and is attached again: %', s.partition, v_reason;
             ELSE
                 EXECUTE format('DROP TABLE %s', s.partition);
                 outcome := 'dropped';
+                DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;
             END IF;
-            DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;
         EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
             outcome := 'busy';
         END;
@@ -207,7 +228,7 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.finish_detached IS
-    'note what may go, finalize interrupted detaches, drop what is detached, attach again what has an unsettled row';
+    'note what may go, finalize interrupted detaches, drop what is detached, attach again what has an unsettled row or is to be kept';
 
 -- Runs as the detacher. cron.schedule() records the current user, and has no one-shot jobs: these
 -- name a minute of the hour, which needs no time zone (cron.timezone is hidden from all but

@@ -41,16 +41,30 @@ class _Judged:
 def check_partitions(
     connection: AdministrationConnection, names: Names
 ) -> Iterator[Finding]:
-    """Find days without a partition, and partitions that are not as we make them."""
+    """Find days without a partition, and partitions that are not as we make them.
+
+    Or that are none any more, and nobody knows of.
+    """
     misfits: defaultdict[str, dict[Misfit, str]] = defaultdict(dict)
-    in_the_way = set()
+    in_the_way, strays = set(), set()
     # What is wrong may stand in the way of what is missing.
+    for table, partition, start, end in connection.execute(
+        load("outbox", "list_strays")
+    ):
+        strays.add(partition)
+        yield _found(
+            f"{partition} was detached from {table}, and no upkeep knows of it: nobody"
+            " sees its rows. Attached again, it goes with its retention; what you want"
+            " to keep belongs into a schema of yours",
+            f"SET ROLE {names.owner}; ALTER TABLE {table} ATTACH PARTITION {partition}"
+            f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
+        )
     for table, taken, aside, is_partition in connection.execute(
         load("outbox", "list_names_taken")
     ):
         if is_partition:
             in_the_way.add(taken)
-        else:
+        elif taken not in strays:
             yield _found(
                 f"{taken} is no partition of {table} and has the name of one that is"
                 " missing",

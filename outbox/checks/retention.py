@@ -27,7 +27,14 @@ def check_retention(
     """Find partitions past their time, and receipts that go too soon."""
     for row in connection.execute(load("outbox", "list_late_partitions")):
         step, table, partition, unsettled, statement, late, owner = row
-        if step in {"hold", "attach"}:
+        if step == "attach" and unsettled == 0:
+            yield _found(
+                Severity.WARNING,
+                f"{partition} is detached, where nobody sees its rows, and the"
+                " retention keeps it",
+                f"{statement};",
+            )
+        elif step in {"hold", "attach"}:
             many = "unknown" if unsettled is None else unsettled
             if unsettled is not None:
                 remedy = f"{statement};"

@@ -84,6 +84,11 @@ BROKEN = {
         f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; END $$",
         *("partitions", "warning", "lacks 1 partitions", "outbox.make_partitions"),
     ),
+    "a partition was detached by hand": (
+        f"DO $$ BEGIN EXECUTE 'ALTER TABLE outbox.message DETACH PARTITION '"
+        f" || {IN_DAYS.format(-1)}; END $$",
+        *("partitions", "error", "no upkeep knows of it", "ATTACH PARTITION"),
+    ),
     "there is a DEFAULT partition": (
         "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
         " PARTITION OF outbox.message DEFAULT",

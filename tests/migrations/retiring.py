@@ -16,12 +16,15 @@ EXPIRED = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
     " WHERE ends_at < now() - interval '7 days'"
 )
-RETIRING = "SELECT partition FROM outbox.retiring_partition"
+RETIRING = (
+    "SELECT partition FROM outbox.retiring_partition WHERE planned_at IS NOT NULL"
+)
 AT_THE_NOTES = (
     "SELECT pg_advisory_xact_lock(hashtextextended("
     "'outbox.finish_detached outbox.message', 0))"
 )
 """As another upkeep holds it from its first note to its end."""
+NOTED = "SELECT partition FROM outbox.retiring_partition"
 
 
 @contextmanager

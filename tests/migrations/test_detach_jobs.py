@@ -6,9 +6,10 @@ from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.retiring import AT_THE_NOTES, EXPIRED, acting_as
-from tests.migrations.test_upkeep import old_partition
+from tests.migrations.test_upkeep import add_old, old_partition
 
 PLAN = "SELECT outbox.schedule_detaches()"
+UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
 
 
 def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
@@ -38,6 +39,36 @@ def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
         detacher.execute("SELECT outbox.schedule_detaches()")
 
     assert execute(url, jobs) == []
+
+
+def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url)
+    for days in (20, 25):
+        old_partition(url, days)
+        add_old(url, days, settled="now()")
+    with (
+        acting_as(url, "pillarbox_detacher") as detacher,
+        acting_as(url, "pillarbox_maintainer") as maintainer,
+    ):
+        detacher.execute(PLAN)
+        jobs = execute(
+            url, "SELECT command FROM cron.job WHERE jobname LIKE '% detach %'"
+        )
+        assert len(jobs) == 2
+        execute(url, "UPDATE outbox.message SET published_at = NULL")
+        maintainer.execute(UPKEEP)
+        for (command,) in jobs:
+            detacher.execute(command)
+        assert execute(url, EXPIRED) == []
+
+        detacher.execute(PLAN)
+
+    assert len(execute(url, EXPIRED)) == 2
+    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
+    assert execute(url, unsettled) == [(2,)]
 
 
 def test_nothing_that_is_not_noted_is_given_to_a_job(

@@ -171,8 +171,11 @@ def test_what_is_detached_is_not_read_either(
 ) -> None:
     day = old_day(looking, table)
     detach = f"ALTER TABLE {table} DETACH PARTITION {day}"
-    note = "INSERT INTO outbox.retiring_partition SELECT %s, %s, now(), now()"
-    looking.execute(note, (day, table))
+    note = (
+        "INSERT INTO outbox.retiring_partition SELECT partition, %s, starts_at, ends_at"
+        " FROM outbox.partitions(%s) WHERE partition = %s::regclass"
+    )
+    looking.execute(note, (table, table, day))
     run(looking, detach)
 
     plan = "SELECT step FROM outbox.upkeep_plan(%s) WHERE partition = %s"
