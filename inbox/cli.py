@@ -57,7 +57,9 @@ def _change_topics(
     url = url_of(arguments.database, "database", DATABASE_VARIABLE)
 
     async def run() -> None:
-        async with await connect(url, application_name="pillarbox inbox") as connection:
+        async with await connect(
+            url, application_name="pillarbox inbox", shared=True
+        ) as connection:
             try:
                 said = await change(connection, arguments.consumer, arguments.topics)
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):

@@ -1,16 +1,21 @@
 """Alembic's entry point, online and offline.
 
 The version table lies in the schema `outbox`, so that the user's own migrations
-and ours never meet. One transaction holds it all: nothing is half made.
+and ours never meet. One transaction holds it all: nothing is half made. In all of it
+the search_path is pinned: an administrator runs it, and must run nothing of others.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from alembic import context
 from alembic.operations import Operations
 from alembic.script import Script
-from sqlalchemy import Connection, create_engine, pool
+from alembic.util import CommandError
+from sqlalchemy import Connection, create_engine, event, pool, text
 
+from outbox.database import PIN_SEARCH_PATH, PIN_SEARCH_PATH_LOCALLY
 from outbox.migrations.script import run
 
 _settings: dict[str, Any] = {
@@ -22,9 +27,9 @@ _settings: dict[str, Any] = {
 
 def _run_all() -> None:
     options = context.config.attributes
-    with context.begin_transaction():
+    with context.begin_transaction(), _pinned_search_path():
         # Two migrations at once would race for CREATE SCHEMA.
-        context.execute("SELECT pg_advisory_xact_lock(1885957228, 103)")
+        context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
         if options.get("remove", False):
             _remove()
         else:
@@ -77,6 +82,35 @@ def _online(connection: Connection) -> None:
     _run_all()
 
 
+@contextmanager
+def _pinned_search_path() -> Iterator[None]:
+    """Pin it for the transaction, and give the session back what it had before."""
+    if context.is_offline_mode():
+        context.execute(PIN_SEARCH_PATH_LOCALLY)
+        yield
+        return
+    connection = context.get_bind()
+    path = connection.scalar(text("SELECT pg_catalog.current_setting('search_path')"))
+    connection.execute(text(PIN_SEARCH_PATH_LOCALLY))
+    # For the session, since pg_partman's routines set it for more than the transaction.
+    restore = text("SELECT pg_catalog.set_config('search_path', :path, false)")
+    try:
+        yield
+    except CommandError:
+        # Unlike an error of the database, this one doesn't end the user's transaction.
+        connection.execute(restore, {"path": path})
+        raise
+    connection.execute(restore, {"path": path})
+
+
+def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+    """Pin the search_path before the dialect asks anything of its own."""
+    connection = dialect.connect(*arguments, **options)
+    connection.execute(PIN_SEARCH_PATH)
+    connection.commit()
+    return connection
+
+
 if context.is_offline_mode():
     # Without the paramstyle, Alembic doubles every percent sign of the scripts.
     context.configure(
@@ -92,5 +126,6 @@ else:
     engine = create_engine(
         context.config.attributes["url"], poolclass=pool.NullPool, echo=False
     )
+    event.listen(engine, "do_connect", _connect)
     with engine.connect() as connection:
         _online(connection)

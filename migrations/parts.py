@@ -8,7 +8,8 @@ from outbox.migrations.statements import split_statements, without_comments
 _FOR_BOTH: Final = (
     "BEGIN",
     "COMMIT",
-    "SELECT pg_advisory_xact_lock",
+    "SET LOCAL search_path",
+    "SELECT pg_catalog.pg_advisory_xact_lock",
     "DO $version$",
 )
 _OF_THE_OWNER: Final = (

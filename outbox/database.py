@@ -18,6 +18,13 @@ _REMEDY: Final = (
     "user and password as %40 for @"
 )
 _UNKNOWN_OPTION: Final = "invalid URI query parameter"
+PIN_SEARCH_PATH: Final = "SET search_path = pg_catalog, pg_temp"
+"""Else whoever may create in `public` is called by our sessions, with their rights.
+
+A routine or an operator there that fits its arguments better than the catalog's wins.
+"""
+PIN_SEARCH_PATH_LOCALLY: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
+"""The same until the transaction ends."""
 # A peer that vanished without a word is noticed within about 25 s.
 _SETTINGS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -73,9 +80,18 @@ def sqlalchemy_url(url: str) -> str:
 
 
 async def connect(
-    url: str, *, application_name: str, settings: Mapping[str, str] | None = None
+    url: str,
+    *,
+    application_name: str,
+    settings: Mapping[str, str] | None = None,
+    shared: bool = False,
 ) -> Connection:
     """Open a connection in autocommit mode, with session settings applied.
+
+    Args:
+        shared: whether its server session may be other clients' as well, behind a
+            pooler in transaction mode: then it is left as it is, and what runs on it
+            has to name the schema of every function.
 
     Raises:
         DatabaseUnavailableError: it can't be reached or it refuses us.
@@ -91,8 +107,12 @@ async def connect(
             f"{' '.join(str(error).split())}"
         ) from error
     try:
+        if not shared:
+            await connection.execute(PIN_SEARCH_PATH)
         for name, value in (settings or {}).items():
-            await connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+            await connection.execute(
+                "SELECT pg_catalog.set_config(%s, %s, false)", (name, value)
+            )
     except BaseException:
         await connection.close()
         raise

@@ -42,8 +42,8 @@ async def refuse_pooler_async(url: str) -> None:
     try:
         async with (
             asyncio.timeout(LIMIT),
-            await connect(url, application_name=_APPLICATION) as one,
-            await connect(url, application_name=_APPLICATION) as other,
+            await connect(url, application_name=_APPLICATION, shared=True) as one,
+            await connect(url, application_name=_APPLICATION, shared=True) as other,
         ):
             own = await _has_own_session(one, other)
     except TimeoutError:

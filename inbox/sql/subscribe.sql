@@ -4,5 +4,5 @@
 -- Index: subscription_pkey
 INSERT INTO inbox.subscription (consumer, topic)
 SELECT %(consumer)s, topic
-  FROM unnest(%(topics)s::text[]) AS wanted (topic)
+  FROM pg_catalog.unnest(%(topics)s::text[]) AS wanted (topic)
     ON CONFLICT DO NOTHING

@@ -184,7 +184,9 @@ CREATE PROCEDURE outbox.trim_foreign_receipts()
 LANGUAGE plpgsql
 AS $body$
 BEGIN
-    WHILE outbox.trim_foreign_receipts_batch() > 0 LOOP
+    LOOP
+        SET LOCAL search_path = pg_catalog, pg_temp;  -- as in outbox.maintain
+        EXIT WHEN outbox.trim_foreign_receipts_batch() = 0;
         COMMIT;
     END LOOP;
     COMMIT;

@@ -97,6 +97,9 @@ DECLARE
     v_tries int;
     v_problems text := '';
 BEGIN
+    -- What commits can't have a path of its own by SET, and each COMMIT brings the caller's back,
+    -- in which an operator of anybody's may fit better than the catalog's.
+    SET LOCAL search_path = pg_catalog, pg_temp;
     FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
         BEGIN
             PERFORM outbox.make_partitions(v_parent);
@@ -104,12 +107,14 @@ BEGIN
             v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);
         END;
         COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
+        SET LOCAL search_path = pg_catalog, pg_temp;
         BEGIN
             PERFORM outbox.finish_detached(v_parent);
         EXCEPTION WHEN OTHERS THEN
             v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
         END;
         COMMIT;
+        SET LOCAL search_path = pg_catalog, pg_temp;
         v_skip := '{}';
         v_tries := 0;
         LOOP
@@ -120,6 +125,7 @@ BEGIN
                 v_problems := v_problems || format('retention of %s: %s; ', v_parent, SQLERRM);
             END;
             COMMIT;
+            SET LOCAL search_path = pg_catalog, pg_temp;
             EXIT WHEN v_outcome = 'none';
             IF v_outcome = 'detached' THEN
                 BEGIN
@@ -128,6 +134,7 @@ BEGIN
                     v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
                 END;
                 COMMIT;
+                SET LOCAL search_path = pg_catalog, pg_temp;
             END IF;
             CONTINUE WHEN v_outcome <> 'busy';
             v_tries := v_tries + 1;
@@ -137,9 +144,11 @@ BEGIN
             END IF;
             PERFORM pg_sleep(0.3 + random());
             COMMIT;
+            SET LOCAL search_path = pg_catalog, pg_temp;
         END LOOP;
     END LOOP;
     CALL outbox.trim_foreign_receipts();
+    SET LOCAL search_path = pg_catalog, pg_temp;
     IF v_problems <> '' THEN
         RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
     END IF;

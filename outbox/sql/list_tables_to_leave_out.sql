@@ -8,7 +8,7 @@ SELECT n.nspname, c.relname
  WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
    AND (c.relispartition
         OR EXISTS (SELECT FROM pg_catalog.pg_depend d
-                    WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                    WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
                       AND d.objid = c.oid AND d.deptype = 'e')
         OR (pg_catalog.starts_with(c.relname::text, 'template_')
             AND c.relnamespace = (SELECT e.extnamespace FROM pg_catalog.pg_extension e

@@ -8,11 +8,13 @@ from outbox.errors import MigrationError
 from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
+from tests.migrations.broken import SEEN
 from tests.migrations.catalog import is_empty, snapshot
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 INSTALLED = "UPDATE pg_extension SET extversion = '{}' WHERE extname = 'pg_partman'"
+NO_PARTMAN = "SELECT * FROM pg_available_extensions_itself WHERE name <> 'pg_partman'"
 OLD_PARTMAN = "SELECT name 'pg_partman' AS name, '4.6.2' AS default_version"
 
 
@@ -115,23 +117,13 @@ def test_an_encoding_other_than_utf8(server: PostgresServer) -> None:
     assert "ENCODING 'UTF8'" in text
 
 
-def offer(server: PostgresServer, url: str, extensions: str) -> None:
-    """Have the server offer these: they are seen through a view, here another."""
-    name = url.rpartition("/")[2].partition("?")[0]
-    execute(url, "CREATE SCHEMA offered")
-    execute(url, f"CREATE VIEW offered.pg_available_extensions AS {extensions}")
-    path = "SET search_path = offered, pg_catalog"
-    execute(server.url, f'ALTER DATABASE "{name}" {path}')
+def offer(url: str, extensions: str) -> None:
+    """Have the server offer these in one database."""
+    execute(url, SEEN.format("pg_available_extensions", extensions))
 
 
-def test_a_server_without_pg_partman(
-    server: PostgresServer, empty_database_url: str
-) -> None:
-    offer(
-        server,
-        empty_database_url,
-        "SELECT * FROM pg_catalog.pg_available_extensions WHERE name <> 'pg_partman'",
-    )
+def test_a_server_without_pg_partman(empty_database_url: str) -> None:
+    offer(empty_database_url, NO_PARTMAN)
 
     text = refusal(empty_database_url, with_cron=False)
 
@@ -139,10 +131,8 @@ def test_a_server_without_pg_partman(
     assert "apt install postgresql-" in text
 
 
-def test_a_server_whose_pg_partman_is_too_old(
-    server: PostgresServer, empty_database_url: str
-) -> None:
-    offer(server, empty_database_url, OLD_PARTMAN)
+def test_a_server_whose_pg_partman_is_too_old(empty_database_url: str) -> None:
+    offer(empty_database_url, OLD_PARTMAN)
 
     text = refusal(empty_database_url, with_cron=False)
 
@@ -160,11 +150,9 @@ def test_a_pg_partman_that_was_not_updated_with_its_files(database_url: str) -> 
     assert text.endswith("ALTER EXTENSION pg_partman UPDATE")
 
 
-def test_a_pg_partman_that_no_update_makes_new_enough(
-    server: PostgresServer, database_url: str
-) -> None:
+def test_a_pg_partman_that_no_update_makes_new_enough(database_url: str) -> None:
     execute(database_url, INSTALLED.format("4.5.1"))
-    offer(server, database_url, OLD_PARTMAN)
+    offer(database_url, OLD_PARTMAN)
 
     text = refusal(database_url, with_cron=False)
 

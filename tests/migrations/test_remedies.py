@@ -100,7 +100,7 @@ def test_a_transaction_that_stays_open_is_ended(
             "pg_stat_activity",
             "SELECT datname, pid, usename, state, backend_type, application_name,"
             " now() - interval '2 hours' AS xact_start"
-            " FROM pg_catalog.pg_stat_activity WHERE application_name = 'forgotten'",
+            " FROM pg_stat_activity_itself WHERE application_name = 'forgotten'",
         ),
     )
     forgotten = psycopg.connect(database_url, application_name="forgotten")
@@ -134,7 +134,7 @@ def test_a_transaction_that_was_prepared_is_committed(
         SEEN.format(
             "pg_prepared_xacts",
             "SELECT gid, prepared - interval '2 hours' AS prepared, database"
-            " FROM pg_catalog.pg_prepared_xacts",
+            " FROM pg_prepared_xacts_itself",
         ),
     )
     with psycopg.connect(url, autocommit=True) as connection:

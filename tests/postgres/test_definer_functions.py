@@ -69,7 +69,7 @@ BEGIN
         SELECT p.proname, pg_get_function_identity_arguments(p.oid) AS arguments,
                pg_get_function_result(p.oid) AS result
           FROM pg_proc p
-         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f'
+         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind IN ('f', 'a')
            AND p.proname = ANY (string_to_array({names}, ','))
     LOOP
         BEGIN
@@ -102,9 +102,12 @@ BEGIN
                 OR n.nspname = 'pg_catalog'
                AND c.relname = ANY (string_to_array({names}, ',')))
     LOOP
-        EXECUTE format('CREATE OR REPLACE VIEW %s.%I AS'
-            ' SELECT t.*, evil.bait() AS bait FROM %I.%I t',
-            o.place, o.relname, o.nspname, o.relname);
+        BEGIN
+            EXECUTE format('CREATE OR REPLACE VIEW %s.%I AS'
+                ' SELECT t.* FROM %I.%I t WHERE evil.bait()',
+                o.place, o.relname, o.nspname, o.relname);
+        EXCEPTION WHEN invalid_table_definition THEN CONTINUE;
+        END;
         EXECUTE format('GRANT ALL ON %s.%I TO PUBLIC', o.place, o.relname);
     END LOOP;
 END

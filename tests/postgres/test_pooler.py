@@ -102,6 +102,8 @@ def test_it_is_found_however_it_deals_its_sessions_out(
         for _ in range(5):
             with pytest.raises(PoolerError, match=REFUSAL):
                 refuse_pooler(url)
+    # What it asked has left nothing to whoever gets the session next.
+    assert execute(url, "SHOW search_path") == [('"$user", public',)]
 
 
 @pytest.mark.parametrize("in_turns", [0, 1])

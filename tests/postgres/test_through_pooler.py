@@ -35,6 +35,7 @@ from tests.fixtures.waiting import wait_for
 
 # More than psycopg executes a statement before it prepares it.
 ROUNDS = 12
+DEFAULT_PATH = '"$user", public'
 
 
 @pytest.fixture
@@ -195,6 +196,12 @@ def test_commands_of_one_statement_work_through_it(
     assert "billing is subscribed to" in capsys.readouterr().out
     found = execute(database_url, "SELECT count(*) FROM inbox.subscription")
     assert found == [(ROUNDS - 1,)]
+    assert paths(url) == {DEFAULT_PATH}
+
+
+def paths(url: str) -> set[str]:
+    """Give what the sessions of the pool have for the clients that come next."""
+    return {execute(url, "SHOW search_path")[0][0] for _ in range(ROUNDS)}
 
 
 def test_a_migration_in_a_transaction_of_its_own_works_through_it(
@@ -209,4 +216,5 @@ def test_a_migration_in_a_transaction_of_its_own_works_through_it(
         with engine.begin() as connection:
             assert connection.scalar(text("SELECT current_user = session_user"))
         engine.dispose()
+        assert paths(url) == {DEFAULT_PATH}
     assert unsettled(empty_database_url) == 0
