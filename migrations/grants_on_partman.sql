@@ -2,9 +2,27 @@
 -- ALTER EXTENSION pg_partman UPDATE from 4.x to 5.x drops the grants on its objects.
 
 GRANT USAGE ON SCHEMA {partman} TO {owner};
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {partman} TO {owner};
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {partman} TO {owner};
-GRANT EXECUTE ON ALL PROCEDURES IN SCHEMA {partman} TO {owner};
+DO $grants$
+DECLARE
+    v_object record;
+BEGIN
+    -- What belongs to the extension and nothing else: in a schema that it shares, as public may be,
+    -- are other people's tables.
+    FOR v_object IN
+        SELECT d.classid = 'pg_class'::regclass AS is_table,
+               CASE d.classid WHEN 'pg_class'::regclass THEN d.objid::regclass::text
+                              ELSE d.objid::regprocedure::text END AS name
+          FROM pg_extension e JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+          LEFT JOIN pg_class c ON c.oid = d.objid AND d.classid = 'pg_class'::regclass
+         WHERE e.extname = 'pg_partman' AND d.deptype = 'e'
+           AND (c.relkind IN ('r', 'p', 'v') OR d.classid = 'pg_proc'::regclass)
+         ORDER BY name
+    LOOP
+        EXECUTE format(CASE WHEN v_object.is_table THEN 'GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE %s TO {owner}'
+                            ELSE 'GRANT EXECUTE ON ROUTINE %s TO {owner}' END, v_object.name);
+    END LOOP;
+END
+$grants$;
 -- For outbox doctor.
 GRANT USAGE ON SCHEMA {partman} TO {monitor};
 GRANT SELECT ON {partman}.part_config TO {monitor};

@@ -30,14 +30,11 @@ def check_grants(
         {"owner": names.owner, "partman": names.partman},
     ).fetchone()
     if granted != (True,):
-        schema, owner = f'"{names.partman}"', f'"{names.owner}"'
         yield _found(
             Severity.ERROR,
             f"{names.owner} may not use pg_partman: no partition will be made",
-            f"GRANT USAGE ON SCHEMA {schema} TO {owner};"
-            " GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA"
-            f" {schema} TO {owner};"
-            f" GRANT EXECUTE ON ALL ROUTINES IN SCHEMA {schema} TO {owner};",
+            # Not ON ALL TABLES: in a schema that it shares are other people's.
+            names.migrate,
         )
 
 
