@@ -5,14 +5,16 @@ and ours never meet. One transaction holds it all: nothing is half made. In all 
 the search_path is pinned: an administrator runs it, and must run nothing of others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from alembic import context
 from alembic.operations import Operations
 from alembic.script import Script
 from alembic.util import CommandError
+from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
 from outbox.database import PIN_SEARCH_PATH, PIN_SEARCH_PATH_LOCALLY
@@ -103,9 +105,16 @@ def _pinned_search_path() -> Iterator[None]:
     connection.execute(restore, {"path": path})
 
 
+def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING" and notice.message_hint:
+        tell(f"{notice.message_primary}; {notice.message_hint}")
+
+
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
     """Pin the search_path before the dialect asks anything of its own."""
     connection = dialect.connect(*arguments, **options)
+    if (tell := context.config.attributes.get("tell")) is not None:
+        connection.add_notice_handler(partial(_tell_warning, tell))
     connection.execute(PIN_SEARCH_PATH)
     connection.commit()
     return connection

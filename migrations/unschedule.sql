@@ -2,22 +2,25 @@
 -- launcher for the whole server (seen with 1.4.2, 1.6.5 and 1.6.8).
 
 DO $schedule$
+DECLARE
+    v_role text;
 BEGIN
     IF to_regclass('outbox.alembic_version') IS NULL THEN
         RAISE EXCEPTION 'database % has no schema outbox of ours', current_database()
             USING HINT = 'there is nothing to remove';
     END IF;
-    IF to_regclass('cron.job') IS NOT NULL AND has_schema_privilege({maintainer_name}, 'cron', 'USAGE') THEN
-        SET LOCAL ROLE {maintainer};
-        PERFORM cron.unschedule(jobid) FROM cron.job WHERE jobname LIKE 'pillarbox %' AND database = current_database();
-        RESET ROLE;
-        EXECUTE 'REVOKE USAGE ON SCHEMA cron FROM {maintainer}';
-    END IF;
-    IF to_regclass('cron.job') IS NOT NULL AND has_schema_privilege({detacher_name}, 'cron', 'USAGE') THEN
-        SET LOCAL ROLE {detacher};
-        PERFORM cron.unschedule(jobid) FROM cron.job WHERE jobname LIKE 'pillarbox %' AND database = current_database();
-        RESET ROLE;
-        EXECUTE 'REVOKE USAGE ON SCHEMA cron FROM {detacher}';
+    IF EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
+        FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}] LOOP
+            -- It sees its own; without this right only an administrator can have scheduled for it.
+            IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN
+                EXECUTE format('SET LOCAL ROLE %I', v_role);
+            END IF;
+            IF has_schema_privilege(current_user, 'cron', 'USAGE') THEN
+                PERFORM cron.unschedule(jobid) FROM cron.job
+                  WHERE jobname LIKE 'pillarbox %' AND database = current_database() AND username = v_role;
+            END IF;
+            RESET ROLE;
+        END LOOP;
     END IF;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET timezone', current_database());
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I RESET search_path', current_database());

@@ -74,16 +74,24 @@ def migrate_on(
 
 
 def unmigrate(
-    url: str, *, role_prefix: str = "pillarbox", partman_schema: str = "partman"
+    url: str,
+    *,
+    role_prefix: str = "pillarbox",
+    partman_schema: str = "partman",
+    tell: Callable[[str], None] | None = None,
 ) -> None:
     """Remove the schema with all its data; roles and extensions in use stay.
+
+    Args:
+        tell: is given a line for each role that stays because pg_cron, in another
+            database, may have a job of it, with the SQL that ends it.
 
     Raises:
         MigrationError: it can't be done as things are; nothing was changed.
         DatabaseUnavailableError: the database can't be reached.
         ConfigError: as for `migrate`.
     """
-    config = _config(role_prefix, partman_schema, url=url, remove=True)
+    config = _config(role_prefix, partman_schema, url=url, remove=True, tell=tell)
     refuse_pooler(url)
     _run(lambda command: command.downgrade(config, "base"))
 

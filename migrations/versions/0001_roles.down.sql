@@ -26,15 +26,53 @@ DROP SCHEMA inbox;
 ALTER SCHEMA outbox OWNER TO CURRENT_USER;
 REVOKE ALL ON SCHEMA outbox FROM {owner}, {maintainer}, {detacher}, {application}, {relay}, {consumer}, {monitor};
 
+-- A job of pg_cron whose role is gone stops the launcher for the whole server: a role goes when it is
+-- known that there is none. What is scheduled from another database nobody can see from here.
 DO $roles$
 DECLARE
     v_role text;
+    v_has_jobs boolean;
+    v_installed boolean := EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron');
+    v_home text;
+    v_elsewhere boolean;
 BEGIN
+    BEGIN
+        v_home := current_setting('cron.database_name', true);
+        v_elsewhere := v_home <> current_database();
+    EXCEPTION WHEN insufficient_privilege THEN
+        -- It is loaded, and where it works is hidden from all but administrators.
+        v_elsewhere := NOT v_installed;
+    END;
     FOREACH v_role IN ARRAY ARRAY[{monitor_name}, {consumer_name}, {relay_name}, {application_name}, {detacher_name}, {maintainer_name}, {owner_name}] LOOP
+        v_has_jobs := v_role IN ({detacher_name}, {maintainer_name}) AND v_elsewhere;
+        IF v_role IN ({detacher_name}, {maintainer_name}) AND v_installed THEN
+            IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN
+                EXECUTE format('SET LOCAL ROLE %I', v_role);
+                v_has_jobs := v_has_jobs OR EXISTS (SELECT FROM cron.job WHERE username = current_user);
+                RESET ROLE;
+            ELSIF NOT has_schema_privilege(current_user, 'cron', 'USAGE') THEN
+                v_has_jobs := true;
+            ELSIF row_security_active('cron.job') THEN
+                v_has_jobs := true;
+            ELSE
+                v_has_jobs := v_has_jobs OR EXISTS (SELECT FROM cron.job WHERE username = v_role);
+            END IF;
+            IF NOT v_has_jobs OR v_elsewhere THEN
+                EXECUTE format('REVOKE USAGE ON SCHEMA cron FROM %I', v_role);
+            END IF;
+        END IF;
         BEGIN
             EXECUTE format('DROP ROLE IF EXISTS %I', v_role);
-        EXCEPTION WHEN dependent_objects_still_exist OR insufficient_privilege THEN
-            RAISE NOTICE 'role "%" stays: %', v_role, SQLERRM;
+            IF v_has_jobs THEN
+                RAISE object_in_use;  -- which undoes the DROP
+            END IF;
+        EXCEPTION
+            WHEN dependent_objects_still_exist OR insufficient_privilege THEN
+                RAISE NOTICE 'role "%" stays: %', v_role, SQLERRM;
+            WHEN object_in_use THEN
+                RAISE WARNING 'role "%" stays: pg_cron may have a job of it, and a job without its role stops pg_cron for the whole server', v_role
+                    USING HINT = format('in %s, run: SELECT cron.unschedule(jobid) FROM cron.job WHERE username = %L; DROP ROLE %I;',
+                                        coalesce(format('database "%s"', v_home), 'the database of pg_cron'), v_role, v_role);
         END;
     END LOOP;
 END

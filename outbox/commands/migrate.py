@@ -44,6 +44,10 @@ def add_to(subcommands: Subcommands) -> None:
     parser.set_defaults(run=_run)
 
 
+def _tell(line: str) -> None:
+    sys.stderr.write(f"outbox: {line}\n")
+
+
 def _run(arguments: argparse.Namespace) -> int:
     names = {
         "role_prefix": arguments.role_prefix,
@@ -74,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.remove:
         migrate(url, with_cron=with_cron, **names)
     elif arguments.yes:
-        unmigrate(url, **names)
+        unmigrate(url, **names, tell=_tell)
     else:
         raise MigrationError(
             f"this removes every message, receipt and dead letter of "

@@ -3,6 +3,7 @@
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import sql
 
 Snapshot: TypeAlias = dict[str, list[tuple[Any, ...]]]
 
@@ -80,6 +81,17 @@ def snapshot(url: str) -> Snapshot:
             if row != (None,):
                 found[table] = sorted(connection.execute(query).fetchall(), key=repr)
     return found
+
+
+def drop_roles_of_jobs(url: str, prefix: str) -> None:
+    """End what a removal leaves where pg_cron works in another database."""
+    left = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s) ORDER BY 1"
+    with psycopg.connect(url, autocommit=True) as connection:
+        roles = connection.execute(left, (f"{prefix}_",)).fetchall()
+        assert roles == [(f"{prefix}_detacher",), (f"{prefix}_maintainer",)]
+        connection.execute(
+            sql.SQL("DROP ROLE {}, {}").format(*(sql.Identifier(r) for (r,) in roles))
+        )
 
 
 def is_empty(found: Snapshot) -> bool:

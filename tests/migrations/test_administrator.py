@@ -8,7 +8,7 @@ from outbox.cli import main
 from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
-from tests.migrations.catalog import is_empty, snapshot
+from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_upkeep import old_partition
 
@@ -53,8 +53,7 @@ def test_an_administrator_of_roles_migrates_maintains_and_removes(
     unmigrate(administrator, role_prefix="theirs")
     found = snapshot(empty_database_url)
     assert is_empty(found)
-    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'theirs%'"
-    assert execute(empty_database_url, roles) == []
+    drop_roles_of_jobs(empty_database_url, "theirs")
 
 
 def test_a_member_that_may_not_become_the_owner_drops_instead_of_detaching(

@@ -1,16 +1,29 @@
 """pg_cron works in another database of the server than ours."""
 
 import json
+import re
+import subprocess
 
 import pytest
 
 from outbox.cli import main
 from outbox.errors import MigrationError
-from outbox.migrate import migrate
+from outbox.migrate import migrate, migration_sql, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
+from tests.migrations.pasting import paste
 
+ROLES = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'pillarbox%' ORDER BY 1"
+MEMBERS_OF_OTHERS = (
+    "SELECT r.rolname FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.member"
+    " WHERE r.rolname LIKE 'pillarbox%'"
+)
+# One that finds a job without its role when it starts ends at once.
+LAUNCHER = (
+    "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
+    " AND backend_start < now() - interval '2 seconds'"
+)
 RUNS = "SELECT status, return_message FROM cron.job_run_details"
 
 
@@ -55,6 +68,81 @@ def test_the_job_of_the_refusal_s_hint_runs_the_upkeep(
     )
     failed = f"{RUNS} WHERE status = 'failed'"
     assert execute(private_server.url, failed) == []
+
+
+@pytest.fixture
+def scheduled(private_server: PostgresServer, elsewhere: str) -> str:
+    """The database, with the job that the refusal's hint makes."""
+    with pytest.raises(MigrationError) as refused:
+        migrate(elsewhere)
+    migrate(elsewhere, with_cron=False)
+    execute(private_server.url, str(refused.value).partition('"pillarbox": ')[2])
+    return elsewhere
+
+
+@pytest.mark.parametrize("way", ["command", "psql"])
+def test_a_role_that_may_have_a_job_outlives_the_schema(
+    way: str,
+    private_server: PostgresServer,
+    scheduled: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = remove(way, scheduled, capsys)
+
+    assert execute(scheduled, ROLES) == [
+        ("pillarbox_detacher",),
+        ("pillarbox_maintainer",),
+    ]
+    assert execute(scheduled, MEMBERS_OF_OTHERS) == []
+    private_server.restart()
+    wait_for("launcher", lambda: execute(private_server.url, LAUNCHER), seconds=60)
+    remedies = re.findall(r'in database "pillarbox", run: (.*)', said)
+    assert len(remedies) == 2
+    for remedy in remedies:
+        paste(private_server.url, remedy)
+    assert execute(scheduled, ROLES) == []
+    assert execute(private_server.url, "SELECT jobname FROM cron.job") == []
+    private_server.restart()
+    wait_for("launcher", lambda: execute(private_server.url, LAUNCHER), seconds=60)
+
+
+def remove(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Give what was said beside the output."""
+    if way == "command":
+        assert main(["migrate", "--remove", "--yes", "--database", url]) == 0
+        return capsys.readouterr().err
+    done = subprocess.run(
+        ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", url],
+        input=migration_sql(remove=True),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stderr
+
+
+def test_where_pg_cron_works_a_role_goes_with_its_jobs_or_not_at_all(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    private_server.create_database("bank")
+    migrate(url, with_cron=False)
+    execute(url, "CREATE EXTENSION pg_cron")
+    for job, database in (("pillarbox upkeep", "pillarbox"), ("its upkeep", "bank")):
+        execute(
+            url,
+            "SELECT cron.schedule_in_database(%s, '7 * * * *',"
+            " 'CALL outbox.maintain()', %s, 'pillarbox_maintainer')",
+            (job, database),
+        )
+    said: list[str] = []
+
+    unmigrate(url, tell=said.append)
+
+    assert execute(url, "SELECT jobname FROM cron.job") == [("its upkeep",)]
+    assert execute(url, ROLES) == [("pillarbox_maintainer",)]
+    (line,) = said
+    assert line.startswith('role "pillarbox_maintainer" stays: pg_cron may have a job')
 
 
 def test_the_doctor_is_content_once_the_upkeep_ran_and_says_who_may_drive_it(

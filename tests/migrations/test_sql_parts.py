@@ -47,6 +47,7 @@ def developer(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
     yield empty_database_url.replace("postgres@", "parted_developer@")
     execute(empty_database_url, "DROP OWNED BY parted_developer CASCADE")
     execute(server.url, "DROP ROLE parted_developer")
+    execute(server.url, "DROP ROLE IF EXISTS parted_maintainer, parted_detacher")
 
 
 def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
@@ -100,8 +101,10 @@ def test_the_command_goes_on_from_the_parts_and_the_upkeep_runs(
 
     assert snapshot(empty_database_url) == before
     unmigrate(empty_database_url, role_prefix=PREFIX)
-    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'parted%'"
-    assert execute(empty_database_url, roles) == [("parted_developer",)]
+    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'parted%' ORDER BY 1"
+    # Those of jobs stay: pg_cron works in another database.
+    stay = [("parted_detacher",), ("parted_developer",), ("parted_maintainer",)]
+    assert execute(empty_database_url, roles) == stay
 
 
 def printed_for(version: str, part: Part) -> str:

@@ -13,7 +13,7 @@ from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.migrate import migrate, migration_sql, unmigrate
 from outbox.testing.lifetime import free_port
 from tests.fixtures.relay import execute
-from tests.migrations.catalog import is_empty, snapshot
+from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -115,9 +115,8 @@ def test_names_of_roles_and_of_the_extension_s_schema_can_be_chosen(
         ):
             migrate(empty_database_url, with_cron=False, role_prefix="other_app")
     finally:
-        unmigrate(empty_database_url, **names)
-    roles = "SELECT rolname FROM pg_roles WHERE rolname LIKE 'other_app%'"
-    assert execute(empty_database_url, roles) == []
+        unmigrate(empty_database_url, role_prefix="other_app", partman_schema="parts")
+    drop_roles_of_jobs(empty_database_url, "other_app")
 
 
 def test_roles_that_another_database_uses_stay(
