@@ -9,8 +9,8 @@ lines is bounded too.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -85,22 +85,12 @@ class Flight:
         """Have `wait_for_room` look whether there is room now."""
         self._changed.set()
 
-    @asynccontextmanager
-    async def turn(self, message: Message) -> AsyncIterator[None]:
+    def turn(self, message: Message) -> "Turn":
         """Wait for the turn of a message, and have it for the length of the block.
 
         When the flight stops, whoever waits here is cancelled: its message goes back.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_wait.add(task)
-        try:
-            turn = self._turns.turn(self._queue, message.tenant)
-            async with turn:
-                self._in_wait.discard(task)
-                yield
-        finally:
-            self._in_wait.discard(task)
+        return Turn(self._turns, self._queue, message.tenant, self._in_wait)
 
     async def wait_for_room(self) -> int:
         """Wait until there is room, and tell how much.
@@ -187,3 +177,35 @@ class Flight:
         if not line:
             del self._lines[name]
         self._changed.set()
+
+
+class Turn:
+    """One turn, for the length of an `async with`, which waits for it."""
+
+    # As two generators, one here and one in `Turns`, a turn cost a consumer of batches
+    # 8 % of its processor time (2.14 s against 1.97 s for 20,000 messages).
+    __slots__ = ("_in_wait", "_queue", "_tenant", "_turns")
+
+    def __init__(
+        self,
+        turns: Turns,
+        queue: str,
+        tenant: str | None,
+        in_wait: set[asyncio.Task[None]],
+    ) -> None:
+        self._turns = turns
+        self._queue = queue
+        self._tenant = tenant
+        self._in_wait = in_wait
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_wait.add(task)
+        try:
+            await self._turns.take(self._queue, self._tenant)
+        finally:
+            self._in_wait.discard(task)
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._turns.end(self._tenant)

@@ -7,8 +7,7 @@ may have it. So a flood makes only its own tenant, and its own queue, wait.
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 Tenant: TypeAlias = str | None
@@ -63,16 +62,9 @@ class Turns:
         capped = self._queues[queue].capped
         return {t for t, line in capped.items() if t is not None and len(line) > least}
 
-    @asynccontextmanager
-    async def turn(self, queue: str, tenant: Tenant) -> AsyncIterator[None]:
-        """Wait for a turn, and have it for the length of the block."""
-        await self._take(self._queues[queue], tenant)
-        try:
-            yield
-        finally:
-            self._end(tenant)
-
-    async def _take(self, queue: Waiting, tenant: Tenant) -> None:
+    async def take(self, name: str, tenant: Tenant) -> None:
+        """Wait for a turn in a queue, and have it until `end`."""
+        queue = self._queues[name]
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lines = queue.capped if self._is_full(tenant) else queue.ring
         lines.setdefault(tenant, deque()).append(granted)
@@ -87,7 +79,7 @@ class Turns:
             if granted.cancelled():
                 self._leave(queue, tenant, granted)
             else:
-                self._end(tenant)
+                self.end(tenant)
             raise
 
     def _leave(
@@ -100,7 +92,8 @@ class Turns:
                 if not line:
                     del lines[tenant]
 
-    def _end(self, tenant: Tenant) -> None:
+    def end(self, tenant: Tenant) -> None:
+        """Let somebody else have a turn that was taken for this tenant."""
         was_full = self._is_full(tenant)
         self._free += 1
         self._taken[tenant] -= 1

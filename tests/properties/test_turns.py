@@ -53,7 +53,8 @@ class Room:
         return ticket
 
     async def _work(self, ticket: Ticket) -> None:
-        async with self.turns.turn(ticket.queue, ticket.tenant):
+        await self.turns.take(ticket.queue, ticket.tenant)
+        try:
             self.waiting.remove(ticket)
             self.at_work.append(ticket)
             self.served.append(ticket)
@@ -61,6 +62,8 @@ class Room:
                 await ticket.end.wait()
             finally:
                 self.at_work.remove(ticket)
+        finally:
+            self.turns.end(ticket.tenant)
 
     async def cancel(self, ticket: Ticket) -> None:
         assert ticket.task is not None
