@@ -38,8 +38,8 @@ _WORKER_SETTINGS: Final = {
     # which at-least-once allows; so no settling commit waits for the disk.
     "synchronous_commit": "off",
     # Else each connection plans its statements once for all partitions, only to find
-    # that dearer than a plan for the days of the batch: with 90 of them 70 ms to
-    # settle and 26 ms to claim.
+    # that dearer than a plan for the days of the batch: with 90 of them 21 ms to
+    # settle and 15 ms to claim, against 1.6 ms each with 8.
     "plan_cache_mode": "force_custom_plan",
 }
 
