@@ -46,6 +46,10 @@ class BrokerUnavailableError(OutboxError):
     """The broker is away: no message is to blame, none is charged an attempt."""
 
 
+class BrokerTimeoutError(BrokerUnavailableError):
+    """A batch got no answer in time: the broker is away, or a smaller one gets one."""
+
+
 class DatabaseUnavailableError(OutboxError):
     """PostgreSQL can't be reached, or refuses us."""
 

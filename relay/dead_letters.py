@@ -24,6 +24,7 @@ from outbox.lock import LOCK_CLASS, Lock
 from outbox.pooler import refuse_pooler_async
 from relay.claim import Claimed, decode_row
 from relay.config import RelayConfig
+from relay.portion import Portion
 from relay.publish import publish_batch
 from relay.publisher import Acked, Nacked, Publisher
 from relay.settle import storable
@@ -135,6 +136,7 @@ class PublishingRetrier:
             [claimed],
             publisher,
             self._config,
+            portion=Portion(self._config.publish_timeout),
             leased=lambda: True,
             notify=self._notify,
         )

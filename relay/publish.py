@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from outbox.errors import BrokerUnavailableError
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
 from outbox.events import Event
 from outbox.message import Message
 from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished, StaleBatchDropped
+from relay.portion import Portion
 from relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
@@ -25,6 +26,7 @@ async def publish_batch(
     publisher: Publisher,
     config: RelayConfig,
     *,
+    portion: Portion,
     leased: Callable[[], bool],
     notify: Callable[[Event], None],
 ) -> tuple[list[Answer], BrokerUnavailableError | None]:
@@ -33,7 +35,8 @@ async def publish_batch(
     A row that can't be read is nacked as permanent and never sent. Before each call
     of the publisher the lease is checked: without it the rest stays untouched.
     When the broker turns out to be away, that error comes along with the answers
-    that were there before.
+    that were there before. No call carries more than the portion, which learns how
+    long the calls take.
     """
     answers: list[Answer] = [
         Nacked(row.problem, permanent=True) if row.problem is not None else None
@@ -44,6 +47,9 @@ async def publish_batch(
     while waves:
         # A head that was just refused holds back what follows it.
         wave = [i for i in waves.popleft() if rows[i].key not in refused]
+        if len(wave) > portion.most:
+            waves.appendleft(wave[portion.most :])
+            wave = wave[: portion.most]
         messages = [message for i in wave if (message := rows[i].message)]
         if not messages:
             continue
@@ -54,6 +60,8 @@ async def publish_batch(
         try:
             confirmations = await _publish(messages, publisher, config)
         except BrokerUnavailableError as error:
+            if isinstance(error, BrokerTimeoutError):
+                portion.took_too_long(len(messages))
             return answers, error
         except Exception as error:  # noqa: BLE001 - whatever a publisher does, the relay lives
             if len(wave) > 1:
@@ -61,6 +69,8 @@ async def publish_batch(
                 waves.extendleft([i] for i in reversed(wave))
                 continue
             confirmations = [Nacked(f"{type(error).__name__}: {error}"[:_MAX_REASON])]
+        seconds = time.monotonic() - started
+        portion.took(seconds)
         for i, confirmation in zip(wave, confirmations, strict=True):
             answers[i] = confirmation
             if isinstance(confirmation, Nacked) and not confirmation.permanent:
@@ -69,7 +79,7 @@ async def publish_batch(
             BatchPublished(
                 messages=len(messages),
                 acked=sum(isinstance(c, Acked) for c in confirmations),
-                seconds=time.monotonic() - started,
+                seconds=seconds,
             )
         )
     return answers, None
@@ -109,8 +119,10 @@ async def _publish(
         async with asyncio.timeout(config.publish_timeout.total_seconds()):
             confirmations = await publisher.publish(messages)
     except TimeoutError:
-        raise BrokerUnavailableError(
-            f"no answer within {config.publish_timeout.total_seconds():g} s"
+        size = sum(len(message.payload) for message in messages)
+        raise BrokerTimeoutError(
+            f"no answer within {config.publish_timeout.total_seconds():g} s to "
+            f"{len(messages)} messages of {size} bytes"
         ) from None
     except OSError as error:
         raise BrokerUnavailableError(str(error)) from error

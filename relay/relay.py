@@ -28,6 +28,7 @@ from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import LeaseLost, LeaseTaken, RelayStarted, RelayStopped
 from relay.lanes import Lanes
+from relay.portion import Portion
 from relay.publisher import Publisher
 from relay.tend import tend_lanes
 from relay.wakeup import wake_lanes
@@ -83,6 +84,7 @@ class Relay:
         )
         self._lanes = Lanes(self._lease, self._config.weights, self._config.concurrency)
         self._breaker = Breaker(self._notify)
+        self._portion = Portion(self._config.publish_timeout)
         self._stop = asyncio.Event()
         self._flying: set[asyncio.Task[Any]] = set()
 
@@ -179,6 +181,7 @@ class Relay:
             self._lanes,
             self._publisher,
             self._breaker,
+            self._portion,
             self._config,
             origin=f"publisher:{self._name}",
             flying=self._flying,

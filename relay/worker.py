@@ -23,6 +23,7 @@ from relay.events import (
 )
 from relay.lane import Lane
 from relay.lanes import Lanes
+from relay.portion import Portion
 from relay.publish import publish_batch
 from relay.publisher import Publisher
 from relay.settle import Settlement, decide, settle_batch
@@ -47,6 +48,7 @@ class Worker:
         lanes: Lanes,
         publisher: Publisher,
         breaker: Breaker,
+        portion: Portion,
         config: RelayConfig,
         *,
         origin: str,
@@ -58,6 +60,7 @@ class Worker:
         self._lanes = lanes
         self._publisher = publisher
         self._breaker = breaker
+        self._portion = portion
         self._config = config
         self._origin = origin
         self._flying = flying
@@ -93,16 +96,17 @@ class Worker:
             batch.rows,
             self._publisher,
             self._config,
+            portion=self._portion,
             leased=lambda: self._lanes.owns(lanes),
             notify=self._notify,
         )
+        if any(answers[i] for i, row in enumerate(batch.rows) if row.message):
+            self._breaker.close()
         if lost is not None:
             self._breaker.open(str(lost))
             for lane in lanes:
                 # The wait may be long: what was known by then is read again.
                 lane.strange = True
-        elif any(answers[i] for i, row in enumerate(batch.rows) if row.message):
-            self._breaker.close()
         settlement = decide(batch.rows, answers, self._config.retry)
         self._remember(batch, settlement)
         await self._settle(settlement)

@@ -1,5 +1,6 @@
 """What is Kafka's own about its publisher: its URL, its partitions, its refusals."""
 
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -8,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox import Message
-from outbox.errors import ConfigError
+from outbox.errors import BrokerTimeoutError, ConfigError
 from outbox.kafka import kafka_config
 from outbox.testing.kafka import PRODUCE, KafkaCluster
 from relay.publisher import Acked, Confirmation, Nacked
@@ -185,6 +186,20 @@ async def test_a_queue_that_is_full_is_waited_for(
     url = f"{shared_kafka.url}/?queue.buffering.max.messages=10"
     async with KafkaPublisher.from_url(url) as publisher:
         assert await publisher.publish(numbered(topic, 500)) == [Acked()] * 500
+
+
+async def test_no_answer_in_time_is_told_as_such(
+    private_kafka: KafkaCluster, topic: str
+) -> None:
+    publisher = KafkaPublisher(private_kafka.url, publish_timeout=timedelta(seconds=3))
+    async with publisher:
+        assert await publisher.publish(numbered(topic, 1)) == [Acked()]
+        private_kafka.freeze()
+        try:
+            with pytest.raises(BrokerTimeoutError, match="no answer within 3 s"):
+                await publisher.publish(numbered(topic, 2))
+        finally:
+            private_kafka.thaw()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from outbox import Message
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.testing.lifetime import free_port
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
 from tests.fixtures.waiting import wait_for
 
@@ -163,6 +164,23 @@ async def test_an_exchange_that_may_not_be_made_is_told_at_the_start(
     with pytest.raises(ConfigError, match=r"exchange 'test-.*' is missing"):
         async with RabbitMQPublisher.from_url(url):
             pass
+
+
+async def test_what_was_confirmed_before_time_ran_out_is_not_published_again(
+    rabbitmq_url: str, proxy: MakeProxy
+) -> None:
+    bind(rabbitmq_url, "orders")
+    slow, through = proxy(f"{rabbitmq_url}&timeout=3")
+    first, large = Message("orders", b"1"), Message("orders", bytes(16 * 1024 * 1024))
+    async with RabbitMQPublisher.from_url(through) as publisher:
+        assert await publisher.publish([Message("orders", b"0")]) == [Acked()]
+        slow.slow(0.05)
+        with pytest.raises(BrokerTimeoutError, match="not all confirms within 3 s"):
+            await publisher.publish([first, large])
+        slow.slow(0)
+        assert await publisher.publish([first, large]) == [Acked(), Acked()]
+    arrived = drain(rabbitmq_url, "orders", 3)
+    assert [len(message.payload) for message in arrived] == [1, 1, len(large.payload)]
 
 
 async def test_an_exchange_that_was_deleted_is_made_again(rabbitmq_url: str) -> None:

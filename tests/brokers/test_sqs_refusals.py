@@ -90,6 +90,26 @@ async def test_a_service_in_trouble_blames_no_message(answer: Answer) -> None:
             await publish(sqs, *messages("a1", "b1"))
 
 
+async def test_what_was_taken_before_it_went_away_is_not_sent_again() -> None:
+    def go_away_after_two(entries: Sequence[Entry]) -> Answer:
+        if len(sqs.requests) > 2:
+            return error("ServiceUnavailable", 503)
+        return taken(entries)
+
+    batch = messages("a1", "a2", "a3", "a4")
+    async with (
+        scripted_sqs(go_away_after_two) as sqs,
+        SqsPublisher.from_url(sqs.url("&fifo=true")) as publisher,
+    ):
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailableError):
+                await publisher.publish(batch)
+        sqs.script = taken
+        assert kinds(await publisher.publish(batch)) == "++++"
+        sent = [body for request in sqs.requests for body in request]
+        assert [sent.count(m.payload.decode()) for m in batch[:2]] == [1, 1]
+
+
 async def test_one_entry_that_spoils_a_request_is_found() -> None:
     def script(entries: Sequence[Entry]) -> Answer:
         if any(entry["MessageBody"] == "b1" for entry in entries):

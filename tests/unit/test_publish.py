@@ -181,10 +181,24 @@ async def test_a_broker_that_does_not_answer_counts_as_away() -> None:
     desk = Desk(RelayConfig(publish_timeout=timedelta(milliseconds=10)))
     desk.publisher.open.clear()
 
-    answers, lost = await desk.publish(claimed("a"))
+    answers, lost = await desk.publish(claimed("a"), claimed("b"))
 
-    assert answers == [None]
-    assert "no answer within" in str(lost)
+    assert answers == [None, None]
+    assert str(lost).startswith("no answer within 0.01 s to 2 messages of ")
+    assert desk.portion.most == 1
+
+
+async def test_a_batch_above_the_portion_goes_down_in_several_calls() -> None:
+    desk = Desk()
+    desk.publisher = nack("a2")
+    desk.portion.took_too_long(4)
+
+    answers, _ = await desk.publish(
+        claimed("a1", "a"), claimed("a2", "a"), claimed("a3", "a"), claimed("b", "b")
+    )
+
+    assert desk.calls() == [["a1", "a2"], ["b"]]
+    assert answers == [ACKED, Nacked("no"), None, ACKED]
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), OSError("no route")])

@@ -17,7 +17,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.errors import BrokerUnavailableError
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
 from outbox.kafka import kafka_away, reason_of
 from relay.publishers.kafka.record import Record
 
@@ -191,8 +191,10 @@ class Producer:
             since = max(self._down_at, reports.started_at)
             limit = min(until, since + _PATIENCE)
         if self._loop.time() >= limit:
+            if limit < until:
+                raise self.abandon()
             late = f"no answer within {until - reports.started_at:.0f} s"
-            raise self.abandon(late if limit == until else None)
+            raise BrokerTimeoutError(str(self.abandon(late)))
         with suppress(TimeoutError):
             async with asyncio.timeout_at(limit):
                 await reports.moved.wait()

@@ -78,7 +78,12 @@ class Confirms:
     @property
     def closed(self) -> bool:
         """Whether no more can be published on it."""
-        return self._channel.closed.done() or not self._channel.pika.is_open
+        return (
+            self._channel.closed.done()
+            or not self._channel.pika.is_open
+            # What we gave up hears of it only in the loop's next turn.
+            or not self.link.is_open
+        )
 
     @property
     def refusal(self) -> ChannelClosedByBroker | None:
@@ -86,14 +91,17 @@ class Confirms:
         reason = self._channel.closed.done() and self._channel.closed.result()
         return reason if isinstance(reason, ChannelClosedByBroker) else None
 
-    async def publish(self, batch: Sequence[Message]) -> Sequence[Answer]:
+    async def publish(self, batch: Sequence[Message], answers: list[Answer]) -> None:
         """Publish a batch and wait for its confirms.
+
+        The answers are written down as they come, so that those which were there
+        before an error aren't lost with it.
 
         Raises:
             BlockedError: the server takes nothing now; it may take this later.
             AMQPError: the channel was closed by us, or the connection lost.
         """
-        sent = _Batch(batch)
+        sent = _Batch(batch, answers)
         publish = self._channel.pika.basic_publish
         for i, message in enumerate(batch):
             try:
@@ -120,7 +128,6 @@ class Confirms:
                 raise (
                     closed.result() if closed.done() else BlockedError(blocked.result())
                 )
-        return sent.answers
 
     async def close(self) -> None:
         """Close the channel.
@@ -181,15 +188,15 @@ class Confirms:
 class _Batch:
     """The answers of one call, as far as they are there."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message], answers: list[Answer]) -> None:
         self.messages = messages
         self.tags: dict[int, int] = {}
-        self.answers: list[Answer] = [None] * len(messages)
+        self._answers = answers
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = len(messages)
 
     def settle(self, i: int, answer: Answer) -> None:
-        self.answers[i] = answer
+        self._answers[i] = answer
         self._left -= 1
         if not self._left and not self.done.done():
             self.done.set_result(None)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final, Self
 
 from outbox.amqp import PRECONDITION_FAILED, Link
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.rabbitmq import (
     BROKEN,
@@ -157,9 +157,12 @@ class RabbitMQPublisher:
     ) -> None:
         try:
             confirms = await self._connected()
-            given = await self._publish([batch[i] for i in sent], confirms)
-            for i, answer in zip(sent, given, strict=True):
-                answers[i] = answer
+            given: list[Answer] = [None] * len(sent)
+            try:
+                await self._publish([batch[i] for i in sent], confirms, given)
+            finally:
+                for i, answer in zip(sent, given, strict=True):
+                    answers[i] = answer
             left = [i for i in sent if answers[i] is None]
             if left:
                 # One of them made RabbitMQ close the channel: which?
@@ -172,26 +175,28 @@ class RabbitMQPublisher:
             raise rabbitmq_away(self._url, error) from error
 
     async def _publish(
-        self, messages: Sequence[Message], confirms: Confirms
-    ) -> Sequence[Answer]:
+        self, messages: Sequence[Message], confirms: Confirms, answers: list[Answer]
+    ) -> None:
         link = confirms.link
         if link.blocked.done():
             raise BlockedError(link.blocked.result())
         limit = self._timeout if confirms.proven else self._patience
         try:
             async with asyncio.timeout(limit):
-                answers = await confirms.publish(messages)
+                await confirms.publish(messages, answers)
         except TimeoutError:
             link.abort()
             if not confirms.proven:
                 self._patience = min(limit * 2, self._timeout)
-            raise TimeoutError(f"no confirm within {limit:g} s") from None
+            raise BrokerTimeoutError(
+                f"broker {without_password(self._url)} can't be reached: "
+                f"not all confirms within {limit:g} s"
+            ) from None
         except asyncio.CancelledError:
             # Whoever gave up gave up on this connection: it may be dead.
             link.abort()
             raise
         self._patience = min(_FIRST_PATIENCE, self._timeout)
-        return answers
 
     async def _publish_singly(
         self, batch: Sequence[Message], left: Sequence[int], answers: list[Answer]
@@ -202,7 +207,9 @@ class RabbitMQPublisher:
                 # Of its own, so that others aren't taken for the culprit.
                 async with self._turn:
                     alone = await self._open_confirms()
-            (answers[i],) = await self._publish([batch[i]], alone)
+            given: list[Answer] = [None]
+            await self._publish([batch[i]], alone, given)
+            (answers[i],) = given
             why = alone.refusal
             if answers[i] is None and why is not None:
                 answers[i] = Nacked(

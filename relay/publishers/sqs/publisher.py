@@ -18,10 +18,11 @@ from outbox.message import Message
 from outbox.sqs import BROKEN, SqsSettings, flag
 from outbox.sqs_message import write
 from outbox.url import whole_number
-from relay.publisher import Confirmation, Nacked
+from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
 from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
+from relay.taken import Taken
 
 _ANSWER: Final = 10.0
 # Somebody may raise the limit of a queue.
@@ -61,6 +62,7 @@ class SqsPublisher:
         services: dict[str, type[Queues | Topics]] = {"sqs": Queues, "sns": Topics}
         self._service: Service = services[settings.service](settings)
         self._found: dict[str, tuple[float, Destination]] = {}
+        self._taken = Taken()
         self._exit = AsyncExitStack()
         self._client: Any = None
 
@@ -117,8 +119,8 @@ class SqsPublisher:
 
         Raises:
             BrokerUnavailableError: AWS can't be reached, is at fault, or takes
-                nothing now; the next call connects again. Also when it is not
-                entered.
+                nothing now; the next call connects again. What it took until then
+                is not sent again by this publisher. Also when it is not entered.
         """
         client = self._client
         if client is None:
@@ -134,7 +136,16 @@ class SqsPublisher:
             in_flight=self._in_flight,
             strict=self._strict,
         )
-        await sending.send(client)
+        try:
+            await sending.send(client)
+        except BaseException:
+            answers |= sending.answers
+            self._taken.add(
+                batch[index].id
+                for index, answer in answers.items()
+                if isinstance(answer, Acked)
+            )
+            raise
         if self._client is not client:
             raise BrokerUnavailableError(
                 f"broker {self._settings.url}: its publisher was left"
@@ -148,18 +159,20 @@ class SqsPublisher:
         """Answer what can't be sent, and give the rest as entries."""
         places = await self._places(client, {message.topic for message in batch})
         entries: list[Entry] = []
-        refused: set[str] = set()
+        refused: set[str | None] = set()
         for index, message in enumerate(batch):
-            if message.key in refused:
-                made: Entry | Nacked = WAITS
+            if self._taken.pop(message.id):
+                made: Entry | Confirmation = Acked()
+            elif message.key in refused:
+                made = WAITS
             else:
                 made = self._entry(index, message, places[message.topic])
             if isinstance(made, Entry):
                 entries.append(made)
                 continue
             answers[index] = made
-            if not made.permanent and message.key is not None:
-                refused.add(message.key)
+            if isinstance(made, Nacked) and not made.permanent:
+                refused |= {message.key} - {None}
         return entries
 
     async def _places(

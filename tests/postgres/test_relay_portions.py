@@ -1,0 +1,51 @@
+"""A relay whose broker is too slow for a whole batch within the publish timeout."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+from typing_extensions import override
+
+from outbox.message import Message
+from relay.events import BrokerFound, BrokerLost
+from relay.publisher import Confirmation
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, insert, numbered, running
+
+FEW = 7
+
+
+class Narrow(ScriptedPublisher):
+    """Has no answer in time to more than a few messages at once."""
+
+    @override
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        if len(batch) > FEW:
+            self.calls.append(list(batch))
+            await asyncio.Event().wait()
+        return await super().publish(batch)
+
+
+async def test_a_batch_that_takes_too_long_gets_through_in_portions(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("ab", 50))
+    publisher = Narrow()
+
+    async with running(
+        database_url, publisher, publish_timeout=timedelta(seconds=0.3)
+    ) as relay:
+        await publisher.until_acked(100)
+        await relay.events.wait_for(BrokerFound)
+        reason = relay.events.of(BrokerLost)[0].reason
+
+    assert reason.startswith("no answer within 0.3 s to ")
+    for key in "ab":
+        assert publisher.of_key(key) == [f"{key}/{n}" for n in range(50)]
+    assert execute(database_url, "SELECT DISTINCT attempts FROM outbox.message") == [
+        (0,)
+    ]
+    # Each that was too large was half as large as the one before.
+    large = [len(call) for call in publisher.calls if len(call) > FEW]
+    assert large == sorted(large, reverse=True)
+    assert len(large) < 100 / FEW
