@@ -15,10 +15,12 @@ from typing import Final
 
 from outbox.errors import OutboxError
 
-__all__ = ["PRODUCE", "KafkaCluster", "kafka_cluster"]
+__all__ = ["COMMIT", "PRODUCE", "KafkaCluster", "kafka_cluster"]
 
 PRODUCE: Final = 0
 """The number of Kafka's request that brings messages, for `refuse`."""
+COMMIT: Final = 8
+"""The number of the one that commits offsets."""
 
 _ALL: Final = -1
 

@@ -8,13 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
 from outbox import Message
-from outbox.errors import ConfigError
-from outbox.testing.kafka import KafkaCluster
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.testing.kafka import COMMIT, KafkaCluster
 from relay.publisher import Acked
 from relay.publishers.kafka import KafkaPublisher
 from tests.fixtures.kafka import client_config
@@ -85,6 +85,21 @@ async def test_only_the_settled_beginning_is_committed(
         for n in (9, 1, 0, 2, 5):
             await deliveries[n].ack()
     assert committed(shared_kafka, topic) == 3
+
+
+async def test_a_commit_that_is_forbidden_is_told_and_tried_again(
+    private_kafka: KafkaCluster,
+) -> None:
+    private_kafka.create_topic("orders", partitions=1)
+    await publish(private_kafka, *numbered("orders", 2))
+    async with source(private_kafka, "orders") as consumer:
+        first, second = await receive(consumer, 2)
+        private_kafka.refuse(COMMIT, KafkaError.GROUP_AUTHORIZATION_FAILED)
+        await first.ack()
+        with pytest.raises(BrokerUnavailableError, match="can't be committed"):
+            await receive(consumer, 1)
+        await second.ack()
+    assert committed(private_kafka, "orders") == 2
 
 
 async def test_attempts_are_counted_as_long_as_the_process_lives(
@@ -206,10 +221,9 @@ async def test_a_rebalance_waits_for_what_is_in_work(
                     theirs += await other.receive(limit=100)
             arrived = payloads(ours + theirs)
             assert theirs
-    if strategy == "range":
-        # The mock, unlike Kafka, commits nothing while an eager group rebalances.
-        arrived = [number for number in arrived if number >= 40]
-    assert sorted(arrived) == list(range(40, 80))
+    # The mock, unlike Kafka, commits nothing while an eager group rebalances, and on a
+    # busy machine not always in a cooperative one: what was acked may come again.
+    assert sorted(n for n in arrived if n >= 40) == list(range(40, 80))
 
 
 async def test_who_holds_on_too_long_loses_it_and_its_acks_move_nothing(

@@ -32,6 +32,12 @@ _CONNECT: Final = 10.0
 _CREATION: Final = 2.0
 _PAUSE: Final = 0.1
 _HASTE: Final = 2.0
+# Of a commit; what else goes wrong with one passes, or ends with a rebalance.
+_FORBIDDEN: Final = {
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_COMMIT_OFFSET_SIZE,
+}
 
 
 class Listener(Protocol):
@@ -98,7 +104,11 @@ class Reader:
         self._stop = threading.Event()
         self._wishes: deque[Callable[[confluent_kafka.Consumer], None]] = deque()
         self._client = confluent_kafka.Consumer(
-            {**config, "error_cb": self._hear_error}
+            {
+                **config,
+                "error_cb": self._hear_error,
+                "on_commit": self._hear_commit,
+            }
         )
         threading.Thread(target=self._run, name="kafka", daemon=True).start()
 
@@ -272,6 +282,12 @@ class Reader:
         self._reason = reason_of(error)
         if error.code() == KafkaError._AUTHENTICATION:
             self.refusal = self._reason
+
+    def _hear_commit(self, error: KafkaError | None, _: object) -> None:
+        # By identity: to compare an error with None by == breaks the interpreter.
+        if error is not None and error.code() in _FORBIDDEN:
+            self.trouble = f"what was acked can't be committed: {reason_of(error)}"
+            self._tell(self._listener.changed)
 
     def _tell(self, what: Callable[..., None], *arguments: object) -> bool:
         try:
