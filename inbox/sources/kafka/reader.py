@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol, TypeAlias
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from outbox.errors import ConfigError, shorten
 from outbox.kafka import kafka_away, reason_of
 
 Part: TypeAlias = tuple[str, int]
@@ -28,9 +27,6 @@ _AT_ONCE: Final = 500
 _FULL_WAIT: Final = 0.02
 _FULL_BEFORE_PAUSE: Final = 1.0
 _LAST_WAIT: Final = 10.0
-_CONNECT: Final = 10.0
-_CREATION: Final = 2.0
-_PAUSE: Final = 0.1
 _HASTE: Final = 2.0
 # Of a commit; what else goes wrong with one passes, or ends with a rebalance.
 _FORBIDDEN: Final = {
@@ -158,33 +154,6 @@ class Reader:
             if self.down or self._loop.time() >= until:
                 break
         raise kafka_away(self._name, self._reason)
-
-    async def require_topics(self) -> None:
-        """Make sure that the topics are there, those that aren't beginnings.
-
-        Raises:
-            BrokerUnavailableError: nobody tells.
-            ConfigError: one isn't there, or we may not read it.
-        """
-        now = self._loop.time
-        until = now() + _CONNECT
-        found = await self.topics(until)
-        creation = now() + _CREATION
-        for topic in self._topics:
-            if topic in found or topic.endswith("*"):
-                continue
-            while True:
-                error = (await self.topics(until, topic)).get(topic)
-                code = None if error is None else error.code()
-                if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
-                    break
-                # It may just be on its way into being, because we asked.
-                await asyncio.sleep(_PAUSE)
-            if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
-                raise ConfigError(
-                    f"broker {self._name}, topic {shorten(topic)}: {reason_of(error)}; "
-                    "create it, or let this user read it"
-                )
 
     def store(self, positions: Mapping[Part, int]) -> None:
         """Have positions committed soon; those of others are left alone."""

@@ -23,6 +23,7 @@ from inbox.source import Delivery
 from inbox.sources.kafka.log import Entry, Log
 from inbox.sources.kafka.reader import Part, Reader
 from inbox.sources.kafka.record import message_of
+from inbox.sources.kafka.topics import require_topics
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.kafka import check_config, kafka_away, kafka_config
 from outbox.message import Message
@@ -127,7 +128,7 @@ class KafkaSource:
         """
         reader = self._reader = self._new_reader()
         try:
-            await reader.require_topics()
+            await require_topics(reader, self._topics, self._name)
         except BaseException as error:
             await self.__aexit__()
             if reader.refusal is not None and isinstance(error, Exception):
