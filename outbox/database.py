@@ -1,5 +1,6 @@
 """Connections to PostgreSQL, for our own processes: async psycopg, autocommit."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -120,7 +121,10 @@ async def connect(
 
 
 class Link:
-    """One connection, opened anew when it broke. For one task at a time."""
+    """One connection, opened anew when it broke.
+
+    For one task at a time: those that share it hold its `turn` meanwhile.
+    """
 
     def __init__(
         self,
@@ -133,6 +137,7 @@ class Link:
         self._application_name = application_name
         self._settings = settings
         self._connection: Connection | None = None
+        self.turn = asyncio.Lock()
 
     async def connection(self) -> Connection:
         """Give the open connection, or open one.

@@ -82,6 +82,7 @@ class Relay:
             on_take=self._on_take,
             on_lose=self._on_lose,
         )
+        self._sweep_link = Link(url, application_name=f"{self._application} sweep")
         self._lanes = Lanes(self._lease, self._config.weights, self._config.concurrency)
         self._breaker = Breaker(self._notify)
         self._portion = Portion(self._config.publish_timeout)
@@ -168,8 +169,7 @@ class Relay:
         await wake_lanes(self._lanes, doorbell, interval)
 
     async def _tend(self) -> None:
-        link = Link(self._url, application_name=f"{self._application} tend")
-        await tend_lanes(self._lanes, link, self._config, self._notify)
+        await tend_lanes(self._lanes, self._sweep_link, self._config, self._notify)
 
     def _worker(self) -> Worker:
         return Worker(
@@ -178,6 +178,7 @@ class Relay:
                 application_name=f"{self._application} worker",
                 settings=_WORKER_SETTINGS,
             ),
+            self._sweep_link,
             self._lanes,
             self._publisher,
             self._breaker,

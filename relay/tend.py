@@ -19,25 +19,29 @@ from relay.lanes import Lanes
 async def tend_lanes(
     board: Lanes, link: Link, config: RelayConfig, notify: Callable[[Event], None]
 ) -> None:
-    """Make due messages ready and order sweeps, until cancelled."""
+    """Make due messages ready and order sweeps, until cancelled.
+
+    Args:
+        link: shared with the workers.
+    """
     interval = config.poll_interval.total_seconds()
     next_sweep = 0.0
     lost = False
     try:
         while True:
             try:
-                connection = await link.connection()
                 if time.monotonic() >= next_sweep:
                     board.wake(strange=True)
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
-                await _ready_all_due(connection, board, config.batch_size)
+                await _ready_all_due(link, board, config.batch_size)
                 if lost:
                     lost = False
                     notify(DatabaseFound())
             except (psycopg.Error, DatabaseUnavailableError) as error:
-                await link.close()
+                async with link.turn:
+                    await link.close()
                 lost = True
                 notify(DatabaseLost(reason=message_of(error), seconds=interval))
             await asyncio.sleep(interval)
@@ -45,10 +49,13 @@ async def tend_lanes(
         await link.close()
 
 
-async def _ready_all_due(connection: Connection, board: Lanes, max_rows: int) -> None:
+async def _ready_all_due(link: Link, board: Lanes, max_rows: int) -> None:
     while True:
-        # Also without lanes: leases end with the database, and somebody has to say so.
-        rows = await ready_due(connection, board.numbers(), max_rows)
+        async with link.turn:
+            connection = await link.connection()
+            # Also without lanes: leases end with the database, and somebody has to
+            # say so.
+            rows = await ready_due(connection, board.numbers(), max_rows)
         for number, seq, key, attempts, created_at in rows:
             lane = board.find(number)
             if lane is not None:

@@ -38,6 +38,8 @@ class Worker:
 
     Args:
         link: its own connection.
+        sweep_link: which it shares, for lanes that have to be looked into on every day:
+            a connection that has seen all partitions once finds them again sooner.
         flying: where it enters its task while it has a batch.
         stop: set when no new batch is to be begun.
     """
@@ -45,6 +47,7 @@ class Worker:
     def __init__(
         self,
         link: Link,
+        sweep_link: Link,
         lanes: Lanes,
         publisher: Publisher,
         breaker: Breaker,
@@ -57,6 +60,7 @@ class Worker:
         notify: Callable[[Event], None],
     ) -> None:
         self._link = link
+        self._sweep_link = sweep_link
         self._lanes = lanes
         self._publisher = publisher
         self._breaker = breaker
@@ -113,14 +117,17 @@ class Worker:
 
     async def _claim(self, lanes: Sequence[Lane]) -> Batch | None:
         started = time.monotonic()
+        is_sweep = any(lane.strange for lane in lanes)
+        link = self._sweep_link if is_sweep else self._link
         try:
-            connection = await self._link.connection()
-            batch = await claim_batch(connection, self._lanes, lanes, self._config)
+            async with link.turn:
+                connection = await link.connection()
+                batch = await claim_batch(connection, self._lanes, lanes, self._config)
         except _DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.stir()
             # At first a short one: after a restart only the connection is stale.
-            await self._pause(error, self._claim_pause)
+            await self._pause(error, self._claim_pause, link)
             self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
             return None
         self._found_after(self._claim_pause)
@@ -170,7 +177,7 @@ class Worker:
                 # It may be written, and due again, and nothing would tell: a sweep
                 # finds it if it isn't.
                 settlement.put_off.clear()
-                await self._pause(error, pause)
+                await self._pause(error, pause, self._link)
                 pause = min(pause * 2, _LAST_PAUSE)
             else:
                 break
@@ -193,9 +200,10 @@ class Worker:
                 )
             )
 
-    async def _pause(self, error: Exception, seconds: float) -> None:
+    async def _pause(self, error: Exception, seconds: float, link: Link) -> None:
         self._notify(DatabaseLost(reason=message_of(error), seconds=seconds))
-        await self._link.close()
+        async with link.turn:
+            await link.close()
         await asyncio.sleep(seconds)
 
     def _found_after(self, pause: float) -> None:

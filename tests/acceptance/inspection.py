@@ -9,7 +9,7 @@ import psycopg
 from outbox.lock import LOCK_CLASS, Lock
 from tests.fixtures.waiting import wait_for
 
-Part: TypeAlias = Literal["lease", "doorbell", "tend", "worker"]
+Part: TypeAlias = Literal["lease", "doorbell", "sweep", "worker"]
 
 _HOLDERS = """
     SELECT split_part(a.application_name, ' ', 4)::int, l.objid::int

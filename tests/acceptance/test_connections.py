@@ -12,7 +12,7 @@ pytestmark = pytest.mark.fault
 
 OPTIONS = ("--batch-size=20", "--concurrency=2")
 IN_FLIGHT = 2 * 20
-PARTS: tuple[Part, ...] = ("lease", "doorbell", "tend", "worker")
+PARTS: tuple[Part, ...] = ("lease", "doorbell", "sweep", "worker")
 
 
 @pytest.mark.parametrize("part", PARTS)

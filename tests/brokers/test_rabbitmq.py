@@ -5,6 +5,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -169,17 +170,18 @@ async def test_an_exchange_that_may_not_be_made_is_told_at_the_start(
 async def test_what_was_confirmed_before_time_ran_out_is_not_published_again(
     rabbitmq_url: str, proxy: MakeProxy
 ) -> None:
-    bind(rabbitmq_url, "orders")
+    topic = f"orders.{uuid4().hex}"
+    bind(rabbitmq_url, topic)
     slow, through = proxy(f"{rabbitmq_url}&timeout=3")
-    first, large = Message("orders", b"1"), Message("orders", bytes(16 * 1024 * 1024))
+    first, large = Message(topic, b"1"), Message(topic, bytes(16 * 1024 * 1024))
     async with RabbitMQPublisher.from_url(through) as publisher:
-        assert await publisher.publish([Message("orders", b"0")]) == [Acked()]
+        assert await publisher.publish([Message(topic, b"0")]) == [Acked()]
         slow.slow(0.05)
         with pytest.raises(BrokerTimeoutError, match="not all confirms within 3 s"):
             await publisher.publish([first, large])
         slow.slow(0)
         assert await publisher.publish([first, large]) == [Acked(), Acked()]
-    arrived = drain(rabbitmq_url, "orders", 3)
+    arrived = drain(rabbitmq_url, topic, 3)
     assert [len(message.payload) for message in arrived] == [1, 1, len(large.payload)]
 
 

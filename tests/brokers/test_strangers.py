@@ -24,7 +24,7 @@ from tests.fixtures.nats import put_bytes
 from tests.fixtures.rabbitmq import channel_of, exchange_of
 from tests.fixtures.relay import execute
 from tests.fixtures.sqs import Aws, fresh
-from tests.fixtures.strangers import OTHER_RAW, RAW, given_up, raw_headers
+from tests.fixtures.strangers import DEEP, OTHER_RAW, RAW, given_up, raw_headers
 
 
 async def test_redis_without_a_payload(database_url: str, redis_url: str) -> None:
@@ -132,9 +132,7 @@ async def test_sqs(database_url: str, shared_sqs: SqsServer, aws: Aws) -> None:
 async def test_postgres(database_url: str) -> None:
     source = PostgresSource(database_url, consumer="billing", topics=["orders"])
     headers = [[1, "ä"], {"nested": {"n": None}}]
-    # Of json.dumps, too, the depth is limited.
-    deep = "[" * 3000 + "]" * 3000
-    texts = [*map(json.dumps, headers), deep]
+    texts = [*map(json.dumps, headers), DEEP]
 
     async def put() -> None:
         for n, strange in enumerate(texts):
@@ -150,4 +148,4 @@ async def test_postgres(database_url: str) -> None:
     *kept, last = await given_up(database_url, source, put, strangers=3)
     assert [stranger.payload for stranger in kept] == [RAW + b"0", RAW + b"1"]
     assert [json.loads(stranger.headers["headers"]) for stranger in kept] == headers
-    assert last.headers == {"headers": deep}
+    assert last.headers == {"headers": DEEP}

@@ -29,6 +29,7 @@ from tests.fixtures.relay import (
     running,
     unsettled,
 )
+from tests.fixtures.strangers import DEEP
 
 MIB = 1024 * 1024
 
@@ -109,7 +110,7 @@ HEADERS = [
     '{"a": {"b": "c"}}',
     '{"a": []}',
     '{"a": null}',
-    "[" * 3000 + "]" * 3000,
+    DEEP,
 ]
 
 
