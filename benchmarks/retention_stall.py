@@ -19,7 +19,6 @@ from benchmarks.measure import Answer, Measurement, Variant, at_most, measure, q
 from benchmarks.stall import (
     COUNT_EXPIRED,
     LAUNCH,
-    WRITERS,
     OurDrop,
     Upkeep,
     longest_insert,
@@ -28,6 +27,7 @@ from benchmarks.stall import (
     prepare,
     value,
 )
+from benchmarks.stalled_writers import WRITERS
 from outbox.errors import OutboxError
 from outbox.migrate import migrate, unmigrate
 
@@ -43,7 +43,7 @@ SELECT count(*) FROM outbox.partitions('outbox.message') WHERE detach_pending
 """
 POLL = 0.1
 BESIDE = {
-    "no drop": "what the machine takes by itself: a figure near it has no other cause",
+    "no drop": "what is left of the machine's own: a figure near it has no other cause",
     "pg_partman's drop": "drop_partition_time(), which makes no day ahead",
 }
 

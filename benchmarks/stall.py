@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,32 +14,20 @@ from typing import Any, TypeAlias
 import psycopg
 from typing_extensions import override
 
-from benchmarks import pgbench
 from benchmarks.history import days_of, fill_messages, make_days
+from benchmarks.stalled_writers import Writers
 from outbox.errors import OutboxError
 from outbox.upkeep import APPLICATION_NAME, maintain
 
 Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]", Event], None]
 """Drops what has expired, and sets the event when that has begun."""
 
-WRITERS = 8
-RATE = 1_000
-"""Inserts a second, of all writers together.
-
-Without a limit, and with commits that wait for the disk, the longest insert takes 50 to
-80 ms on two cores when nothing at all is dropped, which would hide what a drop takes.
-"""
-UNHINDERED = "-c synchronous_commit=off"
 NEWEST_EXPIRED = 21
 LEAD = 2
 """Seconds for which the writers run before the upkeep begins, and after its end."""
 LAUNCH = 75
 """Seconds within which pg_cron begins what it is to run in the next minute."""
 
-INSERT = """
-INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
-VALUES (gen_random_uuid(), 16, 'orders.placed', 'order-1', 'text/plain', 'x');
-"""
 DROP_A_DAY_AHEAD = """
 SELECT 'DROP TABLE ' || partition FROM outbox.partitions('outbox.message')
  WHERE starts_at > now() ORDER BY starts_at OFFSET 2 LIMIT 1
@@ -73,7 +59,7 @@ def prepare(url: str, *, days: int, rows: int) -> None:
 def longest_insert(
     url: str, upkeep: Upkeep, *, seconds: int, reader: bool, launch: int = 0
 ) -> float:
-    """Milliseconds of the longest insert from the moment the upkeep begins.
+    """Milliseconds of the longest stall from the moment the upkeep begins.
 
     Args:
         seconds: how long it is watched, and a reader's transaction stays open.
@@ -89,7 +75,7 @@ def longest_insert(
             )
             for name in (APPLICATION_NAME, "reader")
         )
-        writers = write(url, directory, seconds=launch + seconds + 2 * LEAD)
+        writers = Writers(url, directory, seconds=launch + seconds + 2 * LEAD)
         stack.callback(writers.kill)
         time.sleep(LEAD)
         if reader:
@@ -105,12 +91,10 @@ def longest_insert(
         if reader:
             other.execute("ROLLBACK")
         keeping.result()
-        if writers.poll() is not None:
+        if not writers.at_work:
             raise OutboxError(f"the upkeep took longer than {seconds} s of writing")
-        _, errors = writers.communicate()
-        if writers.returncode:
-            raise OutboxError(f"pgbench ended with {writers.returncode}: {errors}")
-        return longest(directory, began, began + seconds + LEAD)
+        writers.finish()
+        return writers.longest_stall(began, began + seconds + LEAD)
 
 
 def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
@@ -125,39 +109,6 @@ def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
     if upkeep not in {no_drop, partman_drop}:
         missing = value(keeper, COUNT_MISSING)
         assert missing == 0, f"{missing} partitions are missing"
-
-
-def write(url: str, directory: Path, *, seconds: int) -> subprocess.Popen[str]:
-    """Start writers at a steady rate that log how long each insert took."""
-    script = directory / "insert.sql"
-    script.write_text(INSERT)
-    return subprocess.Popen(
-        [
-            pgbench.program(),
-            *("--no-vacuum", "--protocol=prepared", "--log", "--log-prefix=took"),
-            *(f"--client={WRITERS}", f"--rate={RATE}", f"--time={seconds}"),
-            *(f"--file={script}", url),
-        ],
-        cwd=directory,
-        env={**os.environ, "PGOPTIONS": UNHINDERED},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def longest(directory: Path, began: float, ended: float) -> float:
-    """Milliseconds of the longest insert in pgbench's log that ended in that time.
-
-    Counted from when it was to begin, so that waiting for a writer that is held up counts.
-    """
-    took = []
-    for log in directory.glob("took.*"):
-        for line in log.read_text().splitlines():
-            _, _, microseconds, _, second, fraction, _ = line.split()
-            if began <= int(second) + int(fraction) / 1e6 <= ended:
-                took.append(int(microseconds))
-    return max(took) / 1_000
 
 
 class OurDrop:
