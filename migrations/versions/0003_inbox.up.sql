@@ -15,8 +15,13 @@ CREATE TABLE inbox.receipt (
     received_at timestamptz NOT NULL DEFAULT now(),
     consumer    text        NOT NULL,
     CONSTRAINT receipt_pkey PRIMARY KEY (message_id, consumer, message_at),
-    CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
-    CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7)
+    -- inbox.moment_of() written out, in one CHECK: every INSERT would inline the function anew,
+    -- which took a third of its time (0.17 to 0.24 ms instead of 0.14 to 0.15).
+    CONSTRAINT message_at_from_id CHECK (
+        get_byte(uuid_send(message_id), 6) >> 4 = 7
+        AND message_at = '1970-01-01 00:00:00+00'::timestamptz
+            + (('x' || encode(substring(uuid_send(message_id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint)::double precision
+            * interval '1 millisecond')
 ) PARTITION BY RANGE (message_at);
 COMMENT ON TABLE inbox.receipt IS 'proof that a consumer has handled a message, committed with its effects';
 COMMENT ON COLUMN inbox.receipt.message_at IS

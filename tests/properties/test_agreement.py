@@ -7,6 +7,7 @@ from uuid import UUID
 import psycopg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 from psycopg.rows import TupleRow
 
 from outbox.identifier import is_uuid7, moment_of, uuid7
@@ -23,6 +24,11 @@ TEXTS = st.text(
 PRIORITIES = st.sampled_from(Priority)
 # A double is exact to the microsecond until 2255, which is when this ends.
 MILLISECONDS = st.integers(0, 2**53 // 1000)
+
+RECEIPT_CHECK = """
+SELECT pg_get_expr(conbin, conrelid) FROM pg_constraint
+ WHERE conrelid = 'inbox.receipt'::regclass AND contype = 'c'
+"""
 
 
 def uuid7_of(milliseconds: int, tail: int) -> UUID:
@@ -87,6 +93,45 @@ def test_python_and_sql_read_the_same_moment_from_an_id(
     ).fetchall()
 
     assert [moment for (moment,) in rows] == [moment_of(id) for id in ids]
+
+
+@given(st.lists(UUIDS, min_size=1), st.sampled_from((-1, 0, 1)))
+@settings(max_examples=300, deadline=None)
+def test_a_receipt_is_taken_at_the_moment_of_its_id_and_at_no_other(
+    connection: Connection, ids: Sequence[UUID], microseconds: int
+) -> None:
+    off = timedelta(microseconds=microseconds)
+    check = connection.execute(RECEIPT_CHECK).fetchone()
+    assert check is not None
+
+    rows = connection.execute(
+        sql.SQL(
+            "SELECT {check} FROM unnest(%s::uuid[], %s::timestamptz[])"
+            " AS receipt (message_id, message_at)"
+        ).format(check=sql.SQL(check[0])),
+        (ids, [moment_of(id) + off for id in ids]),
+    ).fetchall()
+
+    assert [taken for (taken,) in rows] == [microseconds == 0] * len(ids)
+
+
+@given(UUIDS, st.integers(0, 15))
+def test_a_receipt_is_refused_for_an_id_of_another_version(
+    connection: Connection, id: UUID, version: int
+) -> None:
+    other = UUID(int=id.int & ~(0xF << 76) | version << 76)
+    check = connection.execute(RECEIPT_CHECK).fetchone()
+    assert check is not None
+
+    row = connection.execute(
+        sql.SQL(
+            "SELECT {check} FROM (VALUES (%s::uuid, %s::timestamptz))"
+            " AS receipt (message_id, message_at)"
+        ).format(check=sql.SQL(check[0])),
+        (other, moment_of(other)),
+    ).fetchone()
+
+    assert row == (version == 7,)
 
 
 def test_ids_made_in_python_ascend_and_tell_their_moment() -> None:
