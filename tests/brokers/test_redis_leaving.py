@@ -12,6 +12,7 @@ from redis import Redis
 from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox import Message
+from outbox.errors import BrokerUnavailableError
 from outbox.testing.redis import RedisServer
 from outbox.wire import to_fields
 
@@ -74,6 +75,19 @@ async def test_who_may_not_leave_the_group_gives_back_all_the_same(
         async with asyncio.timeout(60):
             while len(taken) < 2:
                 taken += await next_one.receive(limit=2)
+
+
+@pytest.mark.parametrize("command", ["xack", "xclaim", "xautoclaim", "xpending"])
+async def test_who_may_not_keep_or_settle_what_it_reads_is_told_at_its_start(
+    private_redis: RedisServer, command: str
+) -> None:
+    url = private_redis.url
+    with Redis.from_url(url) as client:
+        client.execute_command(f"ACL SETUSER some on >some ~* +@all -{command}")
+
+    with pytest.raises(BrokerUnavailableError, match=f"permissions.*{command}"):
+        async with source(url.replace("://", "://some:some@"), "orders"):
+            pass
 
 
 async def test_a_group_that_is_gone_needs_no_leaving(redis_url: str) -> None:

@@ -103,7 +103,7 @@ async def test_a_nats_user_who_may_not_ack_is_told_and_fetches_no_more(
         assert (durable["num_pending"], durable["num_ack_pending"]) == (0, 0)
 
 
-async def test_a_redis_user_who_may_not_ack_is_told_and_fetches_no_more(
+async def test_a_redis_user_who_may_ack_no_longer_is_told_and_fetches_no_more(
     database_url: str, private_redis: RedisServer
 ) -> None:
     url = private_redis.url
@@ -114,11 +114,12 @@ async def test_a_redis_user_who_may_not_ack_is_told_and_fetches_no_more(
         poll_interval=SOON,
     )
     with Redis.from_url(url, protocol=2) as client:
-        client.execute_command("ACL SETUSER some on >some ~* +@all -xack")
+        client.execute_command("ACL SETUSER some on >some ~* +@all")
         async with (
             RedisPublisher.from_url(url) as publisher,
             billing(source, database_url) as events,
         ):
+            client.execute_command("ACL SETUSER some -xack")
             await put(publisher, b"1")
             lost = await until_acks_are_given_up(events)
             assert all("'xack' command" in event.reason for event in lost)

@@ -89,6 +89,11 @@ class Streams:
                     ) from None
                 if not str(error).startswith("BUSYGROUP"):
                     raise
+            # Of no entry, to be refused now: heartbeats and acks come later, unseen.
+            await self._client.xack(stream, self._group, _START)
+            await self._client.xclaim(
+                stream, self._group, self._member, 0, [_START], justid=True
+            )
             self._known.add(stream)
         self._discover_at = time.monotonic() + _DISCOVERY
 
