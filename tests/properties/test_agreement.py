@@ -101,18 +101,10 @@ def test_a_receipt_is_taken_at_the_moment_of_its_id_and_at_no_other(
     connection: Connection, ids: Sequence[UUID], microseconds: int
 ) -> None:
     off = timedelta(microseconds=microseconds)
-    check = connection.execute(RECEIPT_CHECK).fetchone()
-    assert check is not None
 
-    rows = connection.execute(
-        sql.SQL(
-            "SELECT {check} FROM unnest(%s::uuid[], %s::timestamptz[])"
-            " AS receipt (message_id, message_at)"
-        ).format(check=sql.SQL(check[0])),
-        (ids, [moment_of(id) + off for id in ids]),
-    ).fetchall()
+    taken = are_taken(connection, ids, [moment_of(id) + off for id in ids])
 
-    assert [taken for (taken,) in rows] == [microseconds == 0] * len(ids)
+    assert taken == [microseconds == 0] * len(ids)
 
 
 @given(UUIDS, st.integers(0, 15))
@@ -120,18 +112,21 @@ def test_a_receipt_is_refused_for_an_id_of_another_version(
     connection: Connection, id: UUID, version: int
 ) -> None:
     other = UUID(int=id.int & ~(0xF << 76) | version << 76)
+
+    assert are_taken(connection, [other], [moment_of(other)]) == [version == 7]
+
+
+def are_taken(
+    connection: Connection, ids: Sequence[UUID], moments: Sequence[datetime]
+) -> list[bool]:
+    """Whether a receipt passes the CHECK of its table."""
     check = connection.execute(RECEIPT_CHECK).fetchone()
     assert check is not None
-
-    row = connection.execute(
-        sql.SQL(
-            "SELECT {check} FROM (VALUES (%s::uuid, %s::timestamptz))"
-            " AS receipt (message_id, message_at)"
-        ).format(check=sql.SQL(check[0])),
-        (other, moment_of(other)),
-    ).fetchone()
-
-    assert row == (version == 7,)
+    query = sql.SQL(
+        "SELECT {} FROM unnest(%s::uuid[], %s::timestamptz[])"
+        " AS receipt (message_id, message_at)"
+    ).format(sql.SQL(check[0]))
+    return [taken for (taken,) in connection.execute(query, (ids, moments)).fetchall()]
 
 
 def test_ids_made_in_python_ascend_and_tell_their_moment() -> None:
