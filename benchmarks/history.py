@@ -98,7 +98,7 @@ def _fill(
     rows: int,
     values: dict[str, object],
 ) -> None:
-    step = (day.end - day.begin) / (rows + 1)
+    step = (day.end - day.begin) // (rows + 1)
     connection.execute("SET synchronous_commit = off")
     connection.execute(
         (insert + ROWS).format(table=table).encode(),
