@@ -96,11 +96,7 @@ def test_a_process_that_stands_still_has_no_pulse_until_it_goes_on(
 
 
 @pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq", "sns"])
-def test_with_another_broker_all_is_the_same_and_a_stop_drains(
-    broker: str, request: pytest.FixtureRequest
-) -> None:
-    if broker != "redis" and not request.config.getoption("--full"):
-        pytest.skip("a minute for each broker: with --full")
+def test_with_another_broker_all_is_the_same_and_a_stop_drains(broker: str) -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     run(str(DOCKER / "local-images"), services[broker]["image"])
     variables = str(DOCKER / f"brokers/{broker}.env")
