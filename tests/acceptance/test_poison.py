@@ -12,6 +12,7 @@ from inbox import Consumer
 from inbox.events import HandlerFailed, MessageHandled
 from outbox import Message
 from outbox.retry import RetryPolicy
+from outbox.testing.events import RecordedEvents
 from relay.events import BatchSettled, KeyBlocked
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.postgres import PostgresPublisher
@@ -37,6 +38,11 @@ def messages_with_poison(count: int) -> Sequence[Message]:
         Message("orders", POISON if n == KEYS else b"%d" % n, key=f"key {n % KEYS}")
         for n in range(count)
     ]
+
+
+def published(events: RecordedEvents) -> int:
+    """How many the relay told that it settled as published."""
+    return sum(batch.published for batch in events.of(BatchSettled))
 
 
 @pytest.mark.fault
@@ -87,10 +93,9 @@ async def test_a_poison_message_holds_back_its_key_in_a_relay(
     async with running_relay(database_url, publisher, retry=retry) as relay:
         await asyncio.to_thread(
             wait_for,
-            "all others are published",
-            lambda: unsettled(database_url) == left,
+            "all others are published, and told",
+            lambda: published(relay.events) == count - left,
             seconds=240,
         )
+        assert unsettled(database_url) == left
         assert len(relay.events.of(KeyBlocked)) == 1
-        settled = relay.events.of(BatchSettled)
-        assert sum(batch.published for batch in settled) == count - left
