@@ -19,7 +19,7 @@ from outbox.command import (
 )
 from outbox.command import main as run_command
 from outbox.database import Connection, connect
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.url import without_password
 
 
@@ -69,7 +69,7 @@ def _change_topics(
                 ) from None
             except psycopg.Error as error:
                 raise DatabaseUnavailableError(
-                    f"database {without_password(url)}: {error}"
+                    f"database {without_password(url)}: {message_of(error)}"
                 ) from error
         print(said)
 

@@ -5,7 +5,6 @@ writes no other. So a consumer that dies before its ack leaves nothing twice.
 """
 
 import json
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
 from outbox import codec
 from outbox.dead_letters import SHORTENED, TOPIC_HEADER
-from outbox.errors import hide_values, one_line
+from outbox.errors import one_line, traceback_of
 from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 from outbox.stranger import storable
@@ -129,10 +128,8 @@ class DeadLetterWriter:
     def describe(self, failure: str | BaseException) -> Failure:
         """Say what failed, redacted, bounded, as text that can be stored."""
         if isinstance(failure, BaseException):
-            # First, for it takes the values out of what both of them quote.
-            hide_values(failure)
-            trace = "".join(traceback.format_exception(failure))
-            reason, stacktrace = one_line(failure), self._redacted(trace)
+            reason = one_line(failure)
+            stacktrace = self._redacted(traceback_of(failure))
         else:
             reason, stacktrace = failure, None
         return Failure(

@@ -8,7 +8,7 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from outbox.database import PIN_SEARCH_PATH, conninfo
-from outbox.errors import DatabaseUnavailableError, UpkeepError
+from outbox.errors import DatabaseUnavailableError, UpkeepError, message_of
 from outbox.pooler import refuse_pooler
 from outbox.url import without_password
 
@@ -46,7 +46,7 @@ def administration(
     except psycopg.Error as error:
         if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
             raise DatabaseUnavailableError(
-                f"can't reach the database {without_password(url)}: {error}"
+                f"can't reach the database {without_password(url)}: {message_of(error)}"
             ) from error
         raise UpkeepError(
             f"{error.diag.message_primary or error}; {_remedy(error, rights)}"

@@ -8,7 +8,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.url import without_password
 
 Connection = psycopg.AsyncConnection[TupleRow]
@@ -104,8 +104,7 @@ async def connect(
         )
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
-            f"can't reach the database {without_password(url)}: "
-            f"{' '.join(str(error).split())}"
+            f"can't reach the database {without_password(url)}: {message_of(error)}"
         ) from error
     try:
         if not shared:

@@ -5,10 +5,26 @@ message only is a value (`relay.publisher.Nacked`), not an exception.
 """
 
 import re
-from typing import Final
+import textwrap
+import traceback
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
-# PostgreSQL quotes the row that it refused.
-_ROW: Final = re.compile(r"DETAIL:\s+Failing row contains.*?(?=\[SQL: |\Z)", re.DOTALL)
+# Where PostgreSQL and SQLAlchemy quote the row in a text that quotes them.
+_ROW: Final = re.compile(
+    r"\s*(?:\bDETAIL:\s|\bCONTEXT:\s|\[SQL: |\[parameters: |"
+    r"Original exception was: ).*\Z",
+    re.DOTALL,
+)
+_DATA_EXCEPTION: Final = "22"
+# The message of a data exception quotes the value, in the quotes of its language.
+_QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
+_CAUSED: Final = (
+    "\nThe above exception was the direct cause of the following exception:\n\n"
+)
+_WHILE_HANDLING: Final = (
+    "\nDuring handling of the above exception, another exception occurred:\n\n"
+)
 
 
 class OutboxError(Exception):
@@ -78,16 +94,113 @@ def one_line(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Give an error's message in one line, without values of rows."""
-    hide_values(error)
-    return " ".join(_ROW.sub("", str(error)).split())
+    """Give an error's message in one line, without values of rows.
+
+    Of what a database driver or SQLAlchemy raised it keeps the server's primary
+    message, its SQLSTATE and the constraint. It leaves out DETAIL, CONTEXT, the
+    statement and its parameters, which quote the row.
+    """
+    return " ".join(_without_rows(error).split())
 
 
-def hide_values(error: BaseException | None) -> None:
-    """Keep SQLAlchemy's errors from quoting parameters, payloads among them."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if hasattr(error, "hide_parameters"):
-            error.hide_parameters = True
-        error = error.__cause__ or error.__context__
+def traceback_of(error: BaseException) -> str:
+    """Format an error's traceback with its causes, without values of rows.
+
+    As `traceback.format_exception`, with each message as `message_of` gives it.
+    """
+    return "".join(_traceback_lines(error, set()))
+
+
+def _traceback_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
+    cause, context = error.__cause__, error.__context__
+    if cause is not None and id(cause) not in seen:
+        yield from _traceback_lines(cause, seen)
+        yield _CAUSED
+    elif (
+        cause is None
+        and context is not None
+        and not error.__suppress_context__
+        and id(context) not in seen
+    ):
+        yield from _traceback_lines(context, seen)
+        yield _WHILE_HANDLING
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):\n"
+        yield from traceback.format_tb(error.__traceback__)
+    if _is_of_database(error):
+        kind = type(error)
+        yield f"{kind.__module__}.{kind.__qualname__}: {message_of(error)}\n"
+    else:
+        said = "".join(traceback.format_exception_only(error))
+        yield _cut_rows(said, error).rstrip("\n") + "\n"
+    if isinstance(error, BaseExceptionGroup):
+        for number, member in enumerate(error.exceptions, 1):
+            if id(member) not in seen:
+                yield f"  +---------------- {number} ----------------\n"
+                text = "".join(_traceback_lines(member, seen))
+                yield textwrap.indent(text, "  | ", lambda _: True)
+
+
+def _without_rows(error: BaseException) -> str:
+    if (orig := _wrapped_by_sqlalchemy(error)) is not None:
+        kind = type(orig)
+        return f"({kind.__module__}.{kind.__qualname__}) {_without_rows(orig)}"
+    if (report := _report_of(error)) is None:
+        return _cut_rows(str(error), error)
+    primary, sqlstate, constraint = report
+    if sqlstate is None:
+        return primary
+    if sqlstate.startswith(_DATA_EXCEPTION):
+        primary = _QUOTED.sub('"…"', primary)
+    about = [f"SQLSTATE {sqlstate}"]
+    if constraint:
+        about.append(f"constraint {constraint}")
+    return f"{primary} ({', '.join(about)})"
+
+
+class _Report(NamedTuple):
+    primary: str
+    sqlstate: str | None
+    constraint: str | None
+
+
+def _report_of(error: BaseException) -> _Report | None:
+    """Read what the server reported, by whatever driver; None if it isn't a report."""
+    diagnosis = getattr(error, "diag", None)  # psycopg and psycopg2
+    if primary := getattr(diagnosis, "message_primary", None):
+        return _Report(
+            primary,
+            getattr(diagnosis, "sqlstate", None),
+            getattr(diagnosis, "constraint_name", None),
+        )
+    if not isinstance(sqlstate := getattr(error, "sqlstate", None), str):
+        return None
+    if hasattr(error, "constraint_name"):  # asyncpg
+        return _Report(
+            str(error.args[0]) if error.args else "", sqlstate, error.constraint_name
+        )
+    # SQLAlchemy's translation of an error of asyncpg.
+    return None if error.__cause__ is None else _report_of(error.__cause__)
+
+
+def _is_of_database(error: BaseException) -> bool:
+    return _wrapped_by_sqlalchemy(error) is not None or _report_of(error) is not None
+
+
+def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
+    orig = getattr(error, "orig", None)
+    is_wrapper = isinstance(orig, BaseException) and hasattr(error, "statement")
+    return orig if is_wrapper else None
+
+
+def _cut_rows(text: str, error: BaseException) -> str:
+    """Cut what other errors were quoted to say, from a text that isn't a report."""
+    seen: set[int] = set()
+    quoted = error.__cause__ or error.__context__
+    while quoted is not None and id(quoted) not in seen:
+        seen.add(id(quoted))
+        if _is_of_database(quoted) and str(quoted):
+            text = text.replace(str(quoted), _without_rows(quoted))
+        quoted = quoted.__cause__ or quoted.__context__
+    return _ROW.sub("", text)

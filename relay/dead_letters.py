@@ -18,7 +18,12 @@ from outbox.dead_letters import (
     statement,
 )
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
-from outbox.errors import ConfigError, DatabaseUnavailableError, InvalidMessageError
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    InvalidMessageError,
+    message_of,
+)
 from outbox.events import Event
 from outbox.lock import LOCK_CLASS, Lock
 from outbox.pooler import refuse_pooler_async
@@ -195,7 +200,7 @@ class PublishingRetrier:
             ) from error
         except psycopg.Error as error:
             raise DatabaseUnavailableError(
-                f"the dead letters can't be read or written: {error}"
+                f"the dead letters can't be read or written: {message_of(error)}"
             ) from error
 
 

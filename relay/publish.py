@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
 from outbox.events import Event
 from outbox.message import Message
 from relay.claim import Claimed
@@ -68,7 +68,7 @@ async def publish_batch(
                 # One message made the publisher stumble: find it, spare its neighbours.
                 waves.extendleft([i] for i in reversed(wave))
                 continue
-            confirmations = [Nacked(f"{type(error).__name__}: {error}"[:_MAX_REASON])]
+            confirmations = [Nacked(one_line(error)[:_MAX_REASON])]
         seconds = time.monotonic() - started
         portion.took(seconds)
         for i, confirmation in zip(wave, confirmations, strict=True):

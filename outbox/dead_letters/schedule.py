@@ -107,8 +107,9 @@ class Scheduler:
             try:
                 await self.take_turn(hold=hold)
             except Exception as error:  # noqa: BLE001 (the next turn may go well)
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                self._notify(RetryRunBroken(schema=self._schema, reason=reason))
+                self._notify(
+                    RetryRunBroken(schema=self._schema, reason=one_line(error))
+                )
 
     async def take_turn(self, *, hold: float = 0.0) -> Tally | None:
         """Retry what is due; give None if another replica is just doing so.

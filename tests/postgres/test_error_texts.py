@@ -1,0 +1,227 @@
+"""What our processes say of an error of the database: no value of a row is in it."""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import PendingRollbackError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from inbox import Consumer
+from inbox.events import HandlerFailed, MessageDeadLettered
+from inbox.sources.memory import MemorySource
+from outbox import Message
+from outbox.errors import message_of, one_line, traceback_of
+from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.relay import execute
+
+SECRET = "jane@example.org"
+TAKEN = f"INSERT INTO person (email, age) VALUES ('{SECRET}', 1)"
+NO_NUMBER = f"SELECT '{SECRET}'::integer"
+STATEMENTS = [TAKEN, NO_NUMBER]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Person(Base):
+    __tablename__ = "person"
+
+    email: Mapped[str] = mapped_column(primary_key=True)
+    age: Mapped[int]
+
+
+@pytest.fixture
+def people(database_url: str) -> str:
+    """A database that knows of Jane already."""
+    execute(database_url, "CREATE TABLE person (email text PRIMARY KEY, age integer)")
+    execute(database_url, TAKEN)
+    return database_url
+
+
+Way: TypeAlias = Callable[[str, str], Awaitable[None]]
+
+
+async def by_psycopg(url: str, statement: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute(statement)
+
+
+async def by_asyncpg(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def by_session(url: str, statement: str) -> None:
+    with sessions_of(url) as sessions, sessions() as session:
+        session.execute(text(statement))
+
+
+async def by_session_of_psycopg(url: str, statement: str) -> None:
+    async with async_sessions_of(url) as sessions, sessions() as session:
+        await session.execute(text(statement))
+
+
+async def by_session_of_asyncpg(url: str, statement: str) -> None:
+    async with async_sessions_of(url, "asyncpg") as sessions, sessions() as session:
+        await session.execute(text(statement))
+
+
+WAYS: list[Way] = [
+    by_psycopg,
+    by_asyncpg,
+    by_session,
+    by_session_of_psycopg,
+    by_session_of_asyncpg,
+]
+
+
+async def caught(doing: Awaitable[None]) -> Exception:
+    with pytest.raises(Exception) as it:  # noqa: PT011 - whatever the driver raises
+        await doing
+    assert SECRET in "".join(traceback.format_exception(it.value))
+    return it.value
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_violation_names_its_constraint_and_no_value(
+    people: str, way: Way
+) -> None:
+    error = await caught(way(people, TAKEN))
+
+    assert message_of(error).endswith(
+        'duplicate key value violates unique constraint "person_pkey"'
+        " (SQLSTATE 23505, constraint person_pkey)"
+    )
+    assert SECRET not in one_line(error)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_data_exception_does_not_quote_the_datum(people: str, way: Way) -> None:
+    error = await caught(way(people, NO_NUMBER))
+
+    assert message_of(error).endswith(
+        'invalid input syntax for type integer: "…" (SQLSTATE 22P02)'
+    )
+    assert SECRET not in one_line(error)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=["violation", "data exception"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_traceback_shows_where_and_no_value(
+    people: str, way: Way, statement: str
+) -> None:
+    async def wrapped() -> None:
+        try:
+            await way(people, statement)
+        except Exception as error:
+            raise RuntimeError(f"can't save the person: {error}") from error
+
+    error = await caught(wrapped())
+
+    said = traceback_of(error)
+    assert "Traceback (most recent call last)" in said
+    assert "The above exception was the direct cause" in said
+    assert "RuntimeError: can't save the person: " in said
+    assert f"in {getattr(way, '__name__', '')}" in said
+    assert SECRET not in said
+    assert SECRET not in one_line(error)
+
+
+async def test_a_session_that_waits_for_its_rollback_quotes_no_row(
+    people: str,
+) -> None:
+    async def use_it_again() -> None:
+        with sessions_of(people) as sessions, sessions() as session:
+            session.add(Person(email=SECRET, age=1))
+            try:
+                session.flush()
+            except Exception:  # noqa: BLE001
+                session.execute(text("SELECT 1"))
+
+    error = await caught(use_it_again())
+
+    assert isinstance(error, PendingRollbackError)
+    assert "rolled back due to a previous exception" in one_line(error)
+    assert SECRET not in one_line(error)
+    assert SECRET not in traceback_of(error)
+
+
+async def test_the_errors_of_a_group_quote_no_row(people: str) -> None:
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(by_session_of_psycopg(people, TAKEN))
+            group.create_task(by_session_of_asyncpg(people, TAKEN))
+
+    with pytest.raises(ExceptionGroup) as it:
+        await both()
+
+    said = traceback_of(it.value)
+    assert "unhandled errors in a TaskGroup" in said
+    assert "person_pkey" in said
+    assert SECRET not in said
+
+
+def test_a_traceback_without_an_error_of_a_database_is_pythons_own() -> None:
+    def fail() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            error.add_note("a note")
+            raise KeyError("y")  # noqa: B904 - the context is to be shown
+
+    with pytest.raises(KeyError) as it:
+        fail()
+
+    assert traceback_of(it.value) == "".join(traceback.format_exception(it.value))
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_handlers_failure_shows_no_row_in_dead_letter_and_events(
+    people: str, driver: str
+) -> None:
+    async with async_sessions_of(people, driver) as sessions:
+        consumer = Consumer(
+            MemorySource(Message("t", b"")), sessions, name="c", retry=QUICK
+        )
+
+        @consumer.handles("t")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            session.add(Person(email=SECRET, age=1))
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+
+    ((reason, trace),) = execute(
+        people, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    )
+    assert "person_pkey" in reason
+    assert "Traceback" in trace
+    assert SECRET not in reason + trace
+    assert SECRET not in repr(events.events)
+    assert any(isinstance(event, HandlerFailed) for event in events.events)
+
+
+def test_a_plain_handlers_failure_shows_no_row(people: str) -> None:
+    with sessions_of(people) as sessions, sessions() as session:
+        error = _fail(session)
+
+    assert SECRET not in one_line(error)
+    assert SECRET not in traceback_of(error)
+
+
+def _fail(session: Session) -> Exception:
+    session.add(Person(email=SECRET, age=1))
+    with pytest.raises(Exception, match=SECRET) as it:
+        session.commit()
+    return it.value
