@@ -66,7 +66,10 @@ def read_partitions(
             if step := held.get(row["partition"]):
                 row["place"] = "held"
                 row["unsettled"], row["query"] = step.unsettled, step.statement
-            misfit = Misfit(row["partition"], row.pop("schema"), row.pop("aside"))
+            schema, aside, control = (
+                row.pop(c) for c in ("schema", "aside", "control")
+            )
+            misfit = Misfit(row["partition"], schema, aside, control)
             if row["place"] == "default":
                 row["remedy"] = replacement(policy.parent_table, [misfit])
             found[policy].append(Partition(**row))

@@ -23,7 +23,8 @@ DROP VIEW outbox.partition_health;
 DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts();
 DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
     outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass), outbox.detach_under_way(), outbox.may_finalize(regclass),
-    outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text), outbox.adopt_table(text),
+    outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text),
+    outbox.make_partitions_at(text, timestamptz[]), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.note_success();
 DROP TABLE outbox.upkeep, outbox.retiring_partition, outbox.partition_policy;

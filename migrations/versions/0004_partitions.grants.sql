@@ -3,7 +3,8 @@
 SET LOCAL ROLE {owner};
 
 REVOKE ALL ON FUNCTION outbox.set_interval(text, interval, integer) FROM PUBLIC;
-REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.adopt_table(text), outbox.make_partitions(text), outbox.make_partitions_at(text, timestamptz[]),
+    outbox.trim_foreign_receipts_batch() FROM PUBLIC;
 REVOKE ALL ON PROCEDURE outbox.trim_foreign_receipts() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.make_partitions(text), outbox.trim_foreign_receipts_batch() TO {maintainer};
 GRANT EXECUTE ON PROCEDURE outbox.trim_foreign_receipts() TO {maintainer};

@@ -141,8 +141,8 @@ BEGIN
     UPDATE {partman}.part_config c
        SET premake = p.premake, automatic_maintenance = CASE WHEN p.automatic THEN 'on' ELSE 'off' END
      WHERE c.parent_table = parent AND (c.premake <> p.premake OR (c.automatic_maintenance = 'on') <> p.automatic);
-    -- Trust the catalog, not run_maintenance(): 5.0 makes nothing for an empty table, 5.5 turns
-    -- errors into warnings, and no version fills a gap or expects another width before the next.
+    -- Trust the catalog, not run_maintenance(): 4.7 makes one more from noon on, 5.0 makes nothing for
+    -- an empty table, 5.5 turns errors into warnings, and no version fills a gap.
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     IF v_missing IS NOT NULL THEN
         -- Another upkeep may be making them.
@@ -151,7 +151,6 @@ BEGIN
     END IF;
     IF v_missing IS NOT NULL THEN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
-        PERFORM {partman}.run_maintenance(p_parent_table := parent, p_analyze := false, p_jobmon := false);
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
             RAISE EXCEPTION 'upkeep of % made no partition that begins at %', parent, v_unmade
@@ -162,6 +161,28 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.make_partitions IS 'make the partitions ahead and fill gaps; gives how many were made';
+
+-- What the policy doesn't ask for: days of rows that somebody else's partition has taken.
+CREATE FUNCTION outbox.make_partitions_at(parent text, moments timestamptz[]) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '5s'
+AS $body$
+DECLARE
+    v_missing timestamptz[];
+BEGIN
+    SELECT array_agg(DISTINCT d.starts_at) INTO v_missing
+      FROM outbox.partition_policy p, unnest(moments) AS m (moment),
+           LATERAL (SELECT outbox.begin_of(p.span, m.moment)) AS d (starts_at)
+     WHERE p.parent_table = parent
+       AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d.starts_at + p.span AND x.ends_at > d.starts_at);
+    IF v_missing IS NOT NULL THEN
+        PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
+    END IF;
+END
+$body$;
+COMMENT ON FUNCTION outbox.make_partitions_at IS 'make the partitions for rows of these moments, where none is';
 
 CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER

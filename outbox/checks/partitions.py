@@ -26,6 +26,7 @@ class _Judged:
     partition: str
     schema: str
     aside: str
+    control: str
     is_default: bool
     starts_at: datetime | None
     ends_at: datetime | None
@@ -73,7 +74,9 @@ def check_partitions(
     with connection.cursor(row_factory=class_row(_Judged)) as cursor:
         for judged in cursor.execute(load("outbox", "judge_partitions")):
             if why := _must_go(judged, in_the_way):
-                misfit = Misfit(judged.partition, judged.schema, judged.aside)
+                misfit = Misfit(
+                    judged.partition, judged.schema, judged.aside, judged.control
+                )
                 misfits[judged.parent_table][misfit] = why
             else:
                 yield from _judge(judged)

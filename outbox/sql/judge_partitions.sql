@@ -1,9 +1,10 @@
 -- Does:  Compare every partition with how we make them.
 -- Takes: nothing
--- Gives: parent_table, partition, schema and a name to put it aside by, is_default, starts_at, ends_at, ahead, owner, wanted_owner, four faults
+-- Gives: parent_table, partition, schema and a name to put it aside by, control (the column), is_default, starts_at, ends_at, ahead, owner, wanted_owner, four faults
 -- Index: none
 SELECT p.parent_table, x.partition::text AS partition, quote_ident(n.nspname) AS schema,
-       quote_ident(o.relname || '_aside') AS aside, x.is_default, x.starts_at, x.ends_at,
+       quote_ident(o.relname || '_aside') AS aside, quote_ident(p.control) AS control,
+       x.is_default, x.starts_at, x.ends_at,
        x.starts_at > now() AS ahead, x.owner::regrole::text AS owner,
        c.relowner::regrole::text AS wanted_owner,
        x.owner <> c.relowner AS is_foreign,

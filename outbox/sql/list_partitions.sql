@@ -1,6 +1,6 @@
 -- Does:  List the partitions of every table, and what was detached and not dropped yet.
 -- Takes: nothing
--- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, schema and a name to put it aside by
+-- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, schema and a name to put it aside by, control (the column)
 -- Index: none
 SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
        x.starts_at, x.ends_at,
@@ -11,7 +11,8 @@ SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
             ELSE 'past' END AS place,
        CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END AS rows,
        pg_total_relation_size(c.oid) AS bytes,
-       quote_ident(n.nspname) AS schema, quote_ident(c.relname || '_aside') AS aside
+       quote_ident(n.nspname) AS schema, quote_ident(c.relname || '_aside') AS aside,
+       quote_ident(p.control) AS control
   FROM outbox.partition_policy p
  CROSS JOIN LATERAL (
        SELECT q.partition::oid AS oid, q.starts_at, q.ends_at, q.detach_pending,

@@ -202,7 +202,7 @@ def test_an_hour_with_nothing_to_do_reads_the_bounds_twice_and_asks_no_pg_partma
         connection.execute("SET track_functions = 'all'")
         connection.execute(QUIET_HOUR, {"table": table})
 
-        for function, calls in (("partitions", 2), ("run_maintenance", 0)):
+        for function, calls in (("partitions", 2), ("create_partition_time", 0)):
             readings = connection.execute(READINGS, (function,)).fetchone()
             assert readings == (calls,)
 

@@ -18,6 +18,10 @@ DEFINERS = {
     "outbox.make_partitions(text)": (
         *("maintainer", "SELECT outbox.make_partitions('outbox.message')"),
     ),
+    "outbox.make_partitions_at(text,timestamp with time zone[])": (
+        "owner",
+        "SELECT outbox.make_partitions_at('outbox.message', '{2040-01-01}')",
+    ),
     "outbox.set_interval(text,interval,integer)": (
         "owner",
         "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
