@@ -14,7 +14,6 @@ SQL_FILES = sorted(
     chain.from_iterable((ROOT / p / "sql").glob("*.sql") for p in PACKAGES)
 )
 
-MAX_LINES = 300
 SAYS_NOTHING = re.compile(r"(utils?|helpers?|commons?|cores?|bases?|misc|types?|..?)")
 HEADER = ("-- Does: ", "-- Takes: ", "-- Gives: ", "-- Index: ")
 
@@ -26,17 +25,8 @@ def files(*suffixes: str) -> Iterator[Path]:
                 yield path.relative_to(ROOT)
 
 
-def line_count(path: Path) -> int:
-    return len((ROOT / path).read_text().splitlines())
-
-
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def test_no_file_is_too_long_to_read_at_once() -> None:
-    lengths = {str(path): line_count(path) for path in files(".py", ".sql")}
-    assert {path: n for path, n in lengths.items() if n > MAX_LINES} == {}
 
 
 def test_every_module_has_a_name_that_says_something() -> None:
