@@ -28,7 +28,7 @@ PARTITION_TESTS := $(patsubst %,tests/migrations/test_%.py,upkeep detach fallbac
 
 # What the image of relay and consumer is to have.
 IMAGE_EXTRAS := migrations binary asyncpg redis kafka rabbitmq nats sqs http \
-  jsonschema msgspec pydantic
+  jsonschema msgspec pydantic metrics
 
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv

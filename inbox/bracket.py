@@ -3,11 +3,10 @@
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox.batch import Batching
@@ -15,6 +14,9 @@ from inbox.idempotent import is_async
 from inbox.routes import AsyncHandler, Handler, SyncHandler
 from outbox.dead_letters import Candidate, Statement, statement
 from outbox.message import Message
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
@@ -46,7 +48,7 @@ def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
         handle_async = cast("AsyncHandler", handler)
 
         @functools.wraps(handler)
-        async def handle_async_once(session: AsyncSession, message: Message) -> None:
+        async def handle_async_once(session: "AsyncSession", message: Message) -> None:
             await session.run_sync(lock)
             await handle_async(session, message)
             await session.run_sync(succeed)

@@ -1,18 +1,20 @@
 """`guard`: the receipt as a context manager, where a decorator doesn't fit."""
 
 from types import TracebackType
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox.idempotent import record_receipt_async
 from inbox.receipt import MessageId, check_text, record_receipt
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
 S = TypeVar(
     "S",
     Session,
-    AsyncSession,
+    "AsyncSession",
     "scoped_session[Session]",
     "async_scoped_session[AsyncSession]",
 )

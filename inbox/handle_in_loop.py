@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy import Executable
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
@@ -21,6 +20,9 @@ from inbox.routes import AsyncHandler, BatchHandler, Handler, name_of
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
 T = TypeVar("T")
 
 
@@ -29,7 +31,7 @@ class AsyncHandling:
 
     def __init__(
         self,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: "async_sessionmaker[AsyncSession]",
         consumer: str,
         max_idle: timedelta | None,
     ) -> None:

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import (
+    TYPE_CHECKING,
     Any,
     Final,
     Generic,
@@ -17,7 +18,6 @@ from typing import (
 )
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, DuplicateMessageError
@@ -26,6 +26,10 @@ from inbox.replay import replay_caused_by
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
+from outbox.session import is_async_scoped_session, is_async_session
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -45,8 +49,8 @@ class Guard(Protocol[M]):
 
     @overload
     def __call__(
-        self, handler: Callable[[AsyncSession, M], Awaitable[R]], /
-    ) -> Callable[[AsyncSession, M], Coroutine[Any, Any, R | None]]: ...
+        self, handler: Callable[["AsyncSession", M], Awaitable[R]], /
+    ) -> Callable[["AsyncSession", M], Coroutine[Any, Any, R | None]]: ...
 
     @overload
     def __call__(
@@ -138,9 +142,9 @@ class _Guard(Generic[M]):
 
         return handle_once
 
-    def _async(self, handler: Callable[[AsyncSession, M], Any]) -> Callable[..., Any]:
+    def _async(self, handler: Callable[["AsyncSession", M], Any]) -> Callable[..., Any]:
         @functools.wraps(handler)
-        async def handle_once(session: AsyncSession, message: M) -> Any:
+        async def handle_once(session: "AsyncSession", message: M) -> Any:
             if not await record_receipt_async(
                 session, self._key(message), self._consumer
             ):
@@ -176,14 +180,18 @@ def readable(message: Message, codec: PayloadCodec) -> Message:
 
 
 async def record_receipt_async(
-    session: AsyncSession, message_id: MessageId, consumer: str
+    session: "AsyncSession | async_scoped_session[Any]",
+    message_id: MessageId,
+    consumer: str,
 ) -> bool:
     """Call `record_receipt` in the session's own way.
 
     Raises:
         NotASessionError: `session` isn't an `AsyncSession`; else as there.
     """
-    if not isinstance(session, AsyncSession | async_scoped_session):
+    if is_async_scoped_session(session):
+        session = session()
+    if not is_async_session(session):
         raise NotASessionError(
             f"session {shorten(session)}: isn't a SQLAlchemy AsyncSession, which an "
             "async handler needs; pass one, or make the handler a plain function"

@@ -7,7 +7,7 @@ on, and the late one has no transaction left to commit.
 """
 
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from sqlalchemy import (
     ColumnElement,
@@ -18,14 +18,10 @@ from sqlalchemy import (
     literal_column,
     select,
 )
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session
 
 from outbox.errors import ConfigError
-
-AnySession: TypeAlias = (
-    Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]
-)
+from outbox.session import AnySession
 
 DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)

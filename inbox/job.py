@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import JobLostError
@@ -29,6 +28,9 @@ from inbox.jobs import (
 from inbox.receipt import record_receipt
 from outbox.causation import note_cause
 from outbox.message import Message
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 
 class AnyJob:
@@ -157,7 +159,7 @@ class AsyncJob(AnyJob):
 
     def __init__(
         self,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: "async_sessionmaker[AsyncSession]",
         key: JobKey,
         leased: Leased,
         message: Message,
@@ -167,7 +169,7 @@ class AsyncJob(AnyJob):
         self._sessions = sessions
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncSession]:
+    async def transaction(self) -> "AsyncIterator[AsyncSession]":
         """Do as `Job.transaction`."""
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._begin)
@@ -176,7 +178,7 @@ class AsyncJob(AnyJob):
             await session.run_sync(self._hold)
 
     @asynccontextmanager
-    async def finish(self) -> AsyncIterator[AsyncSession]:
+    async def finish(self) -> "AsyncIterator[AsyncSession]":
         """Do as `Job.finish`."""
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._begin)

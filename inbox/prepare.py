@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
@@ -22,6 +21,9 @@ from inbox.routes import AsyncHandler, Handler, SyncHandler, name_of
 from outbox.errors import ConfigError, one_line, shorten
 from outbox.message import Message
 from outbox.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
 
 Permanent: TypeAlias = (
     type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool]
@@ -92,7 +94,7 @@ def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
     seconds = None if terms.time_limit is None else terms.time_limit.total_seconds()
 
     @functools.wraps(handler)
-    async def prepared(session: AsyncSession, message: Message) -> Any:
+    async def prepared(session: "AsyncSession", message: Message) -> Any:
         message = terms.lift(message)
         limit = asyncio.timeout(seconds)
         try:

@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox.errors import ConfigError, shorten
 from outbox.message import Message
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
 SyncHandler: TypeAlias = Callable[[Session, Message], object]
-AsyncHandler: TypeAlias = Callable[[AsyncSession, Message], Awaitable[object]]
+AsyncHandler: TypeAlias = Callable[["AsyncSession", Message], Awaitable[object]]
 Handler: TypeAlias = SyncHandler | AsyncHandler
 BatchHandler: TypeAlias = Callable[[Any, Sequence[Message]], Any]
 H = TypeVar("H")

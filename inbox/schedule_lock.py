@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox.bracket import text_of
 from inbox.sessions import Sessions
 from outbox.dead_letters import Statement, lost_turn
 from outbox.lock import Lock, consumer_class
+from outbox.session import is_async_sessionmaker
 
 _Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
@@ -40,7 +40,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
 @asynccontextmanager
 async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
     """Open a session; give what runs a function of it, in its own way."""
-    if isinstance(sessions, async_sessionmaker):
+    if is_async_sessionmaker(sessions):
         session = sessions()
         try:
             yield session.run_sync

@@ -1,9 +1,8 @@
 """Which way to handle, by the kind of the session factory."""
 
 from datetime import timedelta
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.handle import Handling
@@ -11,8 +10,12 @@ from inbox.handle_in_loop import AsyncHandling
 from inbox.handle_in_threads import SyncHandling
 from inbox.idle import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
+from outbox.session import is_async_sessionmaker
 
-Sessions: TypeAlias = async_sessionmaker[AsyncSession] | sessionmaker[Session]
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+Sessions: TypeAlias = "async_sessionmaker[AsyncSession] | sessionmaker[Session]"
 
 
 def handling(
@@ -26,7 +29,7 @@ def handling(
     Raises:
         ConfigError: it is none.
     """
-    if isinstance(sessions, async_sessionmaker):
+    if is_async_sessionmaker(sessions):
         return AsyncHandling(sessions, consumer, max_idle)
     if isinstance(sessions, sessionmaker):
         return SyncHandling(sessions, consumer, max_in_flight, max_idle)

@@ -7,7 +7,7 @@ a flush of its own for each would cost a trigger and a round trip apiece.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from sqlalchemy import (
     ARRAY,
@@ -26,7 +26,6 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.postgresql import JSONB, UUID
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.orm import registry as orm_registry
 
@@ -39,10 +38,7 @@ from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, encoded
 from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.schema import message_table, metadata
-
-AnySession: TypeAlias = (
-    Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
-)
+from outbox.session import AnySession, is_async_scoped_session, is_async_session
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
@@ -188,13 +184,14 @@ def sync_session(session: object) -> Session:
     Raises:
         NotASessionError: `session` isn't one.
     """
-    match session:
-        case Session():
-            return session
-        case AsyncSession():
-            return session.sync_session
-        case scoped_session() | async_scoped_session():
-            return sync_session(session())
+    if isinstance(session, Session):
+        return session
+    if isinstance(session, scoped_session):
+        return sync_session(session())
+    if is_async_session(session):
+        return session.sync_session
+    if is_async_scoped_session(session):
+        return sync_session(session())
     raise NotASessionError(
         f"session {shorten(session)}: isn't a SQLAlchemy session; "
         "pass the Session or AsyncSession of your transaction,"

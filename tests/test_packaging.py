@@ -41,6 +41,27 @@ for package in packages:
 print(json.dumps(found))
 """
 
+# Adds messages by plain sessions, in an interpreter that has no greenlet.
+ADD_WITHOUT_GREENLET = """
+import sys
+
+sys.modules["greenlet"] = None
+import inbox, inbox.cli, inbox.webhook, outbox, outbox.cli, relay, relay.cli
+from outbox import Message, NotASessionError, add
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+engine = create_engine("postgresql+psycopg://")
+add(Session(engine), Message("t", 1))
+add(scoped_session(sessionmaker(engine)), Message("t", 1))
+sessions = sessionmaker(engine)
+inbox.Consumer("memory://", sessions, name="c").handles("t")(lambda s, m: None)
+try:
+    add(object(), Message("t", 1))
+except NotASessionError:
+    print("sqlalchemy.ext.asyncio" in sys.modules)
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -102,3 +123,12 @@ def test_an_entry_point_leads_to_something(entry_point: EntryPoint) -> None:
 
 def test_the_lock_file_names_no_place_to_download_from() -> None:
     assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_plain_sessions_need_no_greenlet() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", ADD_WITHOUT_GREENLET],
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.stdout, ran.stderr) == ("False\n", "")

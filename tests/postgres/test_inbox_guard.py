@@ -1,7 +1,10 @@
 """The guard as a context manager, in sessions of both colours."""
 
+import asyncio
+
 import pytest
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_scoped_session
 
 from inbox import ForeignId, InvalidReceiptError, guard
 from outbox import uuid7
@@ -33,6 +36,18 @@ async def test_a_message_is_new_once(id: ForeignId, url: str) -> None:
             ):
                 seen.append(new)
     assert seen == [True, False, False, True]
+
+
+async def test_a_scoped_session_will_do(url: str) -> None:
+    id = uuid7()
+    seen = []
+    async with async_sessions_of(url) as sessions:
+        for _ in range(2):
+            scoped = async_scoped_session(sessions, scopefunc=asyncio.current_task)
+            async with scoped.begin(), guard(scoped, id, consumer="a") as is_new:
+                seen.append(is_new)
+            await scoped.remove()
+    assert seen == [True, False]
 
 
 def test_what_goes_wrong_inside_leaves_neither_receipt_nor_effect(url: str) -> None:

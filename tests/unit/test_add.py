@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import outbox
 from outbox import InvalidMessageError, Limits, Message, NotASessionError
-from outbox.add import AnySession
+from outbox.session import AnySession
 
 GOOD = Message("orders.placed", {"order": 1})
 BAD = Message("", b"")
