@@ -15,7 +15,11 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT, UPDATE (attempts, available_at, last_error, published_at, dead_lettered_at)
     ON outbox.message TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay};
-GRANT SELECT, INSERT, UPDATE ON outbox.dead_letter TO {relay};
+-- What was given up is evidence: only the owner changes its payload, or says when it was.
+GRANT SELECT, INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers, payload,
+                      error_reason, error_stacktrace),
+      UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace, discard_reason, discarded_by)
+    ON outbox.dead_letter TO {relay};
 GRANT SELECT ON outbox.readable_dead_letter TO {relay};
 GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at, dead_lettered_at, topic, key, tenant, last_error)
     ON outbox.message TO {monitor};

@@ -10,7 +10,11 @@ GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
 GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
-GRANT SELECT, INSERT, UPDATE ON inbox.dead_letter TO {consumer};
+-- What was given up is evidence: only the owner changes its payload, or says when it was.
+GRANT SELECT, INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers, payload,
+                      error_reason, error_stacktrace),
+      UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace, discard_reason, discarded_by)
+    ON inbox.dead_letter TO {consumer};
 GRANT SELECT ON inbox.readable_dead_letter TO {consumer};
 GRANT SELECT ON inbox.subscription TO {relay}, {monitor};
 -- For the postgres publisher; RETURNING needs SELECT on what it gives.

@@ -15,6 +15,27 @@ GIVE_UP = """
         schema_version, content_type, headers, payload, error_reason)
     VALUES ('o', 'm', 't', 1, 1, 'text/plain', '{{}}', '', 'why')
 """
+SETTLE_DEAD_LETTERS = [
+    "UPDATE {schema}.dead_letter SET status = 'SUCCEEDED', updated_at = now()",
+    "UPDATE {schema}.dead_letter SET status = 'DISCARDED', updated_at = now(),"
+    " discard_reason = 'why', discarded_by = session_user",
+    "UPDATE {schema}.dead_letter SET retry_count = 1, retry_after = now(),"
+    " error_reason = 'again', error_stacktrace = NULL, updated_at = now()",
+]
+REWRITE_DEAD_LETTERS = [
+    *(
+        f"UPDATE {{schema}}.dead_letter SET {column} = {column}"
+        for column in (
+            *("id", "created_at", "origin", "message_id", "topic", "key", "tenant"),
+            *("attempts", "schema_version", "content_type", "headers", "payload"),
+        )
+    ),
+    """
+    INSERT INTO {schema}.dead_letter (created_at, origin, message_id, topic, attempts,
+        schema_version, content_type, headers, payload, error_reason)
+    VALUES (now(), 'o', 'm', 't', 1, 1, 'text/plain', '{{}}', '', 'why')
+    """,
+]
 SUSPECT = """
     INSERT INTO inbox.suspect AS s (message_id, message_at, consumer, starts)
     SELECT id, inbox.moment_of(id), 'billing', 1
@@ -32,7 +53,9 @@ ALLOWED = {
         "UPDATE outbox.message SET attempts = 1, available_at = now(), last_error = ''",
         GIVE_UP.format(schema="outbox"),
         "SELECT * FROM outbox.dead_letter",
+        "SELECT * FROM outbox.dead_letter FOR UPDATE",
         "SELECT * FROM outbox.readable_dead_letter",
+        *(query.format(schema="outbox") for query in SETTLE_DEAD_LETTERS),
         DELIVER,
         "SELECT * FROM inbox.subscription",
         "SELECT * FROM outbox.partition_health",
@@ -45,7 +68,8 @@ ALLOWED = {
         "UPDATE inbox.delivery SET acked_at = now()",
         GIVE_UP.format(schema="inbox"),
         "SELECT * FROM inbox.readable_dead_letter",
-        "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'",
+        "SELECT * FROM inbox.dead_letter FOR UPDATE",
+        *(query.format(schema="inbox") for query in SETTLE_DEAD_LETTERS),
         SUSPECT,
         "DELETE FROM inbox.suspect WHERE starts = 1",
     ],
@@ -107,6 +131,7 @@ FORBIDDEN = {
         "SELECT nextval('outbox.message_seq')",
         "UPDATE outbox.message SET topic = 'other'",
         "DELETE FROM outbox.dead_letter",
+        *(query.format(schema="outbox") for query in REWRITE_DEAD_LETTERS),
         "DELETE FROM inbox.delivery",
         "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
         RECEIVE,
@@ -137,6 +162,7 @@ FORBIDDEN = {
         "SELECT * FROM outbox.dead_letter",
         GIVE_UP.format(schema="outbox"),
         "DELETE FROM inbox.dead_letter",
+        *(query.format(schema="inbox") for query in REWRITE_DEAD_LETTERS),
         "TRUNCATE inbox.receipt",
         "UPDATE inbox.suspect SET consumer = 'other'",
         "SELECT outbox.trim_foreign_receipts_batch()",
