@@ -7,6 +7,7 @@ be, `schema` is its table and `lane` its place in the order. `lease`, `doorbell`
 
 from outbox.add import add, insert_statement
 from outbox.errors import (
+    AutocommitError,
     CodecError,
     ConfigError,
     InvalidMessageError,
@@ -21,6 +22,7 @@ from outbox.registry import REGISTRY, SchemaRegistry
 
 __all__ = [
     "REGISTRY",
+    "AutocommitError",
     "CodecError",
     "ConfigError",
     "InvalidMessageError",

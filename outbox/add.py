@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import (
     ARRAY,
     BindParameter,
+    Connection,
     DateTime,
     Insert,
     Integer,
@@ -28,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.orm import registry as orm_registry
+from typing_extensions import override
 
 from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
 from outbox.causation import cause_of, caused
@@ -38,7 +40,12 @@ from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, encoded
 from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.schema import message_table, metadata
-from outbox.session import AnySession, is_async_scoped_session, is_async_session
+from outbox.session import (
+    AnySession,
+    is_async_scoped_session,
+    is_async_session,
+    refuse_autocommit,
+)
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
@@ -109,6 +116,9 @@ def add(
             registered for its topic, or can't be encoded; none of the call was added,
             and the session is as it was.
         NotASessionError: `session` isn't one.
+
+    The flush that writes them raises `AutocommitError` if the session's connection is
+    in AUTOCOMMIT mode, where a rollback would keep them; then nothing was written.
     """
     target = sync_session(session)
     messages = _checked(messages, limits, registry, codec)
@@ -120,7 +130,7 @@ def add(
     if target._flushing:
         # A listener of this flush adds: what is pending now, the ORM would insert.
         _write_waiting(target)
-        _write(target, messages)
+        _write(target, _connection(target), messages)
         return
     waiting = target.info.get(_WAITING)
     if waiting is None or waiting not in target:
@@ -142,6 +152,8 @@ def insert_statement(
     Raises:
         InvalidMessageError: a message breaks a rule or doesn't fit its schema, or
             there is none.
+
+    Executed on a connection in AUTOCOMMIT mode, it raises `AutocommitError`.
     """
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
@@ -202,15 +214,28 @@ def sync_session(session: object) -> Session:
 @event.listens_for(Session, "before_flush")
 def _write_waiting(session: Session, *_: Any) -> None:
     # Every session of the process comes through here: one look into a dict.
-    waiting: Added | None = session.info.pop(_WAITING, None)
-    if waiting is None or waiting not in session:
+    waiting: Added | None = session.info.get(_WAITING)
+    if waiting is None:
         return
+    if waiting not in session:
+        del session.info[_WAITING]
+        return
+    # Where it is refused, the messages still wait: no later flush leaves them out.
+    connection = _connection(session)
+    del session.info[_WAITING]
     session.expunge(waiting)
-    _write(session, waiting.messages)
+    _write(session, connection, waiting.messages)
 
 
-def _write(session: Session, messages: Sequence[Message]) -> None:
+def _connection(session: Session) -> Connection:
     connection = session.connection(bind_arguments={"mapper": Added})
+    refuse_autocommit(connection, "the messages")
+    return connection
+
+
+def _write(
+    session: Session, connection: Connection, messages: Sequence[Message]
+) -> None:
     rows = [_row(message) for message in messages]
     if len(rows) == 1:
         connection.execute(_INSERT_ONE, rows[0])
@@ -218,6 +243,17 @@ def _write(session: Session, messages: Sequence[Message]) -> None:
         connection.execute(_INSERT_MANY, _arrays(rows))
     for listener in on_write:
         listener(session, messages)
+
+
+class _InsertInTransaction(Insert):
+    """An INSERT that isn't executed where a rollback would keep its rows."""
+
+    inherit_cache = True
+
+    @override
+    def _execute_on_connection(self, connection: Connection, *arguments: Any) -> Any:
+        refuse_autocommit(connection, "the messages")
+        return super()._execute_on_connection(connection, *arguments)
 
 
 def _row(message: Message) -> dict[str, Any]:
@@ -259,7 +295,7 @@ def _insert(arrays: Mapping[str, BindParameter[Any]]) -> Insert:
             for name in _COLUMNS
         )
     ).order_by(added.c.position)  # seq is drawn in this order
-    return insert(message_table).from_select(
+    return _InsertInTransaction(message_table).from_select(
         list(_COLUMNS), source, include_defaults=False
     )
 

@@ -39,6 +39,10 @@ class PoolerError(ConfigError):
     """A pooler in transaction mode lies between us and PostgreSQL."""
 
 
+class AutocommitError(ConfigError):
+    """A connection commits each statement by itself, so nothing can be rolled back."""
+
+
 class InvalidMessageError(OutboxError, ValueError):
     """A message breaks a rule; nothing of it was added."""
 

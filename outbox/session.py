@@ -1,4 +1,6 @@
-"""SQLAlchemy's sessions of both kinds, of which an application may have only one.
+"""SQLAlchemy's sessions of both kinds, and what their connections must be like.
+
+An application may have only one of the kinds.
 
 `sqlalchemy.ext.asyncio` needs greenlet, which a bare SQLAlchemy doesn't install, and
 which an application with plain sessions doesn't need. So nothing here imports it:
@@ -8,7 +10,10 @@ where nobody did, there are no objects of its classes either.
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
+
+from outbox.errors import AutocommitError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -41,3 +46,34 @@ def is_async_sessionmaker(value: object) -> "TypeIs[async_sessionmaker[AsyncSess
     """Tell whether it makes sessions of that kind."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.async_sessionmaker)
+
+
+def refuse_autocommit(connection: Connection, subject: str) -> None:
+    """Refuse a connection on which each statement is a transaction of its own.
+
+    It asks the driver, and neither waits for the server nor sends anything.
+
+    Args:
+        subject: what would survive a rollback there, for the error.
+
+    Raises:
+        AutocommitError: it is in AUTOCOMMIT mode, whoever set that.
+    """
+    # A connection that was lost says so by itself, at the next statement.
+    if connection.closed or connection.invalidated:
+        return
+    if not getattr(connection.connection.dbapi_connection, "autocommit", False):
+        return
+    options = connection.get_execution_options()
+    if options.get("isolation_level") == "AUTOCOMMIT":
+        setting = 'execution_options(isolation_level="AUTOCOMMIT")'
+    else:
+        setting = (
+            'create_engine(isolation_level="AUTOCOMMIT"), or autocommit=True in '
+            "connect_args"
+        )
+    raise AutocommitError(
+        f"the session's connection is in AUTOCOMMIT mode (set by {setting}), where a "
+        f"rollback keeps {subject}; remove that setting, or use a session of "
+        'engine.execution_options(isolation_level="READ COMMITTED")'
+    )

@@ -1,0 +1,127 @@
+"""A connection in AUTOCOMMIT mode takes no messages: a rollback would keep them."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox import AutocommitError, Message, insert_statement
+from outbox.database import sqlalchemy_url
+from tests.fixtures.added import topics
+
+AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
+MESSAGES = [Message("orders.placed", {"order": n}) for n in range(3)]
+
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "engine": (AUTOCOMMIT, {}, {}, r'create_engine\(isolation_level="AUTOCOMMIT"\)'),
+    "engine option": ({}, AUTOCOMMIT, {}, 'execution_options.*"AUTOCOMMIT"'),
+    "connection option": ({}, {}, AUTOCOMMIT, 'execution_options.*"AUTOCOMMIT"'),
+    "driver": (
+        {"connect_args": {"autocommit": True}},
+        {},
+        {},
+        "autocommit=True in connect_args",
+    ),
+}
+"""Of the engine, its options, those of the connection; what the error names."""
+
+
+def add_one(session: Session) -> None:
+    outbox.add(session, MESSAGES[0])
+    session.commit()
+
+
+def add_many(session: Session) -> None:
+    outbox.add(session, *MESSAGES)
+    session.commit()
+
+
+def execute_statement(session: Session) -> None:
+    session.execute(insert_statement(*MESSAGES))
+
+
+def execute_on_connection(session: Session) -> None:
+    session.connection().execute(insert_statement(*MESSAGES))
+
+
+WAYS = [add_one, add_many, execute_statement, execute_on_connection]
+
+
+@contextmanager
+def session_of(url: str, setting: str) -> Iterator[Session]:
+    of_engine, of_options, of_connection, _ = SETTINGS[setting]
+    engine = create_engine(sqlalchemy_url(url), **of_engine)
+    try:
+        with Session(engine.execution_options(**of_options)) as session:
+            session.connection(execution_options=of_connection)
+            yield session
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def async_session_of(
+    url: str, driver: str, setting: str
+) -> AsyncIterator[AsyncSession]:
+    of_engine, of_options, of_connection, _ = SETTINGS[setting]
+    url = sqlalchemy_url(url).replace("psycopg", driver, 1)
+    engine = create_async_engine(url, **of_engine)
+    try:
+        async with AsyncSession(engine.execution_options(**of_options)) as session:
+            await session.connection(execution_options=of_connection)
+            yield session
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_autocommit_is_refused(
+    database_url: str, way: Callable[[Session], None], setting: str
+) -> None:
+    with (
+        session_of(database_url, setting) as session,
+        pytest.raises(AutocommitError, match=SETTINGS[setting][-1]),
+    ):
+        way(session)
+    assert topics(database_url) == []
+
+
+@pytest.mark.parametrize("setting", sorted({*SETTINGS} - {"driver"}))
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_autocommit_is_refused_in_an_async_session(
+    database_url: str, driver: str, way: Callable[[Session], None], setting: str
+) -> None:
+    async with async_session_of(database_url, driver, setting) as session:
+        with pytest.raises(AutocommitError, match=SETTINGS[setting][-1]):
+            await session.run_sync(way)
+    assert topics(database_url) == []
+
+
+def test_refused_messages_are_refused_again_and_not_left_out(database_url: str) -> None:
+    with session_of(database_url, "engine") as session:
+        outbox.add(session, *MESSAGES)
+        for _ in range(2):
+            with pytest.raises(AutocommitError, match="a rollback keeps the messages"):
+                session.flush()
+    assert topics(database_url) == []
+
+
+def test_an_engine_in_autocommit_takes_messages_by_a_transaction_of_its_own(
+    database_url: str,
+) -> None:
+    engine = create_engine(sqlalchemy_url(database_url), isolation_level="AUTOCOMMIT")
+    transactional = engine.execution_options(isolation_level="READ COMMITTED")
+    with Session(transactional) as session, session.begin():
+        outbox.add(session, MESSAGES[0])
+    with transactional.connect() as connection:
+        connection.execute(insert_statement(MESSAGES[1]))
+        connection.rollback()
+    engine.dispose()
+    assert topics(database_url) == ["orders.placed"]
