@@ -36,7 +36,7 @@ ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
-needs += redis rabbitmq nats pgbouncer
+needs += redis rabbitmq nats pgbouncer faketime
 else
 # make demo ARGS='--broker nats'
 needs += $(filter redis rabbitmq nats,$(ARGS))
