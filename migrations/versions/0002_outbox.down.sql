@@ -4,6 +4,7 @@ SET LOCAL ROLE {owner};
 DROP VIEW outbox.readable_dead_letter;
 DROP TABLE outbox.message, outbox.message_template, outbox.dead_letter, outbox.dead_letter_template;
 DROP SEQUENCE outbox.message_seq;
+DROP FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid);
 DROP FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid);
 DROP FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid);
 DROP FUNCTION outbox.json_of(text, bytea);

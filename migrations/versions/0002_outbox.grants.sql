@@ -4,13 +4,15 @@ SET LOCAL ROLE {owner};
 
 REVOKE ALL ON FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
 GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer};
 GRANT USAGE ON SEQUENCE outbox.message_seq TO {application};
 GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, content_type, headers, payload)
     ON outbox.message TO {application};
 GRANT EXECUTE ON FUNCTION
     outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),
-    outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid)
+    outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
+    outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
 GRANT SELECT, UPDATE (attempts, available_at, last_error, published_at, dead_lettered_at)
     ON outbox.message TO {relay};

@@ -229,6 +229,37 @@ $body$;
 COMMENT ON FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid) IS
     'add a JSON message to this transaction; gives its id';
 
+-- A literal without a type is text here: PostgreSQL prefers text to bytea and jsonb, between which it could not choose.
+CREATE FUNCTION outbox.add(
+    topic          text,
+    payload        text,
+    key            text        DEFAULT NULL,
+    tenant         text        DEFAULT NULL,
+    headers        jsonb       DEFAULT '{}'::jsonb,
+    content_type   text        DEFAULT 'application/json',
+    schema_version integer     DEFAULT 1,
+    priority       text        DEFAULT 'default',
+    available_at   timestamptz DEFAULT NULL,
+    id             uuid        DEFAULT NULL
+) RETURNS uuid
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+BEGIN
+    IF add.content_type ~* '^application/([^;]+[+])?json *(;|$)' THEN
+        PERFORM add.payload::jsonb;  -- raises what is wrong with it
+    ELSIF add.content_type !~* '^text/' THEN
+        RAISE EXCEPTION 'outbox.add: payload is text, and content_type is %', add.content_type
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'nothing was added; leave content_type out for JSON, use a text/ type for text, or cast the payload to bytea';
+    END IF;
+    RETURN outbox.add(add.topic, convert_to(add.payload, 'UTF8'), add.key, add.tenant, add.headers, add.content_type,
+                      add.schema_version, add.priority, add.available_at, add.id);
+END
+$body$;
+COMMENT ON FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid) IS
+    'add a message of JSON or of text, as it is written, to this transaction; gives its id';
+
 -- The doorbell: who sleeps holds the lock exclusively, and only then a writer pays for a
 -- NOTIFY, whose own lock serialises commits. The writer's lock is held until commit, so that
 -- nobody falls asleep before seeing this transaction's rows. It is tried in the WHEN clause:

@@ -1,4 +1,4 @@
-"""The writer for SQL: both forms of outbox.add, and what they refuse."""
+"""The writer for SQL: the forms of outbox.add, and what they refuse."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,6 +56,69 @@ def test_bytes_are_added_as_they_are(connection: psycopg.Connection[Any]) -> Non
     ).fetchone()
     lane = lane_of(None, id, Priority.BULK)
     assert row == (b"\0\xff", None, "acme", {"a": "b"}, "text/xml", 2, lane, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        """'t', '{"a": 1}'""",
+        """'t', '{"a": 1}', 'k'""",
+        """'t', '{"a": 1}', key => 'k', priority => 'bulk'""",
+        """topic => 't', payload => '{"a": 1}'""",
+        """'t', '{"a": ' || 1 || '}'""",
+        """'t'::text, '{"a": 1}'::text, content_type => 'application/vnd.shop+json'""",
+        """'t', '{"a": 1}', content_type => 'Application/JSON; charset=utf-8'""",
+        """'t', '{"a": 1}'::varchar""",
+    ],
+)
+def test_a_literal_without_a_type_is_json(
+    connection: psycopg.Connection[Any], arguments: str
+) -> None:
+    add(connection, arguments)
+
+    rows = connection.execute("SELECT payload FROM outbox.message").fetchall()
+    assert rows == [(b'{"a": 1}',)]
+
+
+def test_a_parameter_without_a_type_is_json(
+    connection: psycopg.Connection[Any],
+) -> None:
+    connection.execute("SELECT outbox.add(%s, %s)", ("t", '{"a": 1.10}'))
+
+    rows = connection.execute("SELECT payload, content_type FROM outbox.message")
+    assert rows.fetchall() == [(b'{"a": 1.10}', "application/json")]
+
+
+def test_text_of_a_text_type_is_added_as_it_is(
+    connection: psycopg.Connection[Any],
+) -> None:
+    add(connection, "'t', 'Grüße', content_type => 'text/plain'")
+
+    rows = connection.execute("SELECT payload, content_type FROM outbox.message")
+    assert rows.fetchall() == [("Grüße".encode(), "text/plain")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("""'t', '{"a": 1'""", "invalid input syntax for type json"),
+        ("'t', ''", "invalid input syntax for type json"),
+        (
+            "'t', '\\x00ff', content_type => 'application/octet-stream'",
+            "payload is text, and content_type is application/octet-stream",
+        ),
+        ("'t', NULL", "payload is null"),
+        ("'', '{}'", "topic is empty"),
+    ],
+)
+def test_text_that_is_not_what_it_is_called_is_refused(
+    connection: psycopg.Connection[Any], arguments: str, problem: str
+) -> None:
+    with pytest.raises(psycopg.errors.DataError, match=problem):
+        add(connection, arguments)
+
+    rows = connection.execute("SELECT count(*) FROM outbox.message").fetchall()
+    assert rows == [(0,)]
 
 
 def test_a_trigger_adds_in_the_transaction_of_its_statement(
@@ -156,10 +219,3 @@ def test_a_broken_rule_is_named_and_nothing_is_added(
     assert problem in text
     assert "nothing was added" in (refusal.value.diag.message_hint or "")
     assert connection.execute("SELECT 1 FROM outbox.message").fetchall() == []
-
-
-def test_a_payload_without_type_is_told_to_have_one(
-    connection: psycopg.Connection[Any],
-) -> None:
-    with pytest.raises(psycopg.errors.AmbiguousFunction):
-        add(connection, "'t', '{}'")
