@@ -24,6 +24,7 @@ _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.LIST: {"id": UUID()},
     Statement.FIND: {"id": UUID()},
     Statement.FIND_DUE: {"id": UUID()},
+    Statement.FIND_BY_PREFIX: {"id": UUID()},
 }
 
 

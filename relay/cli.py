@@ -210,6 +210,7 @@ def _scheduler(
     )
 
 
-async def _take_turn(arguments: argparse.Namespace) -> Tally | None:
+async def _take_turn(arguments: argparse.Namespace, notify: Observer) -> Tally | None:
     schedule = schedule_of(arguments) or RetrySchedule()
-    return await _scheduler(arguments, schedule, LogEvents()).take_turn()
+    notify = Observers([LogEvents(), notify]).notify
+    return await _scheduler(arguments, schedule, notify).take_turn()

@@ -15,6 +15,7 @@ from outbox.dead_letters.commands import Side
 from outbox.dead_letters.commands import add_to as add_dead_letters
 from outbox.dead_letters.options import add_schedule, schedule_of
 from outbox.errors import ConfigError
+from outbox.events import Observer, Observers
 from outbox.identifier import is_uuid7, moment_of
 from outbox.observers.logging import LogEvents
 from outbox.statement import load
@@ -75,15 +76,16 @@ def _add_retry(parser: argparse.ArgumentParser) -> None:
 
 
 def _open_retrier(
-    arguments: argparse.Namespace,
+    arguments: argparse.Namespace, notify: Observer
 ) -> AbstractAsyncContextManager[Retrier]:
     sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
     consumer = load_consumer(arguments.consumer)
-    return consumer.retrier(schedule_of(arguments))
+    return consumer.retrier(schedule_of(arguments), notify)
 
 
-async def _take_turn(arguments: argparse.Namespace) -> Tally | None:
+async def _take_turn(arguments: argparse.Namespace, notify: Observer) -> Tally | None:
     sys.path.insert(0, "")
     schedule = schedule_of(arguments) or RetrySchedule()
     consumer = load_consumer(arguments.consumer)
-    return await scheduler_of(consumer, schedule, LogEvents()).take_turn()
+    notify = Observers([LogEvents(), notify]).notify
+    return await scheduler_of(consumer, schedule, notify).take_turn()

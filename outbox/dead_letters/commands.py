@@ -17,8 +17,9 @@ from outbox.command import (
     run_coroutine,
     url_of,
 )
-from outbox.dead_letters.criteria import Criteria
+from outbox.dead_letters.criteria import Criteria, IdPrefix
 from outbox.dead_letters.desk import OnDiscard, open_desk
+from outbox.dead_letters.events import DeadLetterFailed
 from outbox.dead_letters.letter import Letter, Status, Summary
 from outbox.dead_letters.options import add_criteria, criteria_of
 from outbox.dead_letters.retry import (
@@ -33,7 +34,9 @@ from outbox.dead_letters.statement import Schema, Statement
 from outbox.dead_letters.view import page_of, table_of
 from outbox.duration import read_rate
 from outbox.errors import ConfigError
+from outbox.events import Event, Observer
 from outbox.progress import Progress
+from outbox.table import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +45,16 @@ class Side:
 
     Attributes:
         add_retry: adds the arguments that say how to retry.
-        open_retrier: opens what they ask for.
+        open_retrier: opens what they ask for, and whom it tells of its retries.
         take_turn: takes the schedule's turn; None if another replica has it.
     """
 
     schema: Schema
     add_retry: Callable[[argparse.ArgumentParser], None]
-    open_retrier: Callable[[argparse.Namespace], AbstractAsyncContextManager[Retrier]]
-    take_turn: Callable[[argparse.Namespace], Awaitable[Tally | None]]
+    open_retrier: Callable[
+        [argparse.Namespace, Observer], AbstractAsyncContextManager[Retrier]
+    ]
+    take_turn: Callable[[argparse.Namespace, Observer], Awaitable[Tally | None]]
     on_discard: OnDiscard | None = None
 
 
@@ -68,7 +73,7 @@ def add_to(subcommands: Subcommands, side: Side) -> None:
 
     show = actions.add_parser("show", help="show one with everything that was kept")
     add_database(show)
-    show.add_argument("id", type=UUID, metavar="ID")
+    _add_id(show, "id")
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=partial(_show, side))
 
@@ -95,8 +100,19 @@ def add_to(subcommands: Subcommands, side: Side) -> None:
     export.set_defaults(run=partial(_export, side))
 
 
+def _add_id(
+    parser: argparse.ArgumentParser, name: str, *, nargs: str | None = None
+) -> None:
+    parser.add_argument(
+        name,
+        nargs=nargs,
+        metavar="ID",
+        help="id of a dead letter, or its first digits if no other begins with them",
+    )
+
+
 def _add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ids", nargs="*", type=UUID, metavar="ID")
+    _add_id(parser, "ids", nargs="*")
     add_criteria(parser, status=Status.PENDING, max_rows=None)
     parser.add_argument("--all", action="store_true", help="all that are PENDING")
     parser.add_argument(
@@ -125,7 +141,7 @@ def _write(found: Sequence[Summary], arguments: argparse.Namespace) -> None:
 
 def _show(side: Side, arguments: argparse.Namespace) -> int:
     with open_desk(_url(arguments), side.schema) as desk:
-        letter = desk.read(arguments.id)
+        letter = desk.read(desk.find_id(IdPrefix.of(arguments.id)))
     if arguments.json:
         sys.stdout.write(f"{json.dumps(letter.as_json(), indent=2)}\n")
     else:
@@ -137,16 +153,22 @@ def _retry(side: Side, arguments: argparse.Namespace) -> int:
     chosen = _chosen(arguments, or_due=arguments.due)
     rate = None if arguments.rate is None else read_rate("--rate", arguments.rate)
     tallies: list[Tally | None] = []
+    failures: list[DeadLetterFailed] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, DeadLetterFailed):
+            failures.append(event)
 
     async def run() -> None:
         if arguments.due:
-            tallies.append(await side.take_turn(arguments))
+            tallies.append(await side.take_turn(arguments, note))
             return
-        async with side.open_retrier(arguments) as retrier:
+        async with side.open_retrier(arguments, note) as retrier:
             if arguments.dry_run:
-                _write(await _summaries(retrier, arguments), arguments)
+                found = await _summaries(side.schema, retrier, arguments)
+                _write(found, arguments)
                 return
-            candidates = await _candidates(retrier, arguments)
+            candidates = await _candidates(side.schema, retrier, arguments)
             progress = Progress(len(candidates))
             counts: Counter[str] = Counter()
 
@@ -167,15 +189,38 @@ def _retry(side: Side, arguments: argparse.Namespace) -> int:
 
     if arguments.due and (chosen or arguments.dry_run):
         raise ConfigError("--due stands alone: the schedule chooses by itself")
-    run_coroutine(run())
+    try:
+        run_coroutine(run())
+    finally:
+        # Also of what was tried before the broker or the database went away.
+        if not arguments.json:
+            sys.stdout.write("".join(map(_line_of, failures)))
     if not tallies:
         return 0
-    return _report(tallies[0], as_json=arguments.json)
+    return _report(tallies[0], failures, as_json=arguments.json)
 
 
-def _report(tally: Tally | None, *, as_json: bool) -> int:
+def _line_of(failure: DeadLetterFailed) -> str:
+    said = f"{failure.id} of {failure.topic} failed: {failure.reason}"
+    return f"{printable(' '.join(said.split()))}\n"
+
+
+def _report(
+    tally: Tally | None, failures: Sequence[DeadLetterFailed], *, as_json: bool
+) -> int:
     if as_json:
-        sys.stdout.write(f"{json.dumps(tally and asdict(tally))}\n")
+        reasons = [
+            {
+                "id": str(failure.id),
+                "message_id": failure.message_id,
+                "topic": failure.topic,
+                "retry_count": failure.retry_count,
+                "reason": failure.reason,
+            }
+            for failure in failures
+        ]
+        report = None if tally is None else {**asdict(tally), "failures": reasons}
+        sys.stdout.write(f"{json.dumps(report)}\n")
     elif tally is None:
         sys.stdout.write("another replica is just retrying what is due\n")
     else:
@@ -185,27 +230,31 @@ def _report(tally: Tally | None, *, as_json: bool) -> int:
 
 
 async def _candidates(
-    retrier: Retrier, arguments: argparse.Namespace
+    schema: Schema, retrier: Retrier, arguments: argparse.Namespace
 ) -> list[Candidate]:
     if not arguments.ids:
         return await find(retrier, criteria_of(arguments))
-    letters = await _summaries(retrier, arguments)
+    letters = await _summaries(schema, retrier, arguments)
     return [Candidate(letter.id, letter.created_at) for letter in letters]
 
 
-async def _summaries(retrier: Retrier, arguments: argparse.Namespace) -> list[Summary]:
+async def _summaries(
+    schema: Schema, retrier: Retrier, arguments: argparse.Namespace
+) -> list[Summary]:
     if not arguments.ids:
         # The oldest first, and of them as many as are to be retried.
         criteria = replace(criteria_of(arguments), max_rows=None)
         rows = await retrier.fetch(Statement.LIST, criteria.parameters())
         return [Summary.of(row) for row in rows][::-1][: arguments.limit]
-    found = []
-    for id in arguments.ids:
-        rows = await retrier.fetch(Statement.READ, {"id": id})
-        if not rows:
-            raise ConfigError(f"dead letter {id}: there is none")
-        found.append(Letter.of(rows[0]))
-    return list(found)
+    ids: dict[UUID, None] = {}
+    for prefix in [IdPrefix.of(text) for text in arguments.ids]:
+        rows = await retrier.fetch(Statement.FIND_BY_PREFIX, prefix.parameters())
+        ids[prefix.choose([id for (id,) in rows], schema)] = None
+    found: list[Summary] = []
+    for id in ids:
+        (row,) = await retrier.fetch(Statement.READ, {"id": str(id)})
+        found.append(Letter.of(row))
+    return found
 
 
 def _discard(side: Side, arguments: argparse.Namespace) -> int:
@@ -214,7 +263,9 @@ def _discard(side: Side, arguments: argparse.Namespace) -> int:
         raise ConfigError("--reason is empty: say why, for those who ask later")
     with open_desk(_url(arguments), side.schema, side.on_discard) as desk:
         if arguments.ids:
-            letters: list[Summary] = [desk.read(id) for id in arguments.ids]
+            prefixes = [IdPrefix.of(text) for text in arguments.ids]
+            ids = dict.fromkeys(desk.find_id(prefix) for prefix in prefixes)
+            letters: list[Summary] = [desk.read(id) for id in ids]
         else:
             criteria = replace(criteria_of(arguments), max_rows=None)
             letters = desk.summaries(criteria)[::-1][: arguments.limit]

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from outbox.administration import AdministrationConnection, administration
-from outbox.dead_letters.criteria import Criteria
+from outbox.dead_letters.criteria import Criteria, IdPrefix
 from outbox.dead_letters.letter import Letter, Summary
 from outbox.dead_letters.retry import Candidate
 from outbox.dead_letters.statement import Schema, Statement, statement
@@ -63,6 +63,17 @@ class Desk:
                 "shows them, --message finds those of a message"
             )
         return Letter.of(row)
+
+    def find_id(self, prefix: IdPrefix) -> UUID:
+        """Give the id that begins so.
+
+        Raises:
+            ConfigError: there is none, or more than one.
+        """
+        cursor = self._connection.execute(
+            statement(self._schema, Statement.FIND_BY_PREFIX), prefix.parameters()
+        )
+        return prefix.choose([id for (id,) in cursor], self._schema)
 
     def letters(self, criteria: Criteria) -> Iterator[Letter]:
         """Read those that meet the criteria, one by one, the oldest first."""

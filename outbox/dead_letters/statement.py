@@ -14,6 +14,7 @@ class Statement(StrEnum):
     LIST = "list_dead_letters"
     FIND = "find_dead_letters"
     FIND_DUE = "find_due_dead_letters"
+    FIND_BY_PREFIX = "find_dead_letters_by_prefix"
     READ = "read_dead_letter"
     LOCK = "lock_dead_letter"
     MARK_SUCCEEDED = "mark_succeeded"

@@ -224,3 +224,60 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     assert side.run(*argv) == 2
     assert problem in capsys.readouterr().err
+
+
+def set_ids(side: Side, *ids: str) -> None:
+    for n, id in enumerate(ids):
+        (given, *_) = give_up(side.url, Message(f"t{n}", b""), schema=side.schema)
+        execute(
+            side.url,
+            f"UPDATE {side.schema}.dead_letter SET id = '{id}' WHERE id = '{given}'",
+        )
+
+
+FIRST = "0b0eaaaa-0000-4000-8000-000000000001"
+SECOND = "0b0ebbbb-0000-4000-8000-000000000002"
+
+
+@pytest.mark.parametrize(
+    "typed", [FIRST, "0b0eaaaa", "0B0EA", "0b0eaaaa-0000-", FIRST.replace("-", "")]
+)
+def test_show_takes_the_first_digits_of_an_id(
+    side: Side, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_ids(side, FIRST, SECOND)
+
+    assert side.run("show", typed, "--json") == 0
+
+    assert json.loads(capsys.readouterr().out)["id"] == FIRST
+
+
+def test_digits_with_which_several_ids_begin_are_refused_and_the_ids_named(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_ids(side, FIRST, SECOND)
+
+    assert side.run("show", "0b0e") == 2
+    assert f"several ids begin with it, {FIRST}, {SECOND}; give" in (
+        capsys.readouterr().err
+    )
+    assert side.run("discard", "0b0ea", "0b0e", "--reason", "old") == 2
+    assert [state for state, *_ in states(side.url, side.schema)] == ["PENDING"] * 2
+
+
+def test_discard_takes_the_first_digits_of_ids(
+    side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_ids(side, FIRST, SECOND)
+
+    assert side.run("discard", "0b0ea", FIRST, "0b0eb", "--reason", "old") == 0
+
+    assert capsys.readouterr().out == "2 discarded\n"
+
+
+@pytest.mark.parametrize("typed", ["0b0", "", "0b0eg", "-0b0e", "0b--0e", FIRST + "0"])
+def test_what_cannot_begin_an_id_is_refused(
+    side: Side, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert side.run("show", "--", typed) == 2
+    assert "isn't an id; give at least the first 4" in capsys.readouterr().err

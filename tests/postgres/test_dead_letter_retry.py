@@ -18,7 +18,7 @@ def test_the_relay_retries_by_the_publisher_of_the_broker(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    (id, _, _) = give_up(
+    (id, _, nobody) = give_up(
         database_url,
         Message("orders", b"1"),
         Message("orders", b"2"),
@@ -34,9 +34,12 @@ def test_the_relay_retries_by_the_publisher_of_the_broker(
     assert relay_main([*argv, str(id)]) == 0
     assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
     assert relay_main([*argv, "--all", "--rate", "1000/s"]) == 1
-    assert capsys.readouterr().out == "2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    why, sum_ = capsys.readouterr().out.splitlines()
+    assert why.startswith(f"{nobody} of nobody failed: ")
+    assert "subscribe" in why
+    assert sum_ == "2 retried: 1 succeeded, 1 failed, 0 skipped"
     assert relay_main([*argv, "--due", "--json"]) == 0
-    done = {"succeeded": 0, "failed": 0, "skipped": 0}
+    done = {"succeeded": 0, "failed": 0, "skipped": 0, "failures": []}
     assert json.loads(capsys.readouterr().out) == done
     delivered = "SELECT payload FROM inbox.delivery ORDER BY seq"
     assert execute(database_url, delivered) == [(b"1",), (b"2",)]
@@ -84,14 +87,34 @@ def test_the_inbox_retries_by_the_handlers_of_the_consumer(
     url = as_role(database_url, "pillarbox_consumer")
     monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
     messages = [Message("orders", b"good"), Message("orders", b"bad")]
-    give_up(database_url, *messages, schema="inbox")
+    (_, bad) = give_up(database_url, *messages, schema="inbox")
     argv = ["dead-letters", "retry", "retry_app:consumer"]
+    why = f"{bad} of orders failed: ValueError: bad\n"
 
     assert inbox_main([*argv, "--all", "--dry-run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert inbox_main([*argv, "--due"]) == 1
-    assert capsys.readouterr().out == "2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    assert capsys.readouterr().out == (
+        f"{why}2 retried: 1 succeeded, 1 failed, 0 skipped\n"
+    )
     assert inbox_main([*argv, "--error", "ValueError"]) == 1
-    assert capsys.readouterr().out == "1 retried: 0 succeeded, 1 failed, 0 skipped\n"
+    assert capsys.readouterr().out == (
+        f"{why}1 retried: 0 succeeded, 1 failed, 0 skipped\n"
+    )
+    assert inbox_main([*argv, str(bad)[:13], "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "succeeded": 0,
+        "failed": 1,
+        "skipped": 0,
+        "failures": [
+            {
+                "id": str(bad),
+                "message_id": str(messages[1].id),
+                "topic": "orders",
+                "retry_count": 3,
+                "reason": "ValueError: bad",
+            }
+        ],
+    }
     rows: list[Any] = sorted(states(database_url, "inbox"))
-    assert rows == [("PENDING", 2, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]
+    assert rows == [("PENDING", 3, "ValueError: bad"), ("SUCCEEDED", 0, "refused")]
