@@ -104,7 +104,8 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     Raises:
         MessageTooOldError: its day is beyond the retention of `inbox.receipt`.
         MessageTooNewError: its day lies ahead of the partitions.
-        InvalidReceiptError: the id is no UUIDv7, or an argument can't be used.
+        InvalidReceiptError: the id is a `str` or not a UUIDv7, or an argument can't
+            be used.
         NotASessionError: `session` isn't a `Session`.
 
     After one of the first two the transaction can only be rolled back, as after any
@@ -195,8 +196,13 @@ def check_id(message_id: object) -> None:
     """Refuse ids that tell no day.
 
     Raises:
-        InvalidReceiptError: it is no UUIDv7.
+        InvalidReceiptError: it is a `str`, or not a UUIDv7.
     """
+    if isinstance(message_id, str):
+        raise InvalidReceiptError(
+            f"message id {shorten(message_id)}: is a str; pass uuid.UUID(…) of a "
+            "UUIDv7, or ForeignId(source, id) for other ids"
+        )
     if not isinstance(message_id, UUID) or not is_uuid7(message_id):
         raise InvalidReceiptError(
             f"message id {shorten(message_id)}: isn't a UUIDv7, from which the day of "

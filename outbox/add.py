@@ -6,8 +6,9 @@ a flush of its own for each would cost a trigger and a round trip apiece.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Never
+from typing import cast as typing_cast
 
 from sqlalchemy import (
     ARRAY,
@@ -27,7 +28,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.postgresql import JSONB, UUID
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm import registry as orm_registry
 from typing_extensions import override
 
@@ -44,6 +45,7 @@ from outbox.session import (
     AnySession,
     is_async_scoped_session,
     is_async_session,
+    is_async_sessionmaker,
     refuse_autocommit,
 )
 
@@ -106,6 +108,8 @@ def add(
     tables too. As thread-safe as the session, that is, not at all. In the transaction
     of a receipt, the messages carry the id of what is handled as `causation-id`.
 
+    Adding no message does nothing, so `add(session, *events)` needs no check before.
+
     Args:
         limits: what a message may be, before and after the codec.
         registry: schemas that payloads have to fit, before the codec.
@@ -116,14 +120,20 @@ def add(
             registered for its topic, or can't be encoded; none of the call was added,
             and the session is as it was.
         NotASessionError: `session` isn't one.
+        TypeError: `add` was awaited; the messages were added all the same.
 
     The flush that writes them raises `AutocommitError` if the session's connection is
     in AUTOCOMMIT mode, where a rollback would keep them; then nothing was written.
     """
     target = sync_session(session)
     messages = _checked(messages, limits, registry, codec)
-    if not messages:
-        return
+    if messages:
+        _add(target, messages)
+    # To type checkers it is None, so that they refuse an await, too.
+    return typing_cast("None", _ADDED)
+
+
+def _add(target: Session, messages: tuple[Message, ...]) -> None:
     cause = cause_of(target)
     if cause is not None:
         messages = tuple(caused(message, cause) for message in messages)
@@ -174,12 +184,7 @@ def _checked(
 ) -> tuple[Message, ...]:
     for message in messages:
         if not isinstance(message, Message):
-            raise InvalidMessageError(
-                "object",
-                type(message),
-                "isn't a Message",
-                "pass outbox.Message(topic, payload, …)",
-            )
+            raise _not_a_message(message)
         limits.check(message)
         registry.check(message)
     if codec is None:
@@ -204,11 +209,50 @@ def sync_session(session: object) -> Session:
         return session.sync_session
     if is_async_scoped_session(session):
         return sync_session(session())
+    if isinstance(session, sessionmaker):
+        remedy = "it makes sessions: with sessions.begin() as session: add(session, …)"
+    elif is_async_sessionmaker(session):
+        remedy = (
+            "it makes sessions: async with sessions.begin() as session: add(session, …)"
+        )
+    elif isinstance(session, Connection):
+        remedy = "on a connection execute(outbox.insert_statement(…))"
+    elif isinstance(session, Message):
+        remedy = "it is the first argument: add(session, message)"
+    else:
+        remedy = (
+            "pass the Session or AsyncSession of your transaction,"
+            " or execute outbox.insert_statement(…) on a connection"
+        )
     raise NotASessionError(
-        f"session {shorten(session)}: isn't a SQLAlchemy session; "
-        "pass the Session or AsyncSession of your transaction,"
-        " or execute outbox.insert_statement(…) on a connection"
+        f"session {shorten(session)}: isn't a SQLAlchemy session; {remedy}"
     )
+
+
+def _not_a_message(given: object) -> InvalidMessageError:
+    remedy = "pass outbox.Message(topic, payload, …)"
+    if not isinstance(given, str | bytes | Mapping) and isinstance(given, Iterable):
+        remedy = "pass messages one by one, add(session, *messages)"
+    return InvalidMessageError("object", type(given), "isn't a Message", remedy)
+
+
+class _Added:
+    """What `add` returns, for those who await it."""
+
+    @override
+    def __repr__(self) -> str:
+        return "<added>"
+
+    if not TYPE_CHECKING:
+
+        def __await__(self) -> Never:
+            raise TypeError(
+                "outbox.add does no I/O and can't be awaited: write "
+                "outbox.add(session, message), with an AsyncSession, too"
+            )
+
+
+_ADDED: Final = _Added()
 
 
 @event.listens_for(Session, "before_flush")

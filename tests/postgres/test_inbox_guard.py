@@ -84,3 +84,20 @@ def test_a_consumer_without_name_is_refused(url: str) -> None:
         pytest.raises(InvalidReceiptError, match="consumer"),
     ):
         guard(session, uuid7(), consumer="")
+
+
+def test_an_id_in_a_string_is_told_what_to_be(url: str) -> None:
+    with (
+        sessions_of(url) as sessions,
+        sessions() as session,
+        pytest.raises(InvalidReceiptError, match=r"is a str; pass uuid\.UUID\(…\)"),
+        guard(session, str(uuid7()), consumer="a"),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+async def test_an_id_in_a_string_is_told_what_to_be_async(url: str) -> None:
+    async with async_sessions_of(url) as sessions, sessions() as session:
+        with pytest.raises(InvalidReceiptError, match=r"is a str; pass uuid\.UUID"):
+            async with guard(session, str(uuid7()), consumer="a"):  # type: ignore[arg-type]
+                pass

@@ -57,7 +57,6 @@ def test_a_refusal_leaves_what_was_added_before() -> None:
         None,
         "session",
         object(),
-        sessionmaker(),
         create_engine("postgresql+psycopg://unused"),
         Session,
     ],
@@ -69,9 +68,51 @@ def test_what_is_not_a_session_is_refused_with_a_remedy(thing: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("thing", "remedy"),
+    [
+        (sessionmaker(), r"with sessions\.begin\(\) as session: add\(session, …\)"),
+        (async_sessionmaker(), r"async with sessions\.begin\(\) as session: add\(ses"),
+        (GOOD, r"it is the first argument: add\(session, message\)"),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_what_is_taken_for_a_session_is_told_apart(thing: Any, remedy: str) -> None:
+    with pytest.raises(NotASessionError, match=remedy):
+        outbox.add(thing, GOOD)
+
+
+def test_a_connection_is_told_of_the_statement() -> None:
+    with (
+        create_engine("sqlite://").connect() as connection,
+        pytest.raises(
+            NotASessionError, match=r"on a connection execute\(outbox\.insert"
+        ),
+    ):
+        outbox.add(connection, GOOD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", [[GOOD], (GOOD,), iter([GOOD])])
+def test_messages_in_a_collection_are_refused_with_a_star(messages: Any) -> None:
+    session = Session()
+
+    with pytest.raises(InvalidMessageError, match=r"add\(session, \*messages\)"):
+        outbox.add(session, messages)
+
+    assert list(session.new) == []
+
+
+@pytest.mark.parametrize("messages", [(GOOD,), ()], ids=["one", "none"])
+async def test_an_awaited_add_says_what_to_write_instead(
+    messages: tuple[Message, ...],
+) -> None:
+    with pytest.raises(TypeError, match=r"write outbox\.add\(session, message\)"):
+        await outbox.add(AsyncSession(), *messages)  # type: ignore[func-returns-value, misc]
+
+
+@pytest.mark.parametrize(
     "thing",
-    [None, {"topic": "t"}, b"payload", [GOOD], Message],
-    ids=["None", "dict", "bytes", "list", "class"],
+    [None, {"topic": "t"}, b"payload", Message],
+    ids=["None", "dict", "bytes", "class"],
 )
 def test_what_is_not_a_message_is_refused_with_a_remedy(thing: Any) -> None:
     session = Session()
