@@ -36,7 +36,7 @@ from outbox.array_literal import bytes_array, moment_array, plain_array, text_ar
 from outbox.causation import cause_of, caused
 from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
-from outbox.limits import Limits
+from outbox.limits import Limits, check_reserved
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, encoded
 from outbox.registry import REGISTRY, SchemaRegistry
@@ -186,6 +186,7 @@ def _checked(
         if not isinstance(message, Message):
             raise _not_a_message(message)
         limits.check(message)
+        check_reserved(message.headers)
         registry.check(message)
     if codec is None:
         return messages

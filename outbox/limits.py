@@ -1,6 +1,7 @@
 """What a message may be: checked when it is added, never first at commit."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -18,6 +19,13 @@ MAX_INDEXED_BYTES: Final = 2048
 _MAX_TENANT_BYTES: Final = 1024  # it shares an index with the consumer's name
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
 _MOST_BYTES: Final = 4  # of a character
+# SQL's outbox.add has the same expression.
+_RESERVED: Final = re.compile(
+    r"ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type\Z",
+    re.ASCII | re.IGNORECASE,
+)
+STORED_HEADERS: Final = frozenset({"pillarbox-codec", "pillarbox-content-type"})
+"""Reserved headers that a payload codec writes into the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +147,35 @@ def check_received(message: Message) -> None:
     if is_uuid7(message.id) and message.id.int >> 80 > _LAST_MILLISECOND:
         raise InvalidMessageError(
             "id", message.id, "says it was made after the year 9999", "mend its clock"
+        )
+
+
+def reserved_header(names: Iterable[str]) -> str | None:
+    """Give the first name that a broker's reader would take for one of pillarbox's.
+
+    Under these names travel the attributes of CloudEvents on one broker or another, the
+    content type, signatures, NATS' own headers and those of a payload codec.
+    """
+    for name in names:
+        if _RESERVED.match(name) is not None:
+            return name
+    return None
+
+
+def check_reserved(names: Iterable[str]) -> None:
+    """Refuse headers that would be read as something else on the other side.
+
+    Raises:
+        InvalidMessageError: a name is reserved.
+    """
+    name = reserved_header(names)
+    if name is not None:
+        raise InvalidMessageError(
+            "headers",
+            name,
+            "is a reserved name: ce-, ce_, cloudEvents:, cloudEvents_, nats-, "
+            "pillarbox-, webhook- and content-type belong to brokers and pillarbox",
+            "rename the header, or set the message's own field (tenant=…, key=…)",
         )
 
 

@@ -19,6 +19,8 @@ PREFIX: Final = "cloudEvents:"
 _PERSISTENT: Final = 2
 # Where a quorum queue counts how often a message came back.
 _OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+# By these RabbitMQ routes a message to more queues, and closes the channel if it can't.
+_ROUTING: Final = frozenset({"CC", "BCC"})
 # They have to fit into one frame, of 128 KiB unless the server says less.
 _MAX_HEADER_BYTES: Final = 120 * 1024
 # Up to here, no text of UTF-8 is too long for a name.
@@ -46,6 +48,8 @@ def from_delivery(
         for name, value in (properties.headers or {}).items()
         if name not in _OWN
     }
+    # It is a property, and no header has its place.
+    headers.pop(CONTENT_TYPE, None)
     if properties.content_type:
         headers[CONTENT_TYPE] = _text(properties.content_type)
     try:
@@ -69,6 +73,8 @@ def why_impossible(message: Message) -> str | None:
                 f"the {name} has {len(text.encode())} bytes, "
                 f"the limit of AMQP is {MAX_NAME_BYTES}"
             )
+    for name in _ROUTING & message.headers.keys():
+        return f"header {name}: RabbitMQ routes by it; rename it"
     size = len(message.key or "") + len(message.tenant or "")
     size += sum(len(name) + len(value) for name, value in message.headers.items())
     if size > _MAX_HEADER_BYTES // 4:

@@ -1,7 +1,7 @@
 """Claim: read the next messages of leased lanes. Nothing is locked or written."""
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -10,7 +10,12 @@ from outbox.database import Connection
 from outbox.errors import CodecError, InvalidMessageError
 from outbox.identifier import is_uuid7
 from outbox.lane import priority_of
-from outbox.limits import MAX_INDEXED_BYTES, check_bytes
+from outbox.limits import (
+    MAX_INDEXED_BYTES,
+    STORED_HEADERS,
+    check_bytes,
+    check_reserved,
+)
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.statement import load
@@ -181,6 +186,8 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
     problem = None
     if headers is not None:
         headers, problem = _read_headers(headers)
+        if headers:
+            problem = problem_of_headers(headers)
     if (
         not topic
         or key == ""
@@ -215,6 +222,15 @@ def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
         return row._replace(message=decoded(row.message, codec))
     except CodecError as error:
         return row._replace(message=None, problem=str(error))
+
+
+def problem_of_headers(headers: Mapping[str, str]) -> str | None:
+    """Say which header would pass for an attribute; a table takes it, `add` doesn't."""
+    try:
+        check_reserved(name for name in headers if name not in STORED_HEADERS)
+    except InvalidMessageError as error:
+        return str(error)
+    return None
 
 
 def _read_headers(text: str) -> tuple[dict[str, str], str | None]:

@@ -27,7 +27,7 @@ from outbox.errors import (
 from outbox.events import Event
 from outbox.lock import LOCK_CLASS, Lock
 from outbox.pooler import refuse_pooler_async
-from relay.claim import Claimed, decode_row
+from relay.claim import Claimed, decode_row, problem_of_headers
 from relay.config import RelayConfig
 from relay.portion import Portion
 from relay.publish import publish_batch
@@ -124,6 +124,8 @@ class PublishingRetrier:
             message = letter.message()
         except InvalidMessageError as error:
             return Nacked(str(error))
+        if (problem := problem_of_headers(message.headers)) is not None:
+            return Nacked(problem, permanent=True)
         claimed = Claimed(
             lane=0,
             seq=0,

@@ -192,6 +192,10 @@ DECLARE
         WHEN coalesce(jsonb_typeof(add.headers), '') <> 'object' THEN 'headers is not a JSON object'
         -- Strict, or arrays would be looked into.
         WHEN jsonb_path_exists(add.headers, 'strict $.* ? (@.type() <> "string")') THEN 'headers has a value that is not a string'
+        -- The same names as in outbox/limits.py.
+        WHEN EXISTS (SELECT FROM jsonb_object_keys(add.headers) name WHERE name ~* '^(ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type$)')
+            THEN format('headers has the reserved name %L: ce-, ce_, cloudEvents:, cloudEvents_, nats-, pillarbox-, webhook- and content-type belong to brokers and pillarbox',
+                        (SELECT name FROM jsonb_object_keys(add.headers) name WHERE name ~* '^(ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type$)' LIMIT 1))
         WHEN (SELECT sum(octet_length(h.key) + octet_length(h.value)) FROM jsonb_each_text(add.headers) h) > 16384 THEN 'headers is over the limit of 16384 bytes'
     END;
 BEGIN

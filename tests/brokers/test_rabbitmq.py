@@ -105,6 +105,8 @@ async def test_what_amqp_cannot_carry_is_refused_for_ever(rabbitmq_url: str) -> 
         Message("orders", b"", headers={"n" * 256: ""}),
         Message("orders", b"", headers={"x": "ä" * 65_000}),
         Message("orders", b"", headers={"x": "\ud800"}),
+        Message("orders", b"", headers={"CC": "others"}),
+        Message("orders", b"", headers={"BCC": "others"}),
     ]
     good = Message("orders", b"1", headers={"n" * 255: "ä" * 50_000})
     async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:

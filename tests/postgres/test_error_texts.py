@@ -87,7 +87,7 @@ WAYS: list[Way] = [
 
 
 async def caught(doing: Awaitable[None]) -> Exception:
-    with pytest.raises(Exception) as it:  # noqa: PT011 - whatever the driver raises
+    with pytest.raises(Exception) as it:
         await doing
     assert SECRET in "".join(traceback.format_exception(it.value))
     return it.value

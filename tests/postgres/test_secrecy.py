@@ -88,7 +88,8 @@ async def test_a_relay_tells_no_payload(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     messages = [Message(topic, SECRET, key=topic[:1]) for topic in ("good", "bad", "p")]
-    insert(database_url, *messages, encoded(Message("lost", SECRET), lost))
+    insert(database_url, *messages)
+    insert(database_url, Message("lost", SECRET), codec=lost)
     # A row that PostgreSQL refuses, with its values in the error's detail.
     execute(
         database_url,

@@ -51,14 +51,11 @@ def test_any_text_survives_as_key_value_and_name(text: str) -> None:
         "content-length",
         "Transfer-Encoding",
         "Authorization",
+        "Proxy-Authorization",
         "Cookie",
-        "Webhook-Signature",
-        "ce-id",
-        "ce-source",
+        "Set-Cookie",
         "Idempotency-Key",
         "X-Forwarded-For",
-        "pillarbox-headers",
-        "Content-Type",
     ],
 )
 def test_a_name_that_http_has_for_itself_goes_under_another(name: str) -> None:
@@ -66,8 +63,56 @@ def test_a_name_that_http_has_for_itself_goes_under_another(name: str) -> None:
     headers, arrived = there_and_back(message)
     sent = {n.lower(): value for n, value in headers.items()}
     assert sent.get(name.lower()) != "mine"
-    attributes = {"ce-id", "ce-source"}
-    assert dict(arrived.headers) == ({} if name in attributes else {name: "mine"})
+    assert dict(arrived.headers) == {name: "mine"}
+
+
+@pytest.mark.parametrize("name", ["ce-tenant", "Webhook-Id", "pillarbox-headers"])
+def test_a_reserved_name_is_not_sent(name: str) -> None:
+    with pytest.raises(InvalidMessageError, match="is a reserved name"):
+        to_request(Message("t", b"", headers={name: "mine"}))
+
+
+def whole(name: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in name.encode())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Authorization", "authorization", "Cookie", "set-cookie", "Host"),
+        *("proxy-authorization", "x-forwarded-for", "connection", "te", "webhook-id"),
+        *("pillarbox-headers", "ce-tenant", "Ce-Tenant", "content-type"),
+        # Escaped as nobody of ours escapes.
+        *("x%2Down", "%63e-tenant", "%61uthorization", "a%"),
+        *(whole("ce-tenant"), whole("CE-Key"), whole("cloudEvents:tenant")),
+        *(whole("pillarbox-topic"), whole("content-type"), "cloudEvents%3Atenant"),
+    ],
+)
+def test_only_what_our_publisher_writes_is_a_header_of_the_message(name: str) -> None:
+    headers = to_request(Message("t", b"")) | {
+        "pillarbox-headers": f"{name}*",
+        "authorization": "Bearer secret",
+        "cookie": "session=secret",
+        name.lower(): "secret",
+    }
+    with pytest.raises(InvalidMessageError, match=r"headers .*: is "):
+        from_request(headers, b"")
+
+
+def test_no_header_of_its_own_becomes_an_attribute() -> None:
+    """As anyone may send it who can write a name by percent signs."""
+    headers = to_request(Message("t", b"")) | {
+        "pillarbox-headers": whole("ce-tenant"),
+        whole("ce-tenant").lower(): "forged",
+    }
+    with pytest.raises(InvalidMessageError, match="'ce-tenant': is a reserved name"):
+        from_request(headers, b"")
+
+
+def test_the_headers_of_an_encoded_payload_are_sent() -> None:
+    kept = {"pillarbox-codec": "c:1", "pillarbox-content-type": "a/b"}
+    _, arrived = there_and_back(Message("t", b"", headers=kept))
+    assert dict(arrived.headers) == kept
 
 
 def test_names_that_differ_in_their_case_only_stay_two() -> None:

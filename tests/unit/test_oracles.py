@@ -1,0 +1,204 @@
+"""What others read in our messages, and we in theirs.
+
+The SDK of CloudEvents and the library of Standard Webhooks are the judges.
+"""
+
+import base64
+import json
+import os
+import time
+from datetime import UTC, datetime
+
+import pytest
+from cloudevents.core.bindings import amqp, http, kafka
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
+from pika import BasicProperties
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from inbox.webhook import InvalidSignatureError, Verifier
+from outbox import Message, uuid7
+from outbox.headers import from_headers, to_headers
+from outbox.http import from_request, to_request
+from outbox.identifier import moment_of
+from outbox.kafka import PREFIX as KAFKA
+from outbox.rabbitmq_message import from_delivery, to_properties
+from outbox.testing.samples import TEXTS
+from outbox.webhook import Secret
+
+JSON = JSONFormat()
+FULL = Message(
+    "orders.placed/eu:1",
+    {"order": 1},
+    key="Euro € 😀 100%",
+    tenant="ä",
+    headers={"x-own": "1"},
+    schema_version=7,
+)
+BARE = Message("t", {"n": None})
+ATTRIBUTES = {
+    "id": str(uuid7()),
+    "source": "/theirs",
+    "type": "orders.placed",
+    "specversion": "1.0",
+    "datacontenttype": "application/json",
+    "time": datetime(2026, 11, 22, 12, 0, tzinfo=UTC),
+    "partitionkey": 'Euro € 😀 "100%"',
+    "tenant": "acme",
+    "schemaversion": "3",
+    "subject": "an attribute that we do not know",
+}
+
+
+def check_theirs(event: object, message: Message) -> None:
+    """Compare what their SDK read with the message that we wrote."""
+    assert isinstance(event, CloudEvent)
+    attributes = event.get_attributes()
+    expected = {
+        "specversion": "1.0",
+        "id": str(message.id),
+        "source": "urn:pillarbox",
+        "type": message.topic,
+        "time": moment_of(message.id),
+        "datacontenttype": message.content_type,
+        "schemaversion": str(message.schema_version),
+        "partitionkey": message.key,
+        "tenant": message.tenant,
+    }
+    assert attributes == {n: v for n, v in expected.items() if v is not None}
+    assert event.get_data() == message.json()
+
+
+def check_ours(message: Message) -> None:
+    """Compare what we read with the event that their SDK wrote."""
+    assert str(message.id) == ATTRIBUTES["id"]
+    assert message.topic == ATTRIBUTES["type"]
+    assert message.key == ATTRIBUTES["partitionkey"]
+    assert message.tenant == ATTRIBUTES["tenant"]
+    assert message.schema_version == 3
+    assert message.content_type == "application/json"
+    assert message.json() == {"order": 1}
+
+
+@pytest.fixture
+def theirs() -> CloudEvent:
+    return CloudEvent(dict(ATTRIBUTES), {"order": 1})
+
+
+@pytest.mark.parametrize("message", [FULL, BARE], ids=["full", "bare"])
+def test_their_sdk_reads_our_requests(message: Message) -> None:
+    request = http.HTTPMessage(to_request(message), message.payload)
+    check_theirs(http.from_http(request, JSON), message)
+
+
+def test_we_read_the_requests_of_their_sdk(theirs: CloudEvent) -> None:
+    request = http.to_binary(theirs, JSON)
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    message = from_request(headers, request.body)
+    check_ours(message)
+    assert dict(message.headers) == {"ce-subject": ATTRIBUTES["subject"]}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_their_sdk_reads_any_text_in_our_requests(text: str) -> None:
+    message = Message("t", {}, key=text, tenant=text)
+    request = http.HTTPMessage(to_request(message), message.payload)
+    check_theirs(http.from_http(request, JSON), message)
+
+
+@pytest.mark.parametrize("message", [FULL, BARE], ids=["full", "bare"])
+def test_their_sdk_reads_our_records_of_kafka(message: Message) -> None:
+    headers = {n: v.encode() for n, v in to_headers(message, KAFKA).items()}
+    key = None if message.key is None else message.key.encode()
+    record = kafka.KafkaMessage(headers, key, message.payload)
+    check_theirs(kafka.from_binary(record, JSON), message)
+
+
+def test_we_read_the_records_of_their_sdk(theirs: CloudEvent) -> None:
+    record = kafka.to_binary(theirs, JSON)
+    headers = {name: value.decode() for name, value in record.headers.items()}
+    message = from_headers(headers, record.value, KAFKA)
+    check_ours(message)
+    assert dict(message.headers) == {"ce_subject": ATTRIBUTES["subject"]}
+
+
+@pytest.mark.parametrize("message", [FULL, BARE], ids=["full", "bare"])
+def test_their_sdk_reads_our_messages_of_amqp(message: Message) -> None:
+    properties = to_properties(message)
+    assert properties.headers is not None
+    delivered = amqp.AMQPMessage(
+        {"content-type": properties.content_type},
+        dict(properties.headers),
+        message.payload,
+    )
+    check_theirs(amqp.from_binary(delivered, JSON), message)
+
+
+def test_we_read_what_their_sdk_writes_for_amqp_under_our_prefix(
+    theirs: CloudEvent,
+) -> None:
+    written = amqp.to_binary(theirs, JSON)
+    headers = {
+        name.replace("cloudEvents_", "cloudEvents:"): value
+        for name, value in written.application_properties.items()
+    }
+    properties = BasicProperties(  # type: ignore[no-untyped-call]
+        content_type=written.properties["content-type"], headers=headers
+    )
+    message, problem = from_delivery(
+        properties, "orders.placed", written.application_data
+    )
+    assert problem is None
+    check_ours(message)
+
+
+@pytest.mark.parametrize(
+    "header", ["ce_tenant", "CE_TENANT", "ce-tenant", "cloudEvents:tenant"]
+)
+def test_no_reader_of_cloudevents_takes_a_free_header_for_an_attribute(
+    header: str,
+) -> None:
+    """What `add` lets through under another name stays a header for their SDK."""
+    message = Message("t", {}, headers={f"x-{header}": "forged"})
+    sent = to_request(message)
+    assert (
+        "tenant"
+        not in http.from_http(
+            http.HTTPMessage(sent, message.payload), JSON
+        ).get_attributes()
+    )
+    record = kafka.KafkaMessage(
+        {n: v.encode() for n, v in to_headers(message, KAFKA).items()},
+        None,
+        message.payload,
+    )
+    assert "tenant" not in kafka.from_binary(record, JSON).get_attributes()
+
+
+def new_secret() -> str:
+    return "whsec_" + base64.b64encode(os.urandom(32)).decode()
+
+
+def test_their_library_verifies_what_we_sign() -> None:
+    secret, moment = new_secret(), int(time.time())
+    headers = {
+        "webhook-id": str(FULL.id),
+        "webhook-timestamp": str(moment),
+        "webhook-signature": Secret(secret).sign(str(FULL.id), moment, FULL.payload),
+    }
+    assert Webhook(secret).verify(FULL.payload, headers) == {"order": 1}
+    with pytest.raises(WebhookVerificationError):
+        Webhook(new_secret()).verify(FULL.payload, headers)
+
+
+def test_we_verify_what_their_library_signs() -> None:
+    secret, moment = new_secret(), datetime.now(UTC)
+    body = json.dumps({"order": "ä"})
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(int(moment.timestamp())),
+        "webhook-signature": Webhook(secret).sign("msg_1", moment, body),
+    }
+    assert Verifier([secret]).verify(headers, body.encode()) == "msg_1"
+    with pytest.raises(InvalidSignatureError):
+        Verifier([new_secret()]).verify(headers, body.encode())

@@ -1,0 +1,46 @@
+"""Headers of a message can't pass for its attributes: `add` refuses their names."""
+
+import pytest
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox import Message, insert_statement
+from outbox.errors import InvalidMessageError
+from outbox.limits import STORED_HEADERS, reserved_header
+
+RESERVED = [
+    *("ce-tenant", "ce_tenant", "CE-Type", "Ce_Id", "ce-anything"),
+    *("cloudEvents:tenant", "cloudevents:id", "cloudEvents_type", "CLOUDEVENTS:x"),
+    *("pillarbox-codec", "Pillarbox-Headers", "pillarbox-topic"),
+    *("webhook-id", "Webhook-Signature", "Nats-Msg-Id", "nats-rollup"),
+    *("content-type", "Content-Type"),
+]
+FREE = [
+    *("ce", "cement", "ceremony-id", "cloudevents", "cloudeventſ:tenant", "x-ce-id"),
+    *("pillarbox", "webhook", "content-type-of-body", "content-types", "nats"),
+    *("traceparent", "tracestate", "causation-id", "authorization", "h:x"),
+]
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_reserved_name_is_refused_when_it_is_added(name: str) -> None:
+    session = Session()
+    message = Message("t", b"", headers={"x": "1", name: "forged"})
+
+    with pytest.raises(InvalidMessageError, match="is a reserved name") as it:
+        outbox.add(session, message)
+    with pytest.raises(InvalidMessageError, match="is a reserved name"):
+        insert_statement(message)
+
+    assert it.value.field == "headers"
+    assert it.value.value == name
+    assert not session.new
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_other_names_are_free(name: str) -> None:
+    insert_statement(Message("t", b"", headers={name: "1"}))
+
+
+def test_what_a_codec_stores_is_reserved() -> None:
+    assert all(reserved_header([name]) for name in STORED_HEADERS)
