@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
@@ -29,8 +29,8 @@ class NatsSettings:
     name: str
     servers: list[str]
     secure: bool
-    user: str | None
-    password: str | None
+    user: str | None = field(repr=False)  # by itself it is a token
+    password: str | None = field(repr=False)
     tls: ssl.SSLContext | None
     creds: str | None
     inbox_prefix: str

@@ -6,14 +6,20 @@ import pytest
 
 from relay.publishers.http.address import is_public, socket_maker
 
-PUBLIC = ["1.1.1.1", "93.184.215.14", "172.32.0.1", "2606:4700:4700::1111"]
+PUBLIC = [
+    "1.1.1.1",
+    "168.63.129.15",
+    "168.63.129.17",
+    "93.184.215.14",
+    "172.32.0.1",
+    "2606:4700:4700::1111",
+]
 NOT_PUBLIC = [
     "0.0.0.0",
     "10.1.2.3",
     "100.64.0.1",
     "127.0.0.1",
     "127.255.255.254",
-    "169.254.169.254",
     "172.16.0.1",
     "172.31.255.255",
     "192.0.0.8",
@@ -42,6 +48,26 @@ NOT_PUBLIC = [
     "fec0::1",
     "ff02::1",
 ]
+# Where a machine in a cloud gets its credentials, in every way to write it.
+METADATA = [
+    "169.254.169.254",  # AWS, Azure, Google and most others
+    "169.254.170.2",  # AWS ECS
+    "169.254.0.23",  # Tencent
+    "fd00:ec2::254",  # AWS
+    "fd20:ce::254",  # Google
+    "fd00:c1::a9fe:a9fe",  # Oracle
+    "100.100.100.200",  # Alibaba
+    "192.0.0.192",  # Oracle
+    "168.63.129.16",  # Azure's WireServer, DHCP and DNS: a public address
+    "::ffff:168.63.129.16",
+    "::ffff:a83f:8110",
+    "64:ff9b::168.63.129.16",
+    "64:ff9b:1::a9fe:a9fe",
+    "::ffff:169.254.169.254",
+    "64:ff9b::a9fe:a9fe",
+    "2002:a83f:8110::1",
+    "2001:0:a83f:8110::1",
+]
 # What resolvers take for an address, and ipaddress does not.
 NO_ADDRESS = ["2130706433", "0x7f000001", "127.1", "0177.0.0.1", "localhost", ""]
 
@@ -51,7 +77,7 @@ def test_the_internet_is_public(address: str) -> None:
     assert is_public(address)
 
 
-@pytest.mark.parametrize("address", [*NOT_PUBLIC, *NO_ADDRESS])
+@pytest.mark.parametrize("address", [*NOT_PUBLIC, *METADATA, *NO_ADDRESS])
 def test_everything_else_is_not(address: str) -> None:
     assert not is_public(address)
 
@@ -60,7 +86,7 @@ def test_the_mapped_form_of_a_public_address_is_public() -> None:
     assert is_public("::ffff:1.1.1.1")
 
 
-@pytest.mark.parametrize("address", [*NOT_PUBLIC, *NO_ADDRESS])
+@pytest.mark.parametrize("address", [*NOT_PUBLIC, *METADATA, *NO_ADDRESS])
 def test_there_is_no_socket_for_it_unless_it_is_allowed(address: str) -> None:
     info = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
     with pytest.raises(PermissionError, match="no public address"):

@@ -23,6 +23,8 @@ _NOT_PUBLIC_4: Final = tuple(
             "10.0.0.0/8",
             "100.64.0.0/10",
             "127.0.0.0/8",
+            # Azure's metadata, DHCP and DNS; it has a public address.
+            "168.63.129.16/32",
             "169.254.0.0/16",
             "172.16.0.0/12",
             "192.0.0.0/24",

@@ -3,10 +3,11 @@
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final, Self
 
+from typing_extensions import override
 from yarl import URL
 
 from outbox.errors import ConfigError, shorten
@@ -19,7 +20,7 @@ _TIMES: Final = ("timeout", "connect_timeout", "max_retry_after")
 _TEXTS: Final = ("secret", "secret_env", "ca_file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HttpSettings:
     """How to post to one address.
 
@@ -88,6 +89,13 @@ class HttpSettings:
             ca_file=options.get("ca_file"),
             **arguments,
         )
+
+    @override
+    def __repr__(self) -> str:
+        """Show the settings, of the URL only what may be printed."""
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown["url"] = self.name
+        return f"HttpSettings({', '.join(f'{n}={v!r}' for n, v in shown.items())})"
 
     @property
     def name(self) -> str:

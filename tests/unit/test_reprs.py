@@ -1,0 +1,106 @@
+"""No password is shown by the repr of what was made from a URL."""
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+
+from outbox.nats_url import NatsSettings
+from outbox.sqs import SqsSettings
+from outbox.webhook import Secret
+from relay.publishers.http.url import HttpSettings
+
+SECRET = "5ecre7"
+WEBHOOK = "whsec_" + "5ecre7" * 6
+TELLING = ("url", "password", "secret", "token", "credential", "connection", "dsn")
+SETTINGS: dict[type[object], list[Callable[[], object]]] = {
+    NatsSettings: [
+        lambda: NatsSettings.from_url(f"nats://me:{SECRET}@host:4222"),
+        lambda: NatsSettings.from_url(f"nats://{SECRET}@host:4222"),
+    ],
+    SqsSettings: [lambda: SqsSettings.from_url(f"sqs://key:{SECRET}@eu-west-1/")],
+    HttpSettings: [
+        lambda: HttpSettings(
+            url=f"https://me:{SECRET}@host/path?token={SECRET}",
+            secrets=(Secret(WEBHOOK),),
+        )
+    ],
+}
+URLS = {
+    "amqp": f"amqp://me:{SECRET}@127.0.0.1/",
+    "amqps": f"amqps://me:{SECRET}@127.0.0.1/",
+    "rabbitmq": f"rabbitmq://me:{SECRET}@127.0.0.1/",
+    "http": f"http://me:{SECRET}@127.0.0.1/?unsigned=true&allow_private=true",
+    "https": f"https://me:{SECRET}@127.0.0.1/?unsigned=true&allow_private=true",
+    "kafka": f"kafka://127.0.0.1/?sasl.username=me&sasl.password={SECRET}",
+    "nats": f"nats://me:{SECRET}@127.0.0.1",
+    "tls": f"tls://me:{SECRET}@127.0.0.1",
+    "postgres": f"postgres://me:{SECRET}@127.0.0.1/x",
+    "postgresql": f"postgresql://me:{SECRET}@127.0.0.1/x",
+    "redis": f"redis://me:{SECRET}@127.0.0.1",
+    "rediss": f"rediss://me:{SECRET}@127.0.0.1",
+    "sns": f"sns://key:{SECRET}@eu-west-1/",
+    "sqs": f"sqs://key:{SECRET}@eu-west-1/",
+    "memory": "memory://",
+}
+
+
+def all_dataclasses() -> list[type[Any]]:
+    found = set()
+    for package in ("outbox", "relay", "inbox"):
+        for module in pkgutil.walk_packages(
+            import_module(package).__path__, f"{package}."
+        ):
+            if ".testing" not in module.name:
+                found |= {
+                    kind
+                    for kind in vars(import_module(module.name)).values()
+                    if isinstance(kind, type)
+                    and (is_dataclass(kind) or hasattr(kind, "_fields"))
+                    and kind.__module__.partition(".")[0] == package
+                }
+    return sorted(found, key=lambda kind: kind.__qualname__)
+
+
+def holds_a_url(kind: type[Any]) -> bool:
+    return hasattr(kind, "from_url") or any(
+        word in name and "int" not in str(hint)
+        for name, hint in kind.__annotations__.items()
+        for word in TELLING
+    )
+
+
+def test_every_settings_class_is_looked_at() -> None:
+    kinds = all_dataclasses()
+    assert len(kinds) > 50
+    assert {kind for kind in kinds if holds_a_url(kind)} == SETTINGS.keys()
+
+
+@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+def test_settings_show_no_password(kind: type[object]) -> None:
+    for make in SETTINGS[kind]:
+        made = make()
+        for said in (repr(made), str(made), f"{[made]}"):
+            assert kind.__name__ in said
+            assert "host" in said or "eu-west-1" in said
+            assert SECRET not in said
+
+
+@pytest.mark.parametrize("scheme", URLS)
+def test_publishers_and_sources_show_no_password(scheme: str) -> None:
+    for entry in entry_points(group="relay.publishers", name=scheme):
+        publisher = entry.load().from_url(URLS[scheme])
+        assert SECRET not in f"{publisher!r} {publisher}"
+    for entry in entry_points(group="inbox.sources", name=scheme):
+        source = entry.load().from_url(URLS[scheme], consumer="c", topics=["t"])
+        assert SECRET not in f"{source!r} {source}"
+
+
+def test_every_scheme_is_looked_at() -> None:
+    groups = ("relay.publishers", "inbox.sources")
+    names = {entry.name for group in groups for entry in entry_points(group=group)}
+    assert names <= URLS.keys()
