@@ -24,9 +24,19 @@ class InvalidReceiptError(OutboxError, ValueError):
 class MessageTooOldError(InvalidReceiptError):
     """No partition is left for a message's day, so nobody knows if it was handled."""
 
-    def __init__(self, message_id: UUID, message_at: datetime) -> None:
+    def __init__(
+        self, message_id: UUID, message_at: datetime, *, was_dropped: bool = False
+    ) -> None:
         self.message_id = message_id
         self.message_at = message_at
+        if was_dropped:
+            super().__init__(
+                f"message id {message_id}: was made at {message_at.isoformat()}, and "
+                "the receipts of that time were dropped before their retention was "
+                "over, by a clock that was ahead; nobody can tell whether it was "
+                "handled: look at its effects, and handle it by hand if there are none"
+            )
+            return
         age = timedelta(seconds=round((datetime.now(UTC) - message_at).total_seconds()))
         super().__init__(
             f"message id {message_id}: was made {age} ago, and inbox.receipt has no "

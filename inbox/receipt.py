@@ -91,6 +91,8 @@ _INSERT_FOREIGN: Final = _Insert(
     foreign_receipt_table, "source", "message_id", "consumer"
 )
 _CHECK_VIOLATION: Final = "23514"
+# Upkeep adds it to a partition that it makes again over days that it had dropped.
+_FORGOTTEN: Final = "not_forgotten_"
 
 
 def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bool:
@@ -223,13 +225,15 @@ def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
         return None
     # The same SQLSTATE says "no partition of relation", then without a name.
     constraint = _constraint(error)
+    message_at = moment_of(message_id)
+    if constraint is not None and constraint.startswith(_FORGOTTEN):
+        return MessageTooOldError(message_id, message_at, was_dropped=True)
     if constraint is not None:
         return InvalidReceiptError(
             f"message id {message_id}: the inbox refused it by its constraint "
             f"{constraint!r}; check that the library and the migrations are of "
             "one version (outbox migrate)"
         )
-    message_at = moment_of(message_id)
     if message_at > datetime.now(UTC):
         return MessageTooNewError(message_id, message_at)
     return MessageTooOldError(message_id, message_at)

@@ -22,6 +22,7 @@ DETACH_WAIT: Final = timedelta(minutes=5)
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 # What can't be detached concurrently for this long is by lock_timeout and retry.
 _PATIENCE: Final = timedelta(hours=6)
+_SEE: Final = "run outbox doctor to see what is wrong"
 _DONE: Final = {"finalize": "finalized", "detach": "detached"}
 # Another upkeep has detached or dropped it, or is about to.
 _OVERTAKEN: Final = (
@@ -37,10 +38,12 @@ class Step:
     """One thing that the upkeep would do now.
 
     Attributes:
-        step: make, detach, finalize, drop, attach, hold or trim.
+        step: make, detach, finalize, drop, attach, hold, trim, or refuse: the clock
+            can't be trusted to say that it may go.
         unsettled: rows that hold the partition, counted up to 1,000; None where it
             was not asked, or can't be told.
-        statement: what does it, or for `hold` the query that shows the rows.
+        statement: what does it; for `hold` the query that shows the rows, and for
+            `refuse` what vouches for the clock.
     """
 
     step: str
@@ -57,6 +60,15 @@ def plan_upkeep(connection: AdministrationConnection) -> list[Step]:
     """Ask what the upkeep would do now, and why; changes nothing."""
     with connection.cursor(row_factory=class_row(Step)) as cursor:
         return cursor.execute(load("outbox", "plan_upkeep")).fetchall()
+
+
+def accept_clock(connection: AdministrationConnection) -> None:
+    """Vouch for the server's clock until the next success of the upkeep.
+
+    After a pause longer than `outbox.upkeep.longest_pause`, or a last success that lies
+    ahead of the clock, the upkeep drops nothing before this was called.
+    """
+    connection.execute("SELECT outbox.accept_clock()")
 
 
 def maintain(
@@ -78,7 +90,8 @@ def maintain(
             run ends what this one left.
 
     Raises:
-        UpkeepError: another run is at work, or not everything could be done.
+        UpkeepError: another run is at work, or not everything could be done; then
+            `outbox.upkeep` has the reason, too.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
         raise UpkeepError("another outbox maintain is at work: let it finish")
@@ -88,7 +101,10 @@ def maintain(
         problem = _run_routines(connection, _PATIENCE if owner else timedelta(0))
         if owner:
             _detach_expired(connection, str(owner), detach_wait, tell)
-        _finish(connection, tell)
+        left = "; ".join(_finish(connection, tell))
+        if left and not problem:
+            problem = f"upkeep: {left}; {_SEE}"
+            connection.execute("SELECT outbox.note_failure(%s)", (left,))
     finally:
         connection.execute("SELECT pg_advisory_unlock(%s, %s)", _LOCK)
     if problem:
@@ -102,7 +118,7 @@ def _run_routines(
     try:
         connection.execute("CALL outbox.maintain(patience => %s)", (patience,))
     except psycopg.errors.RaiseException as error:
-        return f"{error.diag.message_primary}; run outbox doctor to see what is wrong"
+        return f"{(error.diag.message_primary or '').rstrip('; ')}; {_SEE}"
     return None
 
 
@@ -155,9 +171,19 @@ def _detach(
     return _DONE[step.step]
 
 
-def _finish(connection: AdministrationConnection, tell: Callable[[str], None]) -> None:
-    for partition, outcome in connection.execute(load("outbox", "finish_detached")):
-        tell(f"{partition}: {outcome}")
+def _finish(
+    connection: AdministrationConnection, tell: Callable[[str], None]
+) -> list[str]:
+    """End what was detached; give what is to be reported."""
+    problems = []
+    for partition, outcome, problem in connection.execute(
+        load("outbox", "finish_detached")
+    ):
+        if partition is not None:
+            tell(f"{partition}: {outcome}")
+        if problem is not None:
+            problems.append(str(problem))
+    return problems
 
 
 def _scalar(

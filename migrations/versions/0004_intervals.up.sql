@@ -24,7 +24,9 @@ SET timezone = 'UTC'
 SET jit = off
 BEGIN ATOMIC
     WITH policy AS MATERIALIZED (
-        SELECT q.span, q.premake, outbox.begin_of(q.span, now()) AS begins_at
+        SELECT q.span, outbox.begin_of(q.span, now()) AS begins_at,
+               -- By a clock that can't be trusted, today and tomorrow, which rows need.
+               CASE WHEN outbox.clock_problem() IS NULL THEN q.premake * q.span ELSE greatest(q.span, interval '1 day') END AS ahead
           FROM outbox.partition_policy q WHERE q.parent_table = parent
     ), existing AS MATERIALIZED (
         SELECT x.starts_at, x.ends_at FROM policy p, outbox.partitions(parent) x WHERE x.ends_at > p.begins_at
@@ -36,7 +38,7 @@ BEGIN ATOMIC
            SELECT greatest(p.begins_at, max(x.ends_at) - p.span)
              FROM existing x WHERE x.starts_at <= now() AND x.ends_at > now()
            ) AS present (starts_at)
-     CROSS JOIN LATERAL generate_series(present.starts_at, present.starts_at + p.premake * p.span, p.span) AS d
+     CROSS JOIN LATERAL generate_series(present.starts_at, present.starts_at + p.ahead, p.span) AS d
      WHERE NOT EXISTS (SELECT FROM existing x WHERE x.starts_at < d + p.span AND x.ends_at > d)
      ORDER BY d;
 END;

@@ -45,6 +45,90 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
 -- By the defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
 UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table = 'inbox.receipt';
 
+CREATE TABLE outbox.upkeep (
+    is_it         boolean     NOT NULL DEFAULT true,
+    awaited_at    timestamptz NOT NULL DEFAULT now(),
+    succeeded_at  timestamptz,
+    accepted_at   timestamptz,
+    failed_at     timestamptz,
+    failure       text,
+    longest_pause interval    NOT NULL DEFAULT '3 days',
+    CONSTRAINT upkeep_pkey PRIMARY KEY (is_it),
+    CONSTRAINT one_row CHECK (is_it),
+    CONSTRAINT pause_at_least_three_hours CHECK (longest_pause >= interval '3 hours')
+);
+INSERT INTO outbox.upkeep DEFAULT VALUES;
+COMMENT ON TABLE outbox.upkeep IS 'how the last upkeep ended, whatever drives it: one row, written by outbox.maintain()';
+COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'since when it is to run: when the tables were made';
+COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last did all that it had to; null: never';
+COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() vouched for the clock; null: not since the last success';
+COMMENT ON COLUMN outbox.upkeep.failed_at IS 'when it last failed; null: it has succeeded since';
+COMMENT ON COLUMN outbox.upkeep.failure IS 'what it could not do; null: it has succeeded since';
+COMMENT ON COLUMN outbox.upkeep.longest_pause IS
+    'a last success longer ago than this is taken for a clock that jumped: nothing is dropped until outbox.accept_clock()';
+
+CREATE FUNCTION outbox.note_success() RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    INSERT INTO outbox.upkeep AS u (succeeded_at) VALUES (clock_timestamp())
+        ON CONFLICT (is_it) DO UPDATE
+        SET succeeded_at = EXCLUDED.succeeded_at, accepted_at = NULL, failed_at = NULL, failure = NULL;
+END;
+COMMENT ON FUNCTION outbox.note_success IS 'record that the upkeep succeeded now';
+
+CREATE FUNCTION outbox.note_failure(failure text) RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    INSERT INTO outbox.upkeep AS u (failed_at, failure) VALUES (clock_timestamp(), note_failure.failure)
+        ON CONFLICT (is_it) DO UPDATE SET failed_at = EXCLUDED.failed_at, failure = EXCLUDED.failure;
+END;
+COMMENT ON FUNCTION outbox.note_failure IS 'record what the upkeep could not do; the last success stays as it is';
+
+CREATE FUNCTION outbox.accept_clock() RETURNS void
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    INSERT INTO outbox.upkeep AS u (accepted_at) VALUES (clock_timestamp())
+        ON CONFLICT (is_it) DO UPDATE SET accepted_at = EXCLUDED.accepted_at;
+END;
+COMMENT ON FUNCTION outbox.accept_clock IS 'vouch for the server''s clock: the next upkeep drops what is expired by it';
+
+-- Partitions are dropped by the clock. Only the last success tells whether the clock can be trusted.
+CREATE FUNCTION outbox.clock_problem() RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+BEGIN ATOMIC
+    SELECT CASE
+           WHEN l.moment > now() + interval '5 minutes' THEN
+               format('the server''s clock says %s, but the last upkeep ran at %s: the clock was ahead then, or is behind now',
+                      to_char(now(), 'YYYY-MM-DD HH24:MI'), to_char(l.moment, 'YYYY-MM-DD HH24:MI'))
+           WHEN l.moment < now() - l.longest_pause THEN
+               format('the server''s clock says %s, but the last upkeep ran at %s, longer ago than outbox.upkeep.longest_pause, %s:'
+                      ' the upkeep was off for so long, or the clock jumped ahead',
+                      to_char(now(), 'YYYY-MM-DD HH24:MI'), to_char(l.moment, 'YYYY-MM-DD HH24:MI'), l.longest_pause)
+           END
+      FROM (SELECT coalesce(u.accepted_at, u.succeeded_at, u.awaited_at), u.longest_pause FROM outbox.upkeep u)
+           AS l (moment, longest_pause);
+END;
+COMMENT ON FUNCTION outbox.clock_problem IS
+    'why the clock can''t be trusted to say what is expired; null if the time since the last upkeep is plausible';
+
+CREATE TABLE outbox.dropped_partition (
+    parent_table text        NOT NULL,
+    starts_at    timestamptz NOT NULL,
+    ends_at      timestamptz NOT NULL,
+    dropped_at   timestamptz NOT NULL DEFAULT now(),
+    newest       timestamptz,
+    CONSTRAINT dropped_partition_pkey PRIMARY KEY (parent_table, starts_at, ends_at)
+);
+COMMENT ON TABLE outbox.dropped_partition IS
+    'what the upkeep has dropped: the low-water mark by which messages are judged too old, should such a partition be made again';
+COMMENT ON COLUMN outbox.dropped_partition.newest IS
+    'of receipts, jobs and suspects: the newest message_at that was dropped; null: the partition was empty';
+
 -- What exists, read from the catalog: names differ between pg_partman 4 and 5.
 CREATE FUNCTION outbox.partitions(parent text)
 RETURNS TABLE (partition regclass, starts_at timestamptz, ends_at timestamptz, is_default boolean, detach_pending boolean, owner oid)
@@ -131,6 +215,8 @@ DECLARE
     v_before int;
     v_missing timestamptz[];
     v_unmade timestamptz;
+    v_has_older boolean;
+    x record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT count(*) INTO v_before FROM pg_inherits WHERE inhparent = parent::regclass;
@@ -156,6 +242,29 @@ BEGIN
             RAISE EXCEPTION 'upkeep of % made no partition that begins at %', parent, v_unmade
                 USING HINT = 'a table may stand in the way of a partition''s name: outbox doctor names it';
         END IF;
+    END IF;
+    -- Made again after it was dropped, because the clock jumped: what was forgotten must not pass for new.
+    IF p.control = 'message_at' AND EXISTS (
+        SELECT FROM outbox.dropped_partition d
+         WHERE d.parent_table = parent AND d.newest IS NOT NULL AND d.ends_at >= now() - p.retention)
+    THEN
+        FOR x IN
+            SELECT q.partition, max(d.newest) AS newest
+              FROM outbox.partitions(parent) q
+              JOIN outbox.dropped_partition d
+                ON d.parent_table = parent AND d.starts_at < q.ends_at AND d.ends_at > q.starts_at AND d.newest IS NOT NULL
+             WHERE q.ends_at >= now() - p.retention AND NOT q.detach_pending
+             GROUP BY q.partition
+        LOOP
+            CONTINUE WHEN EXISTS (
+                SELECT FROM pg_constraint c
+                 WHERE c.conrelid = x.partition AND c.conname = 'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint);
+            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE message_at <= %L)', x.partition, x.newest) INTO v_has_older;
+            -- Rows that are there were attached again, and are known.
+            CONTINUE WHEN v_has_older;
+            EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (message_at > %L) NOT VALID', x.partition,
+                           'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint, x.newest);
+        END LOOP;
     END IF;
     RETURN (SELECT count(*) FROM pg_inherits WHERE inhparent = parent::regclass) - v_before;
 END
@@ -191,6 +300,9 @@ AS $body$
 DECLARE
     v_count int;
 BEGIN
+    IF outbox.clock_problem() IS NOT NULL THEN
+        RETURN 0;
+    END IF;
     DELETE FROM inbox.foreign_receipt
      WHERE ctid = ANY (ARRAY(
          SELECT f.ctid FROM inbox.foreign_receipt f

@@ -76,6 +76,7 @@ SET jit = off
 AS $body$
 DECLARE
     p outbox.partition_policy;
+    v_clock text := outbox.clock_problem();
 BEGIN
     FOR p IN
         SELECT q.* FROM outbox.partition_policy q
@@ -86,7 +87,8 @@ BEGIN
         FOR starts_at, ends_at IN
             SELECT m.starts_at, m.ends_at FROM outbox.missing_partitions(p.parent_table) m
         LOOP
-            reason := format('no partition takes these rows; the policy wants %s ahead', p.premake);
+            reason := CASE WHEN v_clock IS NULL THEN format('no partition takes these rows; the policy wants %s ahead', p.premake)
+                           ELSE 'no partition takes these rows, needed today or tomorrow' END;
             statement := format('SELECT outbox.make_partitions(%L)', p.parent_table);
             RETURN NEXT;
         END LOOP;
@@ -95,7 +97,11 @@ BEGIN
               FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
              WHERE r.parent_table = p.parent_table AND NOT c.relispartition ORDER BY r.starts_at
         LOOP
-            IF unsettled = 0 AND ends_at < now() - p.retention THEN
+            IF unsettled = 0 AND ends_at < now() - p.retention AND v_clock IS NOT NULL THEN
+                step := 'refuse';
+                reason := v_clock;
+                statement := 'SELECT outbox.accept_clock()';
+            ELSIF unsettled = 0 AND ends_at < now() - p.retention THEN
                 step := 'drop';
                 reason := 'detached, and nothing in it is unsettled';
                 statement := format('DROP TABLE %s', partition);
@@ -130,6 +136,10 @@ BEGIN
                 reason := reason || CASE WHEN unsettled IS NULL THEN ', but nobody can tell whether it has unsettled rows'
                                          ELSE ', but it has unsettled rows' END;
                 statement := format('SELECT * FROM %s WHERE %s', partition, p.unsettled);
+            ELSIF v_clock IS NOT NULL THEN
+                step := 'refuse';
+                reason := v_clock;
+                statement := 'SELECT outbox.accept_clock()';
             ELSE
                 statement := format('ALTER TABLE %s DETACH PARTITION %s CONCURRENTLY', p.parent_table, partition);
             END IF;
@@ -137,7 +147,7 @@ BEGIN
         END LOOP;
     END LOOP;
     SELECT q.* INTO p FROM outbox.partition_policy q WHERE q.parent_table = 'inbox.receipt';
-    IF parent IS NULL AND EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - p.retention) THEN
+    IF parent IS NULL AND v_clock IS NULL AND EXISTS (SELECT FROM inbox.foreign_receipt f WHERE f.received_at < now() - p.retention) THEN
         step := 'trim'; parent_table := 'inbox.foreign_receipt'; partition := NULL; starts_at := NULL; ends_at := NULL; unsettled := NULL;
         reason := format('rows older than the retention of inbox.receipt, %s', p.retention);
         statement := 'CALL outbox.trim_foreign_receipts()';
@@ -146,14 +156,32 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
-    'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, or trim; for one table, or all';
+    'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, trim, or refuse to by this clock';
+
+CREATE FUNCTION outbox.holder_of_lock(key bigint, OUT is_ours boolean, OUT described text)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT coalesce(pg_has_role(a.usesysid, c.relowner, 'MEMBER')
+                    OR has_function_privilege(a.usesysid, 'outbox.finish_detached(text)', 'EXECUTE'), false),
+           format('session %s of role %s (application %s)', l.pid, coalesce(a.usename, '?'), coalesce(nullif(a.application_name, ''), '?'))
+      FROM pg_locks l
+      JOIN pg_class c ON c.oid = 'outbox.message'::regclass
+      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+     WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+       AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295 AND l.objsubid = 1
+     ORDER BY 1 LIMIT 1;
+END;
+COMMENT ON FUNCTION outbox.holder_of_lock IS
+    'who holds an advisory lock, and whether that role may run the upkeep, or only takes the same number; null: nobody any more';
 
 -- Notes what may go, and ends detaches, in one transaction: FINALIZE what was interrupted, look at
 -- the rows and the policy again, then drop the table, or attach it again. A note stays as long as the
 -- table: a job, or a command that made its plan before, may still detach what has to stay since.
--- Gives what was done, by partition.
+-- Gives what was done, by partition, and what is to be reported; `skipped`, without a partition, if
+-- another session is at it.
 CREATE FUNCTION outbox.finish_detached(parent text)
-RETURNS TABLE (partition text, outcome text)
+RETURNS TABLE (partition text, outcome text, problem text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
@@ -162,6 +190,10 @@ SET jit = off
 AS $body$
 DECLARE
     p outbox.partition_policy;
+    v_clock text := outbox.clock_problem();
+    v_lock bigint := hashtextextended('outbox.finish_detached ' || parent, 0);
+    v_holder record;
+    v_newest timestamptz;
     v_leaving text[] := '{}';
     v_reason text;
     s record;
@@ -173,9 +205,16 @@ BEGIN
         RETURN;
     END IF;
     -- Two at once would wait for each other's notes.
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('outbox.finish_detached ' || parent, 0)) THEN
-        RAISE NOTICE 'another upkeep is at the detached partitions of %, and they are left to it', parent
-            USING HINT = 'nothing is wrong';
+    IF NOT pg_try_advisory_xact_lock(v_lock) THEN
+        SELECT * INTO v_holder FROM outbox.holder_of_lock(v_lock);
+        outcome := 'skipped';
+        IF v_holder.is_ours IS FALSE THEN
+            problem := format('%s holds the upkeep''s lock and is no upkeep: end it', v_holder.described);
+        ELSE
+            RAISE NOTICE 'another upkeep is at the detached partitions of %, and they are left to it', parent
+                USING HINT = 'nothing is wrong';
+        END IF;
+        RETURN NEXT;
         RETURN;
     END IF;
     FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
@@ -215,7 +254,19 @@ BEGIN
                 outcome := 'attached again';
                 UPDATE outbox.retiring_partition r SET planned_at = NULL WHERE r.partition = s.partition;
                 RAISE WARNING 'partition % was detached and is attached again: %', s.partition, v_reason;
+            ELSIF v_clock IS NOT NULL THEN
+                CONTINUE;
             ELSE
+                v_newest := NULL;
+                IF p.control = 'message_at' THEN
+                    EXECUTE format('SELECT message_at FROM %s ORDER BY message_id DESC LIMIT 1', s.partition) INTO v_newest;
+                END IF;
+                INSERT INTO outbox.dropped_partition AS d (parent_table, starts_at, ends_at, newest)
+                VALUES (parent, s.starts_at, s.ends_at, v_newest)
+                    ON CONFLICT ON CONSTRAINT dropped_partition_pkey DO UPDATE
+                    SET dropped_at = now(), newest = greatest(d.newest, excluded.newest);
+                DELETE FROM outbox.dropped_partition d
+                 WHERE d.parent_table = parent AND d.ends_at < s.ends_at - interval '400 days' - p.retention;
                 EXECUTE format('DROP TABLE %s', s.partition);
                 outcome := 'dropped';
                 DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;

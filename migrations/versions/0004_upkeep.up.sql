@@ -2,27 +2,6 @@
 
 SET LOCAL ROLE {owner};
 
-CREATE TABLE outbox.upkeep (
-    is_it        boolean     NOT NULL DEFAULT true,
-    awaited_at   timestamptz NOT NULL DEFAULT now(),
-    succeeded_at timestamptz,
-    CONSTRAINT upkeep_pkey PRIMARY KEY (is_it),
-    CONSTRAINT one_row CHECK (is_it)
-);
-INSERT INTO outbox.upkeep DEFAULT VALUES;
-COMMENT ON TABLE outbox.upkeep IS 'when the upkeep last succeeded, whatever drives it: one row, written by outbox.maintain()';
-COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'since when it is to run: when the tables were made';
-COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last did all that it had to; null: never';
-
-CREATE FUNCTION outbox.note_success() RETURNS void
-LANGUAGE sql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-BEGIN ATOMIC
-    INSERT INTO outbox.upkeep AS u (succeeded_at) VALUES (clock_timestamp())
-        ON CONFLICT (is_it) DO UPDATE SET succeeded_at = EXCLUDED.succeeded_at;
-END;
-COMMENT ON FUNCTION outbox.note_success IS 'write down that the upkeep succeeded now';
-
 -- The fallback, for where nobody can detach concurrently, or a detach has had its chance since the
 -- upkeep first saw the partition, `patience` ago. Detaches one partition in a transaction of its own,
 -- so that a lock is never waited for with others held, and the table is locked for a change of the
@@ -47,6 +26,9 @@ BEGIN
         EXECUTE format('SELECT FROM %s WHERE %s LIMIT 0', p.template, p.unsettled);
     END IF;
     outcome := 'none';
+    IF outbox.clock_problem() IS NOT NULL THEN
+        RETURN;
+    END IF;
     IF patience > interval '0' AND NOT EXISTS (
         SELECT FROM outbox.retiring_partition r WHERE r.parent_table = parent AND r.planned_at <= now() - patience)
     THEN
@@ -95,11 +77,19 @@ DECLARE
     v_skip regclass[];
     v_outcome text;
     v_tries int;
+    v_problem text;
     v_problems text := '';
+    v_skipped text := '';
+    f record;
 BEGIN
     -- What commits can't have a path of its own by SET, and each COMMIT brings the caller's back,
     -- in which an operator of anybody's may fit better than the catalog's.
     SET LOCAL search_path = pg_catalog, pg_temp;
+    v_problem := outbox.clock_problem();
+    IF v_problem IS NOT NULL THEN
+        v_problems := format('nothing is dropped, and partitions are made for today and tomorrow only: %s; if the clock is right,'
+                             ' run: outbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
+    END IF;
     FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
         BEGIN
             PERFORM outbox.make_partitions(v_parent);
@@ -109,7 +99,13 @@ BEGIN
         COMMIT;  -- apart from retention: a lock that can't be had there must not undo the days made here
         SET LOCAL search_path = pg_catalog, pg_temp;
         BEGIN
-            PERFORM outbox.finish_detached(v_parent);
+            FOR f IN SELECT q.outcome, q.problem FROM outbox.finish_detached(v_parent) q LOOP
+                IF f.problem IS NOT NULL THEN
+                    v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
+                ELSIF f.outcome = 'skipped' THEN
+                    v_skipped := v_skipped || format('retention of %s was left to another upkeep; ', v_parent);
+                END IF;
+            END LOOP;
         EXCEPTION WHEN OTHERS THEN
             v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
         END;
@@ -129,7 +125,9 @@ BEGIN
             EXIT WHEN v_outcome = 'none';
             IF v_outcome = 'detached' THEN
                 BEGIN
-                    PERFORM outbox.finish_detached(v_parent);
+                    FOR f IN SELECT q.problem FROM outbox.finish_detached(v_parent) q WHERE q.problem IS NOT NULL LOOP
+                        v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
+                    END LOOP;
                 EXCEPTION WHEN OTHERS THEN
                     v_problems := v_problems || format('detached partitions of %s: %s; ', v_parent, SQLERRM);
                 END;
@@ -149,8 +147,19 @@ BEGIN
     END LOOP;
     CALL outbox.trim_foreign_receipts();
     SET LOCAL search_path = pg_catalog, pg_temp;
+    IF v_problems = '' AND outbox.clock_problem() IS NOT NULL THEN
+        v_problems := outbox.clock_problem() || '; ';  -- it jumped while the upkeep ran
+    END IF;
     IF v_problems <> '' THEN
+        PERFORM outbox.note_failure(rtrim(v_problems, '; '));
+        COMMIT;
+        SET LOCAL search_path = pg_catalog, pg_temp;
         RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
+    END IF;
+    IF v_skipped <> '' THEN
+        -- The other one records how it ended.
+        RAISE NOTICE '%', rtrim(v_skipped, '; ') USING HINT = 'this run is not recorded as a success';
+        RETURN;
     END IF;
     PERFORM outbox.note_success();
 END

@@ -31,11 +31,19 @@ class CronHome(NamedTuple):
 
 
 class Upkeep(NamedTuple):
-    """What is written down of the upkeep; the times are the server's."""
+    """How the last upkeep ended; the times are the server's.
+
+    Attributes:
+        failure: what it could not do; None if it has succeeded since.
+        clock_problem: why nothing is dropped by this clock; None if it is plausible.
+    """
 
     succeeded_at: datetime | None
     awaited_at: datetime | None
     now: datetime
+    failed_at: datetime | None
+    failure: str | None
+    clock_problem: str | None
 
     @property
     def is_fresh(self) -> bool:
@@ -61,8 +69,25 @@ def read_upkeep(connection: AdministrationConnection) -> Upkeep:
 def check_upkeep(
     connection: AdministrationConnection, names: Names
 ) -> Iterator[Finding]:
-    """Find an upkeep that nobody drives, or that fails."""
+    """Find an upkeep that nobody drives, that fails, or that refuses its clock."""
     upkeep = read_upkeep(connection)
+    if upkeep.clock_problem is not None:
+        yield Finding(
+            check="upkeep",
+            severity=Severity.ERROR,
+            finding=f"{upkeep.clock_problem}. Nothing is dropped, and partitions are"
+            " made for today and tomorrow only",
+            remedy="outbox maintain --accept-clock  # if SELECT now() tells the right"
+            " time; if not, set the server's clock first",
+        )
+        return
+    if upkeep.failure is not None:
+        yield Finding(
+            check="upkeep",
+            severity=Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
+            finding=f"the upkeep failed at {upkeep.failed_at:%F %R}: {upkeep.failure}",
+            remedy="outbox maintain  # once its cause is removed",
+        )
     if upkeep.is_fresh:
         return
     if upkeep.is_awaited:
@@ -94,4 +119,4 @@ def _by_what(connection: AdministrationConnection, names: Names) -> str:
 
 
 def _is_fresh(moment: datetime | None, now: datetime) -> bool:
-    return moment is not None and now - moment <= MAX_SILENCE
+    return moment is not None and abs(now - moment) <= MAX_SILENCE

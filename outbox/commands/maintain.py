@@ -7,7 +7,7 @@ from psycopg.errors import Diagnostic
 
 from outbox.administration import administration
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.upkeep import APPLICATION_NAME, Step, maintain, plan_upkeep
+from outbox.upkeep import APPLICATION_NAME, Step, accept_clock, maintain, plan_upkeep
 
 
 def add_to(subcommands: Subcommands) -> None:
@@ -18,6 +18,12 @@ def add_to(subcommands: Subcommands) -> None:
     add_database(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print each step with its reason"
+    )
+    parser.add_argument(
+        "--accept-clock",
+        action="store_true",
+        help="drop what is expired although the last upkeep was long ago, or lies"
+        " ahead: use it if the server's clock is right",
     )
     parser.set_defaults(run=_run)
 
@@ -30,6 +36,8 @@ def _run(arguments: argparse.Namespace) -> int:
             sys.stdout.write("".join(map(_line, steps)) or "nothing to do\n")
         else:
             connection.add_notice_handler(_warn)
+            if arguments.accept_clock:
+                accept_clock(connection)
             maintain(connection, tell=_tell)
     return 0
 

@@ -1,9 +1,11 @@
 -- Does:  Count the inbox's dead letters whose day has no receipts any more.
 -- Takes: nothing
 -- Gives: count, days since the oldest was made
--- Index: dead_letter_status_idx
+-- Index: dead_letter_status_idx, dropped_partition_pkey
 SELECT count(*), ceil(extract(epoch FROM now() - min(x.message_at)) / 86400)::int
   FROM (SELECT CASE WHEN d.message_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7'
                     THEN inbox.moment_of(d.message_id::uuid) END AS message_at
           FROM inbox.dead_letter d WHERE d.status = 'PENDING') AS x
  WHERE x.message_at < (SELECT min(r.starts_at) FROM outbox.partitions('inbox.receipt') r)
+    OR EXISTS (SELECT FROM outbox.dropped_partition p
+                WHERE p.parent_table = 'inbox.receipt' AND x.message_at BETWEEN p.starts_at AND p.newest)

@@ -1,6 +1,6 @@
--- Does:  Read when the upkeep last succeeded, whatever drives it.
+-- Does:  Read how the last upkeep ended, whatever drives it.
 -- Takes: nothing
--- Gives: succeeded_at (null: never), awaited_at (null: nobody knows), now
+-- Gives: succeeded_at (null: never), awaited_at (null: nobody knows), now, failed_at and failure (null: succeeded since), clock_problem (null: none)
 -- Index: none
-SELECT u.succeeded_at, u.awaited_at, now()
+SELECT u.succeeded_at, u.awaited_at, now(), u.failed_at, u.failure, outbox.clock_problem()
   FROM (SELECT) AS always LEFT JOIN outbox.upkeep u ON true

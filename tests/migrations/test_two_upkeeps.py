@@ -1,11 +1,16 @@
 """Upkeeps at once: one gives way to the other, and none of them fails."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from outbox.cli import main
+from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.retiring import (
@@ -19,7 +24,23 @@ from tests.migrations.retiring import (
 from tests.migrations.test_upkeep import Upkeep, old_partition
 
 FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
+RECORD = "SELECT succeeded_at IS NOT NULL OR NULL, failure FROM outbox.upkeep"
 WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
+
+
+@contextmanager
+def stranger(
+    server: PostgresServer, url: str
+) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A transaction of a role that may connect and nothing else."""
+    role = f"stranger_{uuid4().hex}"
+    execute(server.url, f"CREATE ROLE {role} LOGIN")
+    try:
+        with psycopg.connect(url, user=role) as connection:
+            yield connection
+            connection.rollback()
+    finally:
+        execute(server.url, f"DROP ROLE {role}")
 
 
 def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
@@ -37,9 +58,36 @@ def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
 
     assert upkeep.heard == [
         "another upkeep is at the detached partitions of outbox.message, and they are"
-        " left to it"
+        " left to it",
+        "retention of outbox.message was left to another upkeep",
     ]
     assert len(execute(database_url, RETIRING)) == 1
+    # How it ended is for the first one to record.
+    assert execute(database_url, RECORD) == [(None, None)]
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, RECORD) == [(True, None)]
+
+
+def test_a_stranger_who_holds_the_lock_of_the_upkeep_makes_the_run_fail_by_name(
+    server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_partition(database_url)
+    with stranger(server, database_url) as holder:
+        holder.execute(AT_THE_NOTES)
+        pid = holder.info.backend_pid
+
+        assert main(["maintain", "--database", database_url]) == 2
+
+        ((_, failure),) = execute(database_url, RECORD)
+        assert f"session {pid} of role {holder.info.user}" in failure
+        assert "holds the upkeep's lock and is no upkeep" in failure
+        assert failure in capsys.readouterr().err
+        assert main(["doctor", "--database", database_url]) == 3
+        assert f"session {pid}" in capsys.readouterr().out
+
+    assert main(["maintain", "--database", database_url]) == 0
+    assert execute(database_url, EXPIRED) == []
+    assert execute(database_url, RECORD) == [(True, None)]
 
 
 def test_the_command_that_gives_way_does_not_fail(

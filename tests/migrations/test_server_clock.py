@@ -1,0 +1,266 @@
+"""The server's clock jumps, and nothing is forgotten in silence."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+import psycopg
+import pytest
+
+from inbox import MessageTooOldError, record_receipt
+from outbox import uuid7
+from outbox.cli import main
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.consumers import id_of, sessions_of
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, unsettled
+from tests.fixtures.relay import running as relay_running
+from tests.fixtures.server_clock import ServerClock, server_with_clock
+
+Ask: TypeAlias = Callable[[], list[dict[str, Any]]]
+
+ADD: Final = "SELECT outbox.add('t', '{}'::jsonb)"
+PARTITIONS: Final = "SELECT count(*) FROM outbox.partitions('inbox.receipt')"
+REFUSED: Final = r"nothing is dropped.*outbox maintain --accept-clock"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[PostgresServer, ServerClock]]:
+    with server_with_clock() as both:
+        yield both
+
+
+@pytest.fixture
+def url(running: tuple[PostgresServer, ServerClock]) -> Iterator[str]:
+    """A migrated database whose upkeep has run."""
+    server, clock = running
+    clock.jump(0)
+    name = f"clock_{uuid7().hex}"
+    server.create_database(name)
+    url = server.database_url(name)
+    migrate(url, with_cron=False)
+    assert main(["maintain", "--database", url]) == 0
+    yield url
+    clock.jump(0)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def clock(running: tuple[PostgresServer, ServerClock]) -> ServerClock:
+    return running[1]
+
+
+@pytest.fixture
+def ask(url: str, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Ask the doctor about the upkeep."""
+
+    def findings() -> list[dict[str, Any]]:
+        capsys.readouterr()
+        main(["doctor", "--json", "--database", url])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return [f for f in found if f["check"] == "upkeep"]
+
+    return findings
+
+
+def handle(url: str, message_id: Any) -> bool:
+    with sessions_of(url) as sessions, sessions.begin() as session:
+        return record_receipt(session, message_id, "billing")
+
+
+def maintain(url: str) -> None:
+    execute(url, "CALL outbox.maintain()")
+
+
+@pytest.mark.parametrize("days", [9, 20])
+def test_a_clock_that_jumps_ahead_drops_nothing_and_a_duplicate_stays_one(
+    days: int, url: str, clock: ServerClock, ask: Ask
+) -> None:
+    message_id = uuid7()
+    assert handle(url, message_id)
+    before = execute(url, PARTITIONS)
+
+    clock.jump(days)
+    with pytest.raises(psycopg.Error, match=REFUSED):
+        maintain(url)
+
+    (found,) = ask()
+    assert found["severity"] == "error"
+    assert "the clock jumped ahead" in found["finding"]
+    assert execute(url, PARTITIONS) >= before
+    execute(url, ADD)
+    clock.jump(0)
+    assert not handle(url, message_id)
+    maintain(url)
+    execute(url, ADD)
+    assert ask() == []
+
+
+def test_a_refused_run_is_recorded_as_a_failure_and_not_as_a_success(
+    url: str, clock: ServerClock
+) -> None:
+    record = "SELECT succeeded_at, failed_at > succeeded_at, failure FROM outbox.upkeep"
+    ((succeeded_at, _, _),) = execute(url, record)
+    clock.jump(20)
+
+    assert main(["maintain", "--database", url]) == 2
+
+    ((still, is_later, failure),) = execute(url, record)
+    assert (still, is_later) == (succeeded_at, True)
+    assert "nothing is dropped" in failure
+    clock.jump(0)
+    assert main(["maintain", "--database", url]) == 0
+    assert execute(url, record) == [(execute(url, record)[0][0], None, None)]
+
+
+def test_what_an_accepted_wrong_clock_dropped_is_too_old_and_never_new(
+    url: str, clock: ServerClock
+) -> None:
+    handled = uuid7()
+    assert handle(url, handled)
+    clock.jump(20)
+    assert main(["maintain", "--accept-clock", "--database", url]) == 0
+    clock.jump(0)
+    # No partition: today's was dropped.
+    with pytest.raises(MessageTooOldError):
+        handle(url, handled)
+
+    with pytest.raises(psycopg.Error, match="is behind now"):
+        maintain(url)
+
+    with pytest.raises(MessageTooOldError, match="by a clock that was ahead"):
+        handle(url, handled)
+    later = uuid7()
+    assert handle(url, later)
+    assert not handle(url, later)
+    execute(url, ADD)
+
+
+def test_jobs_of_a_time_that_was_dropped_are_not_queued_again(
+    url: str, clock: ServerClock
+) -> None:
+    queue = (
+        "INSERT INTO inbox.job (message_id, message_at, consumer, state, finished_at)"
+        " SELECT id, inbox.moment_of(id), 'billing', 'success', now()"
+        "  FROM (SELECT %s::uuid AS id) AS m"
+    )
+    done = uuid7()
+    execute(url, queue, [done])
+    clock.jump(30)
+    assert main(["maintain", "--accept-clock", "--database", url]) == 0
+    clock.jump(0)
+    assert main(["maintain", "--accept-clock", "--database", url]) == 0
+
+    with pytest.raises(psycopg.errors.CheckViolation, match="not_forgotten_"):
+        execute(url, queue, [done])
+    execute(url, queue, [uuid7()])
+
+
+def test_a_clock_that_went_back_is_refused_until_somebody_accepts_it(
+    url: str, clock: ServerClock, ask: Ask
+) -> None:
+    clock.jump(2)
+    maintain(url)
+    clock.jump(0)
+    with pytest.raises(psycopg.Error, match=REFUSED):
+        maintain(url)
+    (found,) = ask()
+    assert "the clock was ahead then, or is behind now" in found["finding"]
+    command, *options = found["remedy"].partition("  #")[0].split()[1:]
+
+    assert main([command, *options, "--database", url]) == 0
+
+    assert ask() == []
+    maintain(url)
+
+
+def test_after_three_months_without_a_service_rows_are_taken_and_the_way_on_is_named(
+    url: str, clock: ServerClock, ask: Ask
+) -> None:
+    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
+    execute(url, ADD)
+    clock.jump(90)
+    with pytest.raises(psycopg.Error, match=REFUSED):
+        maintain(url)
+    execute(url, ADD)
+    days = "SELECT has_today, ahead FROM outbox.partition_health"
+    assert set(execute(url, days)) == {(True, 1)}
+    plan = "SELECT DISTINCT step FROM outbox.upkeep_plan() WHERE step <> 'hold'"
+    assert execute(url, plan) == [("refuse",)]
+
+    assert main(["maintain", "--accept-clock", "--database", url]) == 0
+
+    assert set(execute(url, days)) == {(True, 7)}
+    assert ask() == []
+    # Nothing unsettled was dropped: the relay that starts now finds both.
+    assert execute(url, unsettled) == [(2,)]
+    assert execute(url, f"{plan} AND step <> 'trim'") == []
+
+
+async def test_a_relay_that_was_off_for_longer_than_the_retention_publishes_all(
+    running: tuple[PostgresServer, ServerClock],
+) -> None:
+    server, clock = running
+    clock.jump(-20)
+    name = f"clock_{uuid7().hex}"
+    server.create_database(name)
+    old = server.database_url(name)
+    migrate(old, with_cron=False)
+    execute(old, ADD)
+    clock.jump(-10)
+    assert main(["maintain", "--accept-clock", "--database", old]) == 0
+    execute(old, ADD)
+    clock.jump(0)
+    assert main(["maintain", "--accept-clock", "--database", old]) == 0
+    execute(old, ADD)
+    publisher = ScriptedPublisher()
+
+    async with relay_running(old, publisher):
+        ids = sorted(message.id for message in await publisher.until_acked(3))
+
+    assert unsettled(old) == 0
+    # The receipts of the first one's day are gone, after 14 days.
+    with pytest.raises(MessageTooOldError):
+        handle(old, ids[0])
+    assert [handle(old, id) for id in ids[1:]] == [True, True]
+    server.drop_database(name)
+
+
+def test_the_limit_can_be_set(url: str, clock: ServerClock) -> None:
+    execute(url, "UPDATE outbox.upkeep SET longest_pause = '100 days'")
+    clock.jump(90)
+
+    maintain(url)
+
+    clock.jump(0)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        execute(url, "UPDATE outbox.upkeep SET longest_pause = '2 hours'")
+
+
+def test_a_new_schema_needs_no_last_success(url: str) -> None:
+    execute(url, "UPDATE outbox.upkeep SET succeeded_at = NULL")
+    assert main(["maintain", "--database", url]) == 0
+    execute(url, "DELETE FROM outbox.upkeep")
+    assert main(["maintain", "--database", url]) == 0
+
+
+def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
+    url: str, clock: ServerClock
+) -> None:
+    execute(url, "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'a', 'billing')")
+    clock.jump(20)
+    with pytest.raises(psycopg.Error, match=REFUSED):
+        maintain(url)
+
+    execute(url, "CALL outbox.trim_foreign_receipts()")
+
+    assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
+
+
+def test_an_id_from_before_the_retention_is_too_old_whatever_was_dropped(
+    url: str,
+) -> None:
+    with pytest.raises(MessageTooOldError, match="no partition for that day"):
+        handle(url, id_of(datetime.now(UTC) - timedelta(days=30)))
