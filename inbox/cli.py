@@ -20,6 +20,7 @@ from outbox.command import (
 from outbox.command import main as run_command
 from outbox.database import Connection, connect
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
+from outbox.table import printable
 from outbox.url import without_password
 
 
@@ -71,7 +72,7 @@ def _change_topics(
                 raise DatabaseUnavailableError(
                     f"database {without_password(url)}: {message_of(error)}"
                 ) from error
-        print(said)
+        print(printable(said))
 
     return run_coroutine(run())
 

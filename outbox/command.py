@@ -13,7 +13,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from outbox.errors import ConfigError, OutboxError
 from outbox.health import Health
+from outbox.observers.logging import PrintableFormatter
 from outbox.pulse import Pulse
+from outbox.table import printable
 from outbox.watchdog import Watchdog
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
@@ -108,15 +110,14 @@ def main(
 ) -> int:
     """Parse, run, and turn what we raise on purpose into one line and status 2."""
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler])
     try:
         return run(arguments)
     except OutboxError as error:
-        sys.stderr.write(f"{parser.prog}: {' '.join(str(error).split())}\n")
+        said = printable(" ".join(str(error).split()))
+        sys.stderr.write(f"{parser.prog}: {said}\n")
         return FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -26,9 +26,20 @@ def _cell(value: object) -> str:
     return "-" if value is None else printable(" ".join(str(value).split()))
 
 
-def printable(text: str) -> str:
-    """Escape what a terminal would not show, or would obey; line breaks stay."""
+def printable(text: object, *, lines: bool = False) -> str:
+    """Escape what a terminal would not show, or would obey, so that it stays one line.
+
+    That is whatever Unicode counts as control (C0, C1), format (overrides of direction
+    among them), surrogate, private or separator, but the space.
+
+    Args:
+        lines: line breaks and tabs stay as they are.
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
     return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode()
         for c in text
     )

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -17,6 +16,7 @@ from outbox.database import PIN_SEARCH_PATH_LOCALLY, conninfo
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
 from outbox.identifier import is_uuid7, moment_of
 from outbox.statement import load
+from outbox.table import draw_table, printable
 from outbox.url import without_password
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
@@ -65,7 +65,8 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(f"{json.dumps(found, indent=2, default=str)}\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _table(found)))
+        now = datetime.now(UTC)
+        sys.stdout.write(draw_table(_COLUMNS, [_row(job, now) for job in found]))
     return 0
 
 
@@ -91,11 +92,12 @@ def _cancel(arguments: argparse.Namespace) -> int:
         consumer=consumer,
         reason=arguments.reason,
     )
+    named = printable(consumer)
     if row["state"] != JobState.WAITING:
-        sys.stdout.write(f"{id} of {consumer} has ended already: {row['state']}\n")
+        sys.stdout.write(f"{id} of {named} has ended already: {row['state']}\n")
         return 1
     sys.stdout.write(
-        f"{id} of {consumer} is to be cancelled: a running handler learns it with its "
+        f"{id} of {named} is to be cancelled: a running handler learns it with its "
         "next heartbeat, one that was not begun never begins\n"
     )
     if consumer not in known:
@@ -155,19 +157,7 @@ def _query(
         raise DatabaseUnavailableError(one_line(error)) from error
 
 
-def _table(found: Sequence[dict[str, Any]]) -> list[str]:
-    now = datetime.now(UTC)
-    rows = [_COLUMNS, *(_row(job, now) for job in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    return [
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _row(job: dict[str, Any], now: datetime) -> tuple[str, ...]:
+def _row(job: dict[str, Any], now: datetime) -> tuple[str | None, ...]:
     since = {
         JobState.QUEUED: job["queued_at"],
         JobState.IN_PROGRESS: job["started_at"],
@@ -179,7 +169,7 @@ def _row(job: dict[str, Any], now: datetime) -> tuple[str, ...]:
         passed,
         str(job["attempts"]),
         job["consumer"],
-        job["topic"] or "",
+        job["topic"],
         str(job["message_id"]),
-        job["worker"] or "",
+        job["worker"],
     )

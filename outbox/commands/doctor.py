@@ -14,6 +14,7 @@ from outbox.administration import administration
 from outbox.check import Finding, Severity
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.doctor import APPLICATION_NAME, check_pooler, examine
+from outbox.table import printable
 
 _STATUS: Final = {Severity.ERROR: 3, Severity.WARNING: 1, Severity.UNKNOWN: 0}
 
@@ -56,6 +57,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _paragraph(finding: Finding) -> str:
     return (
-        f"{finding.severity:<8} {finding.check}: {finding.finding}\n"
-        f"         {finding.remedy}\n"
+        f"{finding.severity:<8} {finding.check}: {printable(finding.finding)}\n"
+        f"         {printable(finding.remedy)}\n"
     )

@@ -7,6 +7,7 @@ from psycopg.errors import Diagnostic
 
 from outbox.administration import administration
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.table import printable
 from outbox.upkeep import APPLICATION_NAME, Step, accept_clock, maintain, plan_upkeep
 
 
@@ -48,13 +49,15 @@ def _line(step: Step) -> str:
         subject += f" from {step.starts_at:%Y-%m-%d %H:%M}"
     rows = f" ({step.unsettled} rows)" if step.unsettled else ""
     return (
-        f"{step.step:<8}  {subject}: {step.reason}{rows}\n          {step.statement}\n"
+        f"{step.step:<8}  {printable(subject)}: {printable(step.reason)}{rows}\n"
+        f"          {printable(step.statement)}\n"
     )
 
 
 def _tell(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
 
 
 def _warn(notice: Diagnostic) -> None:
-    sys.stderr.write(f"outbox: {notice.message_primary}; {notice.message_hint or ''}\n")
+    said = f"{notice.message_primary}; {notice.message_hint or ''}"
+    sys.stderr.write(f"outbox: {printable(said)}\n")

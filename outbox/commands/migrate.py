@@ -6,6 +6,7 @@ import sys
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.errors import ConfigError, MigrationError
 from outbox.migrate import migrate, migration_sql, unmigrate
+from outbox.table import printable
 from outbox.url import without_password
 
 
@@ -45,7 +46,7 @@ def add_to(subcommands: Subcommands) -> None:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"outbox: {line}\n")
+    sys.stderr.write(f"outbox: {printable(line)}\n")
 
 
 def _run(arguments: argparse.Namespace) -> int:

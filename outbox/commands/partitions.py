@@ -9,6 +9,7 @@ from outbox.administration import administration
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.commands.retention import policy_fields
 from outbox.partitions import draw_timeline, legend, read_partitions
+from outbox.table import printable
 
 
 def add_to(subcommands: Subcommands) -> None:
@@ -35,5 +36,9 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(f"{legend()}\n")
         for policy, partitions in found.items():
-            sys.stdout.write("\n" + "\n".join(draw_timeline(policy, partitions)) + "\n")
+            sys.stdout.write(
+                "\n"
+                + "\n".join(map(printable, draw_timeline(policy, partitions)))
+                + "\n"
+            )
     return 0

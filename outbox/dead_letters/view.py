@@ -53,16 +53,22 @@ def page_of(letter: Letter) -> str:
     trace = said.pop("error_stacktrace")
     for name in ("headers", "payload_json", "payload_base64"):
         said.pop(name, None)
-    lines = [f"{name:<17} {value}" for name, value in said.items() if value is not None]
+    lines = [
+        f"{name:<17} {printable(value)}"
+        for name, value in said.items()
+        if value is not None
+    ]
     lines += ["", "headers"]
     headers = (
         letter.headers if isinstance(letter.headers, dict) else {"": letter.headers}
     )
-    lines += [f"  {name}: {value}" for name, value in headers.items()]
+    lines += [
+        f"  {printable(name)}: {printable(value)}" for name, value in headers.items()
+    ]
     lines += ["", f"payload ({len(letter.payload)} bytes)", _payload(letter)]
     if trace is not None:
         lines += ["", "stack trace", trace]
-    return printable("\n".join(lines)) + "\n"
+    return printable("\n".join(lines), lines=True) + "\n"
 
 
 def _payload(letter: Letter) -> str:

@@ -4,9 +4,24 @@ import logging
 from dataclasses import fields
 from typing import Final
 
+from typing_extensions import override
+
 from outbox.events import Event
+from outbox.table import printable
 
 _MAX_VALUE: Final = 300
+
+
+class PrintableFormatter(logging.Formatter):
+    """Escapes what a terminal would obey, and indents each line but a record's first.
+
+    So no text of a stranger, in whatever library's record, passes for a record.
+    """
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record, with its traceback."""
+        return printable(super().format(record), lines=True).replace("\n", "\n    ")
 
 
 class LogEvents:
@@ -34,4 +49,5 @@ def _short(value: object) -> str:
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
     if not text or any(character.isspace() for character in text):
         text = repr(" ".join(text.split()))
+    text = printable(text)
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…"

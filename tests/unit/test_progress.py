@@ -50,3 +50,10 @@ def test_a_table_has_one_line_for_each_row_whatever_is_in_it() -> None:
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
     assert printable("\x1b[31mred\x07\u202e") == "\\x1b[31mred\\x07\\u202e"
+    assert printable("C1 \x9b2J") == "C1 \\x9b2J"
+    assert printable("one\r\ntwo\u2028three") == "one\\r\\ntwo\\u2028three"
+    assert printable("ä 中 🏳") == "ä 中 🏳"
+
+
+def test_lines_of_a_text_stay_if_asked_for() -> None:
+    assert printable("one\n\ttwo\r\x1b", lines=True) == "one\n\ttwo\\r\\x1b"

@@ -1,0 +1,161 @@
+"""What strangers write reaches no terminal as it is, by a log or by a command."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from psycopg import sql
+
+from inbox.cli import main as inbox
+from outbox import Message, uuid7
+from outbox.cli import main as outbox
+from outbox.events import Event
+from outbox.identifier import moment_of
+from outbox.observers.logging import LogEvents, PrintableFormatter
+from relay.cli import main as relay
+from relay.events import KeyBlocked
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.relay import execute, insert
+
+# Clear the screen, set the title, C1's CSI, an override of direction, a false line.
+HOSTILE = "x\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\nERROR\u2028root:"
+BAD = ("\x1b", "\x07", "\x9b", "\u202e", "\u2066", "\u2028", "\r")
+
+
+def check(said: str) -> None:
+    assert "\\x1b[2J" in said
+    assert [c for c in BAD if c in said] == []
+    assert not any(line.startswith("ERROR") for line in said.splitlines())
+
+
+@pytest.fixture
+def hostile_rows(database_url: str) -> str:
+    """Everything that a stranger can fill, filled."""
+    message = Message(
+        HOSTILE, HOSTILE.encode(), key=HOSTILE, headers={HOSTILE: HOSTILE}
+    )
+    for schema in ("outbox", "inbox"):
+        give_up(
+            database_url,
+            message,
+            schema=schema,  # type: ignore[arg-type]
+            reason=HOSTILE,
+            stacktrace=HOSTILE,
+            origin=f"consumer:{HOSTILE}",
+        )
+    insert(database_url, message, Message(HOSTILE, b"", key="other"))
+    execute(
+        database_url,
+        "UPDATE outbox.message SET attempts = 1, last_error = %s,"
+        " available_at = now() + interval '1 hour' WHERE key = %s",
+        [HOSTILE, HOSTILE],
+    )
+    execute(
+        database_url,
+        "UPDATE outbox.message SET published_at = now() WHERE key = 'other'",
+    )
+    id = uuid7()
+    execute(
+        database_url,
+        "INSERT INTO inbox.job (message_id, message_at, consumer, topic, key, worker,"
+        " state, started_at)"
+        " VALUES (%s, %s, %s, %s, %s, %s, 'in_progress', now())",
+        [id, moment_of(id), *([HOSTILE] * 4)],
+    )
+    return database_url
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (relay, ["dead-letters", "list"]),
+        (inbox, ["dead-letters", "list"]),
+        (relay, ["blocked"]),
+        (relay, ["replay", "--since", "1h", "--dry-run"]),
+        (inbox, ["jobs"]),
+        (inbox, ["subscribe", f"n{HOSTILE}", "t"]),
+    ],
+    ids=lambda it: (
+        " ".join(it[:2]) if isinstance(it, list) and it[0] != "subscribe" else ""
+    ),
+)
+def test_a_command_shows_what_strangers_wrote_escaped(
+    main: Callable[[list[str]], int],
+    arguments: list[str],
+    hostile_rows: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*arguments, "--database", hostile_rows]) == 0
+    check(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("main", [relay, inbox], ids=["relay", "inbox"])
+def test_all_of_a_dead_letter_is_shown_escaped(
+    main: Callable[[list[str]], int],
+    hostile_rows: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schema = "outbox" if main is relay else "inbox"
+    ((id,),) = execute(hostile_rows, f"SELECT id::text FROM {schema}.dead_letter")
+
+    assert main(["dead-letters", "show", id, "--database", hostile_rows]) == 0
+
+    head, _, rest = capsys.readouterr().out.partition("\npayload (")
+    check(head)
+    assert "\x1b" not in rest
+
+
+def test_the_doctor_escapes_the_names_of_relations(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = sql.Identifier("outbox", "message_default\x1b[2J").as_string()
+    execute(database_url, f"CREATE TABLE {name} PARTITION OF outbox.message DEFAULT")
+
+    outbox(["doctor", "--database", database_url])
+    said = capsys.readouterr().out
+    outbox(["partitions", "--database", database_url])
+    said += capsys.readouterr().out
+
+    check(said)
+
+
+def test_an_error_of_a_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert relay(["blocked", "--database", f"nonsense\x1b[2J{HOSTILE}://x"]) == 2
+    check(capsys.readouterr().err)
+
+
+def event() -> Event:
+    return KeyBlocked(id=uuid7(), topic=HOSTILE, key="a\x1b[2J", attempts=1, reason="")
+
+
+def test_an_event_is_logged_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    LogEvents()(event())
+    check(caplog.messages[0])
+    assert "key=a\\x1b[2J" in caplog.messages[0]
+
+
+def test_a_record_of_any_library_is_formatted_escaped() -> None:
+    said = PrintableFormatter("%(levelname)s %(message)s").format(
+        logging.makeLogRecord({"msg": f"got {HOSTILE}", "levelname": "INFO"})
+    )
+    check(said)
+    assert said.startswith("INFO got x")
+
+
+def test_our_processes_log_by_that_formatter() -> None:
+    program = (
+        "import logging, sys; from relay.cli import main\n"
+        "import relay.cli as cli\n"
+        "def run(arguments):\n"
+        f"    logging.getLogger('third').warning({HOSTILE!r}); return 0\n"
+        "from outbox import command\n"
+        "parser = command.argparse.ArgumentParser()\n"
+        "parser.add_argument('--log-level', default='info')\n"
+        "sys.exit(command.main(parser, run, []))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    check(done.stderr)
