@@ -19,6 +19,7 @@ from outbox.lane import Priority
 from outbox.limits import Limits
 from outbox.message import Message
 from outbox.registry import REGISTRY, SchemaRegistry
+from outbox.unsent import UnsentMessagesWarning
 
 __all__ = [
     "REGISTRY",
@@ -32,6 +33,7 @@ __all__ = [
     "OutboxError",
     "Priority",
     "SchemaRegistry",
+    "UnsentMessagesWarning",
     "add",
     "insert_statement",
     "uuid7",

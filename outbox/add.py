@@ -48,6 +48,7 @@ from outbox.session import (
     is_async_sessionmaker,
     refuse_autocommit,
 )
+from outbox.unsent import Waiting, watch
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
@@ -78,16 +79,12 @@ _LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
 }
 
 
-class Added:
+class Added(Waiting):
     """Messages that wait in a session, as one pending object, for the next flush.
 
     A savepoint flushes before it begins, so what waits belongs to the innermost
     transaction, and the session forgets it when that is rolled back.
     """
-
-    def __init__(self) -> None:
-        """Start with none; the columns of the mapping stay unused."""
-        self.messages: list[Message] = []
 
 
 orm_registry(metadata=metadata).map_imperatively(Added, message_table)
@@ -107,6 +104,8 @@ def add(
     latest with the commit. With `Session(binds=…)`, bind `outbox.schema.metadata`'s
     tables too. As thread-safe as the session, that is, not at all. In the transaction
     of a receipt, the messages carry the id of what is handled as `causation-id`.
+    A session that is closed or collected before it was flushed, without a rollback or
+    an exception, loses its messages: that is logged, and an `UnsentMessagesWarning`.
 
     Adding no message does nothing, so `add(session, *events)` needs no check before.
 
@@ -146,6 +145,7 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
     if waiting is None or waiting not in target:
         waiting = target.info[_WAITING] = Added()
         target.add(waiting)
+        watch(target, waiting)
     waiting.messages.extend(messages)
 
 
@@ -265,7 +265,9 @@ def _write_waiting(session: Session, *_: Any) -> None:
     if waiting not in session:
         del session.info[_WAITING]
         return
-    # Where it is refused, the messages still wait: no later flush leaves them out.
+    # Where it is refused, the messages still wait: no later flush leaves them out. But
+    # whoever flushed knows of it.
+    waiting.is_settled = True
     connection = _connection(session)
     del session.info[_WAITING]
     session.expunge(waiting)

@@ -48,6 +48,12 @@ def is_async_sessionmaker(value: object) -> "TypeIs[async_sessionmaker[AsyncSess
     return found is not None and isinstance(value, found.async_sessionmaker)
 
 
+def async_session_of(session: Session) -> "AsyncSession | None":
+    """Give the `AsyncSession` that a session works for, if there is one."""
+    found = sys.modules.get(_MODULE)
+    return None if found is None else found.async_session(session)
+
+
 def refuse_autocommit(connection: Connection, subject: str) -> None:
     """Refuse a connection on which each statement is a transaction of its own.
 

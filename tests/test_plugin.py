@@ -57,6 +57,81 @@ def test_fixtures_work_in_another_project(
     result.assert_outcomes(passed=3)
 
 
+UNSENT = """
+import asyncio
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+import outbox
+from outbox.testing import added
+
+
+@pytest.fixture
+def session():
+    with Session() as session:
+        yield session
+
+
+def test_closed():
+    with Session() as session:
+        outbox.add(session, outbox.Message("closed", b""))
+
+
+def test_collected():
+    outbox.add(Session(), outbox.Message("collected", b""))
+
+
+def test_async():
+    async def handle():
+        async with AsyncSession() as session:
+            outbox.add(session, outbox.Message("async", b""))
+
+    asyncio.run(handle())
+
+
+@pytest.mark.pillarbox_allow_unsent
+def test_allowed():
+    test_closed()
+
+
+def test_asked_for():
+    with Session() as session:
+        outbox.add(session, outbox.Message("asked", b""))
+        assert added(session, "asked")
+
+
+def test_of_a_fixture(session):
+    outbox.add(session, outbox.Message("fixture", b""))
+
+
+def test_rolled_back():
+    with pytest.raises(ValueError), Session() as session:
+        outbox.add(session, outbox.Message("rolled back", b""))
+        raise ValueError
+"""
+
+
+def test_a_test_that_leaves_messages_unsent_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(UNSENT)
+
+    result = pytester.runpytest_subprocess("-q", "-p", "outbox.testing.plugin")
+
+    result.assert_outcomes(failed=3, passed=4)
+    result.stdout.fnmatch_lines_random(
+        [
+            "lost 1 message of topic 'closed': their session was closed without *",
+            "lost 1 message of topic 'collected': their session was garbage-*",
+            "lost 1 message of topic 'async': their session was closed without *",
+        ]
+    )
+
+
 def test_the_distribution_registers_the_plugin() -> None:
     pyproject = (Path(__file__).parent.parent / "pyproject.toml").read_text()
 

@@ -5,10 +5,17 @@
         ...
 
 Servers start when the first test asks for one, and end with the run.
+
+A test fails if it leaves messages unsent: in a session that was closed or collected
+without a flush, a rollback or an exception, while the test ran and not as its fixtures
+are torn down. What it asked for by `added` may be left. The marker
+`pillarbox_allow_unsent` is for tests that mean to.
 """
 
+import atexit
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -16,7 +23,9 @@ import pytest
 
 # Before the first test, so that nothing is added unseen.
 import outbox.testing.added  # noqa: F401
+from outbox import unsent
 from outbox.testing.events import RecordedEvents
+from outbox.unsent import MessagesUnsent
 
 if TYPE_CHECKING:
     from outbox.testing.postgres import PostgresServer
@@ -27,6 +36,36 @@ __all__ = [
     "pillarbox_template",
     "recorded_events",
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker. What the tests still hold when they end is not reported."""
+    config.addinivalue_line(
+        "markers", "pillarbox_allow_unsent: the test may leave messages unsent"
+    )
+    atexit.unregister(unsent.report_at_exit)
+    # Between tests there is nobody to blame: fixtures close what they have opened.
+    unsent.on_unsent.append(lambda _: None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that leaves messages unsent."""
+    lost: list[MessagesUnsent] = []
+    listener = lost.append
+    for waiting in list(unsent.unsettled):
+        waiting.is_settled = True  # what waited before is no matter of this test
+    listeners = unsent.on_unsent
+    listeners.append(listener)
+    try:
+        result = yield
+        if not all(waiting.is_settled for waiting in list(unsent.unsettled)):
+            gc.collect()  # a session and its transaction are a cycle
+    finally:
+        listeners.remove(listener)
+    if lost and item.get_closest_marker("pillarbox_allow_unsent") is None:
+        pytest.fail("\n".join(map(str, lost)), pytrace=False)
+    return result
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def test_what_was_committed_stays_and_is_seen_once(session: Session) -> None:
 
 
 @pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.pillarbox_allow_unsent
 @pytest.mark.parametrize("end", ["rollback", "close", "reset"])
 def test_what_was_undone_is_not_seen(session: Session, end: str, flushed: bool) -> None:
     outbox.add(session, A)

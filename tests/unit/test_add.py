@@ -16,6 +16,8 @@ import outbox
 from outbox import InvalidMessageError, Limits, Message, NotASessionError
 from outbox.session import AnySession
 
+pytestmark = pytest.mark.pillarbox_allow_unsent
+
 GOOD = Message("orders.placed", {"order": 1})
 BAD = Message("", b"")
 

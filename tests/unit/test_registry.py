@@ -54,6 +54,7 @@ def registry_with(schema: object) -> SchemaRegistry:
     return registry
 
 
+@pytest.mark.pillarbox_allow_unsent
 @pytest.mark.parametrize("schema", KINDS, ids=NAMES)
 def test_a_payload_that_fits_is_added(schema: object) -> None:
     registry = registry_with(schema)

@@ -1,0 +1,179 @@
+"""Messages that nobody sent: their session went without a flush or a rollback.
+
+Whoever rolls back, or lets an exception end the session, knows what is lost with it.
+Who forgets the commit doesn't, so that is reported: as a WARNING of the logger
+`outbox`, and as an `UnsentMessagesWarning`, which Python shows where it shows a
+`ResourceWarning`.
+"""
+
+import atexit
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any, Final
+from weakref import WeakSet, ref
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+from typing_extensions import override
+
+from outbox.errors import shorten
+from outbox.events import Event
+from outbox.message import Message
+from outbox.session import async_session_of
+
+_MOST_NAMED: Final = 5
+_CLOSING: Final = ("close", "reset", "invalidate")
+# From a session's `close` to the listener that learns what is dropped.
+_MOST_FRAMES: Final = 12
+
+
+class UnsentMessagesWarning(ResourceWarning):
+    """Messages were added to a session that went without sending them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesUnsent(Event):
+    """Messages were added to a session, and are lost: it was never flushed."""
+
+    level = logging.WARNING
+
+    messages: int
+    topics: tuple[str, ...]
+    reason: str
+
+    @override
+    def __str__(self) -> str:
+        """Say it with the remedy."""
+        topics = [shorten(topic) for topic in self.topics[:_MOST_NAMED]]
+        if len(self.topics) > _MOST_NAMED:
+            topics.append("…")
+        many = "" if self.messages == 1 else "s"
+        return (
+            f"lost {self.messages} message{many} of topic {', '.join(topics)}: "
+            f"{self.reason} without a commit; commit the session that outbox.add was "
+            "given (with Session.begin() as session: …), or roll it back on purpose"
+        )
+
+
+on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
+"""Told instead of the log and the warnings, if there are any: for `outbox.testing`."""
+
+
+class Waiting:
+    """Messages in a session that wait for its flush.
+
+    Attributes:
+        is_settled: they were sent, or whoever refused or dropped them knows of it.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.messages: list[Message] = []
+        self.is_settled = False
+        # An exception that is being handled already doesn't end the session.
+        self.handled = sys.exception()
+        self.raised: BaseException | None = None
+        unsettled.add(self)
+
+    def __del__(self) -> None:
+        """Report what went with a session that was neither closed nor used again."""
+        # As the interpreter ends, `report_at_exit` has done so before.
+        if not self.is_settled and self.messages and not sys.is_finalizing():
+            self.is_settled = True
+            _report(self.messages, "their session was garbage-collected")
+
+
+unsettled: Final[WeakSet[Waiting]] = WeakSet()
+"""What waits in all sessions of the process."""
+
+
+def watch(session: Session, waiting: Waiting) -> None:
+    """See how a session is closed, if it is one of an `AsyncSession`.
+
+    That closes it in another task, in which no exception is to be seen.
+    """
+    outer: Any = async_session_of(session)
+    if outer is None or "close" in vars(outer):
+        return
+    for name in _CLOSING:
+        if hasattr(outer, name):
+            setattr(outer, name, partial(_close, ref(outer), name))
+
+
+def _close(outer: ref[Any], name: str) -> Any:
+    session = outer()
+    if session is None:
+        return None
+    raised = sys.exception()
+    if raised is not None:
+        for dropped in session.sync_session.new:
+            if isinstance(dropped, Waiting):
+                dropped.raised = raised
+    return getattr(type(session), name)(session)
+
+
+@event.listens_for(Session, "pending_to_transient")
+def _note_dropped(session: Session, dropped: object) -> None:
+    # A flush, a rollback and an expunge come here, too.
+    if not isinstance(dropped, Waiting) or dropped.is_settled:
+        return
+    dropped.is_settled = True
+    raised = dropped.raised or sys.exception()
+    if raised is not None and raised is not dropped.handled:
+        return
+    if dropped.messages and _is_closing(sys._getframe(1)):
+        _report(dropped.messages, "their session was closed")
+
+
+def _is_closing(frame: FrameType | None) -> bool:
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code in _CODE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CODE: Final[set[CodeType]] = {
+    getattr(Session, name).__code__ for name in _CLOSING if hasattr(Session, name)
+}
+
+
+def _report(messages: Sequence[Message], reason: str) -> None:
+    topics = tuple(dict.fromkeys(message.topic for message in messages))
+    unsent = MessagesUnsent(messages=len(messages), topics=topics, reason=reason)
+    if on_unsent:
+        for listener in on_unsent:
+            listener(unsent)
+        return
+    logging.getLogger("outbox").warning("%s", unsent)
+    try:
+        warnings.warn(str(unsent), UnsentMessagesWarning, stacklevel=2)
+    except UnsentMessagesWarning as error:
+        # Warnings are errors here, and the session is to be closed all the same.
+        sys.unraisablehook(
+            SimpleNamespace(
+                exc_type=type(error),
+                exc_value=error,
+                exc_traceback=error.__traceback__,
+                err_msg=None,
+                object=None,
+            )
+        )
+
+
+@atexit.register
+def report_at_exit() -> None:
+    """Report what waits in sessions that the end of the process takes along."""
+    if hasattr(sys, "last_value"):
+        return  # an exception ends the process
+    for waiting in list(unsettled):
+        if not waiting.is_settled and waiting.messages:
+            waiting.is_settled = True
+            _report(waiting.messages, "the process ended")

@@ -1,0 +1,336 @@
+"""What a session never sent is reported when it goes, unless somebody knows of it."""
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import outbox
+from outbox import Message, unsent
+from outbox.testing import added
+from outbox.unsent import MessagesUnsent, UnsentMessagesWarning
+
+pytestmark = pytest.mark.pillarbox_allow_unsent
+
+ORDER = Message("orders.placed", {"order": 1})
+REFUND = Message("refunds.made", {"order": 1})
+CLOSED = MessagesUnsent(
+    messages=3,
+    topics=("orders.placed", "refunds.made"),
+    reason="their session was closed",
+)
+COLLECTED = MessagesUnsent(
+    messages=1,
+    topics=("orders.placed",),
+    reason="their session was garbage-collected",
+)
+
+
+@pytest.fixture
+def reported() -> Iterator[list[MessagesUnsent]]:
+    reported: list[MessagesUnsent] = []
+    listener = reported.append
+    unsent.on_unsent.append(listener)
+    yield reported
+    unsent.on_unsent.remove(listener)
+
+
+def test_a_session_that_is_closed_without_a_commit_is_reported(
+    reported: list[MessagesUnsent],
+) -> None:
+    with Session() as session:
+        outbox.add(session, ORDER, REFUND)
+        outbox.add(session, ORDER)
+
+    assert reported == [CLOSED]
+
+
+async def test_an_async_session_that_is_closed_without_a_commit_is_reported(
+    reported: list[MessagesUnsent],
+) -> None:
+    async with AsyncSession() as session:
+        outbox.add(session, ORDER, REFUND)
+        outbox.add(session, ORDER)
+
+    assert reported == [CLOSED]
+
+
+async def test_scoped_sessions_are_reported_when_they_are_removed(
+    reported: list[MessagesUnsent],
+) -> None:
+    scoped = scoped_session(sessionmaker())
+    async_scoped = async_scoped_session(async_sessionmaker(), scopefunc=lambda: 1)
+    outbox.add(scoped, ORDER)
+    outbox.add(async_scoped, REFUND)
+
+    scoped.remove()
+    await async_scoped.remove()
+
+    assert [one.topics for one in reported] == [("orders.placed",), ("refunds.made",)]
+
+
+def test_a_session_that_is_collected_is_reported(
+    reported: list[MessagesUnsent],
+) -> None:
+    def handle() -> None:
+        outbox.add(Session(), ORDER)
+
+    handle()
+    gc.collect()
+
+    assert reported == [COLLECTED]
+
+
+async def test_an_async_session_that_is_collected_is_reported(
+    reported: list[MessagesUnsent],
+) -> None:
+    async def handle() -> None:
+        outbox.add(AsyncSession(), ORDER)
+
+    await handle()
+    gc.collect()
+
+    assert reported == [COLLECTED]
+
+
+def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
+    reported: list[MessagesUnsent],
+) -> None:
+    session = Session()
+    for _ in range(2):
+        outbox.add(session, ORDER)
+        session.close()
+
+    assert len(reported) == 2
+
+
+def test_a_rollback_is_no_loss(reported: list[MessagesUnsent]) -> None:
+    with Session() as session:
+        outbox.add(session, ORDER)
+        session.rollback()
+    with sessionmaker().begin() as session:
+        outbox.add(session, ORDER)
+        session.rollback()
+    gc.collect()
+
+    assert reported == []
+
+
+async def test_a_rollback_of_an_async_session_is_no_loss(
+    reported: list[MessagesUnsent],
+) -> None:
+    async with AsyncSession() as session:
+        outbox.add(session, ORDER)
+        await session.rollback()
+
+    assert reported == []
+
+
+def close_in_the_end(session: Session) -> None:
+    try:
+        add_and_fail(session)
+    finally:
+        session.close()
+
+
+def leave_block(session: Session) -> None:
+    with session:
+        add_and_fail(session)
+
+
+def leave_transaction(session: Session) -> None:
+    with session, session.begin():
+        add_and_fail(session)
+
+
+async def close_in_the_end_async(session: AsyncSession) -> None:
+    try:
+        add_and_fail(session)
+    finally:
+        await session.close()
+
+
+async def leave_block_async(session: AsyncSession) -> None:
+    async with session:
+        add_and_fail(session)
+
+
+async def leave_transaction_async(session: AsyncSession) -> None:
+    async with session, session.begin():
+        add_and_fail(session)
+
+
+async def leave_generator_async(session: AsyncSession) -> None:
+    @asynccontextmanager
+    async def give() -> AsyncIterator[AsyncSession]:
+        async with session:
+            yield session
+
+    async with give() as given:
+        add_and_fail(given)
+
+
+def add_and_fail(session: Session | AsyncSession) -> None:
+    outbox.add(session, ORDER)
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("leave", [close_in_the_end, leave_block, leave_transaction])
+def test_an_exception_is_no_loss(
+    leave: Callable[[Session], None], reported: list[MessagesUnsent]
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        leave(Session())
+
+    assert reported == []
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        close_in_the_end_async,
+        leave_block_async,
+        leave_transaction_async,
+        leave_generator_async,
+    ],
+)
+async def test_an_exception_around_an_async_session_is_no_loss(
+    leave: Callable[[AsyncSession], Awaitable[None]], reported: list[MessagesUnsent]
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await leave(AsyncSession())
+
+    assert reported == []
+
+
+async def test_a_cancelled_task_is_no_loss(reported: list[MessagesUnsent]) -> None:
+    is_added = asyncio.Event()
+
+    async def handle() -> None:
+        async with AsyncSession() as session:
+            outbox.add(session, ORDER)
+            is_added.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(handle())
+    await is_added.wait()
+    task.cancel()
+    await asyncio.wait({task})
+
+    assert reported == []
+
+
+def test_an_exception_that_is_handled_before_hides_no_loss(
+    reported: list[MessagesUnsent],
+) -> None:
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        with Session() as session:
+            outbox.add(session, ORDER)
+
+    assert len(reported) == 1
+
+
+async def test_an_exception_that_is_handled_before_hides_no_loss_async(
+    reported: list[MessagesUnsent],
+) -> None:
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        async with AsyncSession() as session:
+            outbox.add(session, ORDER)
+
+    assert len(reported) == 1
+
+
+def test_what_is_expunged_is_no_loss(reported: list[MessagesUnsent]) -> None:
+    with Session() as session:
+        outbox.add(session, ORDER)
+        session.expunge_all()
+
+    assert reported == []
+
+
+def test_what_a_test_asked_for_is_no_loss(reported: list[MessagesUnsent]) -> None:
+    with Session() as session:
+        outbox.add(session, ORDER)
+        assert added(session) == [ORDER]
+
+    assert reported == []
+
+
+def test_a_loss_is_logged_and_warned_of_with_topic_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(unsent, "on_unsent", [])
+
+    with (
+        caplog.at_level(logging.WARNING, "outbox"),
+        pytest.warns(UnsentMessagesWarning, match="orders.placed"),
+        Session() as session,
+    ):
+        outbox.add(session, ORDER)
+
+    (record,) = caplog.records
+    assert record.name == "outbox"
+    assert record.getMessage() == (
+        "lost 1 message of topic 'orders.placed': their session was closed without a "
+        "commit; commit the session that outbox.add was given (with Session.begin() as "
+        "session: …), or roll it back on purpose"
+    )
+
+
+def test_a_warning_that_is_an_error_keeps_no_session_from_being_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unsent, "on_unsent", [])
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+
+    with warnings.catch_warnings(), Session() as session:
+        warnings.simplefilter("error")
+        outbox.add(session, ORDER)
+        session.close()
+
+    assert not session.in_transaction()
+    assert [one.exc_type for one in raised] == [UnsentMessagesWarning]
+
+
+SCRIPT = """
+from sqlalchemy.orm import Session
+import outbox
+session = Session()
+outbox.add(session, outbox.Message("orders.placed", b""))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "is_reported"),
+    [("", True), ("session.rollback()", False), ("1 / 0", False)],
+)
+def test_a_script_that_forgets_the_commit_is_told_as_it_ends(
+    end: str, is_reported: bool
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT + end],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    told = "lost 1 message of topic 'orders.placed': the process ended" in (done.stderr)
+    assert told == is_reported
