@@ -14,6 +14,12 @@ import psycopg
 
 from outbox.database import conninfo
 from outbox.lane import Priority, lanes_of
+from outbox.limits import (
+    MAX_CONTENT_TYPE_BYTES,
+    MAX_HEADERS_BYTES,
+    MAX_INDEXED_BYTES,
+    MAX_TENANT_BYTES,
+)
 from outbox.statement import load
 from relay.config import RelayConfig
 from relay.lane import SKEW
@@ -106,8 +112,14 @@ class LiveBatch:
                 "newest": self._since + 2 * SKEW,
                 "blocked": [],
                 "max_rows": LIMITS.batch_size,
+                "aside": [],
                 "max_bytes": LIMITS.max_batch_bytes,
+                "max_indexed": MAX_INDEXED_BYTES,
+                "max_tenant": MAX_TENANT_BYTES,
+                "max_content_type": MAX_CONTENT_TYPE_BYTES,
+                "max_headers": MAX_HEADERS_BYTES,
                 "max_payload": LIMITS.max_payload_bytes,
+                "max_copied": 1024 * 1024,
             }
             rows = cursor.execute(load("relay", "claim_batch"), values).fetchall()
             if not rows:

@@ -1,8 +1,10 @@
 """Alembic's entry point, online and offline.
 
 The version table lies in the schema `outbox`, so that the user's own migrations
-and ours never meet. One transaction holds it all: nothing is half made. In all of it
-the search_path is pinned: an administrator runs it, and must run nothing of others.
+and ours never meet. One transaction holds it all: nothing is half made. A second one
+validates what the first added without reading the rows that were there, for which it
+would have held its locks. In both the search_path is pinned: an administrator runs
+them, and must run nothing of others.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +31,8 @@ _settings: dict[str, Any] = {
 
 def _run_all() -> None:
     options = context.config.attributes
+    # In a transaction of the caller's the locks would be held while rows are read.
+    is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
     with context.begin_transaction(), _pinned_search_path():
         # Two migrations at once would race for CREATE SCHEMA.
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
@@ -36,6 +40,13 @@ def _run_all() -> None:
             _remove()
         else:
             _make(options.get("from_version"), with_cron=options.get("with_cron", True))
+    if is_ours and not options.get("remove", False) and _has_limits():
+        with context.begin_transaction(), _pinned_search_path():
+            run_now("validate.sql")
+
+
+def _has_limits() -> bool:
+    return any(version.revision == "0006" for version in _versions())
 
 
 def _make(from_version: str | None, *, with_cron: bool) -> None:

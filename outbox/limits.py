@@ -1,5 +1,6 @@
 """What a message may be: checked when it is added, never first at commit."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +17,17 @@ from outbox.message import Message
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048
 """Of a topic and a key in UTF-8: an entry of an index takes about 2.7 KB of them."""
-_MAX_TENANT_BYTES: Final = 1024  # it shares an index with the consumer's name
+MAX_TENANT_BYTES: Final = 1024
+"""In UTF-8: a tenant shares an index with the consumer's name."""
+MAX_CONTENT_TYPE_BYTES: Final = 1020
+"""Of 255 characters in UTF-8."""
+MAX_HEADERS_BYTES: Final = 256 * 1024
+"""Of all headers, as JSON in UTF-8."""
+MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
+"""The table's own limit, whatever `Limits` say; so is each of the above."""
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
 _MOST_BYTES: Final = 4  # of a character
+_MOST_JSON_BYTES: Final = 14  # for one: a name of one byte, escaped, with its quotes
 # SQL's outbox.add has the same expression.
 _RESERVED: Final = re.compile(
     r"ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type\Z",
@@ -33,11 +42,13 @@ class Limits:
     """The largest message that the writer takes.
 
     Attributes:
-        max_payload_bytes: of one payload; brokers refuse above about 1 MiB.
+        max_payload_bytes: of one payload, at most 64 MiB; brokers refuse above about
+            1 MiB, and a relay above its own `max_payload_bytes`, which is 8 MiB.
         max_topic_chars, max_key_chars, max_tenant_chars: of the texts. Whatever they
             say, topic and key have at most 2048 bytes in UTF-8 and a tenant 1024, for
             they are in indexes.
-        max_header_bytes: of all header names and values together, in UTF-8.
+        max_header_bytes: of all header names and values together, in UTF-8. Whatever it
+            says, they have at most 256 KiB as JSON.
         max_delay: how far ahead `available_at` may lie. The receipt's day comes from
             the id, which is made when the message is added: with more than 6 days,
             give `outbox retention set inbox.receipt` a `--minimum` above it, and
@@ -62,6 +73,14 @@ class Limits:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        for name, most in (
+            ("max_payload_bytes", MAX_PAYLOAD_BYTES),
+            ("max_header_bytes", MAX_HEADERS_BYTES),
+        ):
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)}: the table takes at most {most}"
+                )
         if self.max_delay < timedelta(0):
             raise ConfigError(f"max_delay={self.max_delay}: must not be negative")
 
@@ -78,8 +97,8 @@ class Limits:
             check_bytes("key", message.key)
         if message.tenant is not None:
             _check_text("tenant", message.tenant, self.max_tenant_chars)
-            check_bytes("tenant", message.tenant, _MAX_TENANT_BYTES)
-        _check_text("content_type", message.content_type, 255)
+            check_bytes("tenant", message.tenant, MAX_TENANT_BYTES)
+        _check_text("content_type", message.content_type, MAX_CONTENT_TYPE_BYTES // 4)
         _check_headers(message.headers, self.max_header_bytes)
         if CAUSE in message.headers:
             check_bytes(f"header {CAUSE}", message.headers[CAUSE])
@@ -253,6 +272,15 @@ def _check_headers(headers: object, limit: int) -> None:
             f"is over the limit of {limit} bytes",
             "move it into the payload, or raise Limits(max_header_bytes=…)",
         )
+    if size * _MOST_JSON_BYTES > MAX_HEADERS_BYTES:
+        as_json = len(json.dumps(dict(headers), ensure_ascii=False).encode())
+        if as_json > MAX_HEADERS_BYTES:
+            raise InvalidMessageError(
+                "headers",
+                f"{as_json} bytes of JSON",
+                f"is over the table's limit of {MAX_HEADERS_BYTES} bytes",
+                "move it into the payload",
+            )
 
 
 def _check_id(id: object) -> None:

@@ -11,9 +11,11 @@ from outbox.errors import CodecError, InvalidMessageError
 from outbox.identifier import is_uuid7
 from outbox.lane import priority_of
 from outbox.limits import (
+    MAX_CONTENT_TYPE_BYTES,
+    MAX_HEADERS_BYTES,
     MAX_INDEXED_BYTES,
+    MAX_TENANT_BYTES,
     STORED_HEADERS,
-    check_bytes,
     check_reserved,
 )
 from outbox.message import Message
@@ -24,8 +26,11 @@ from relay.horizon import Horizon
 from relay.lane import Lane, Snapshot
 from relay.lanes import Lanes
 
-# Characters that fit, whatever they are; nearly every key is as short.
-_SURELY_INDEXED: Final = MAX_INDEXED_BYTES // 4
+# As JSON text; the headers as the table has them are a few bytes longer at most.
+_MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
+_VERDICT: Final = -2
+_MAX_COPIED: Final = 1024 * 1024
+"""Of what is too large: how much is moved with the batch, and holds its lanes up."""
 
 
 class Claimed(NamedTuple):
@@ -44,10 +49,16 @@ class Claimed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The messages of one claim, lane by lane, each lane in its order."""
+    """The messages of one claim, lane by lane, each lane in its order.
+
+    Attributes:
+        oversized: rows that take too long to move to the dead letters for their lanes
+            to wait for it. Their problem says what is too large.
+    """
 
     lanes: Sequence[Lane]
     rows: Sequence[Claimed]
+    oversized: Sequence[Claimed] = ()
 
 
 async def claim_batch(
@@ -55,8 +66,9 @@ async def claim_batch(
 ) -> Batch:
     """Read the next messages of these lanes and move their floors.
 
-    At most `batch_size` rows and about `max_batch_bytes` of payload. Each lane gives
-    a prefix of what is ready, less the keys that are blocked.
+    At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
+    message always passes. A row with a column over its limit is not loaded. Each lane
+    gives a prefix of what is ready, less the keys that are blocked.
     """
     strange = [lane for lane in lanes if lane.strange]
     if strange:
@@ -72,15 +84,19 @@ async def claim_batch(
             found = await _claim(connection, board, lanes, config)
     else:
         found = await _claim(connection, board, lanes, config)
-    rows = [_read(row, config) for row in found]
-    taken = sum(len(row.message.payload) for row in rows if row.message is not None)
-    full = (
-        len(rows) >= config.batch_size
-        or taken >= config.max_batch_bytes
-        or any(row.message is None for row in rows)  # of unknown size
-    )
+    full = len(found) >= config.batch_size
+    rows: list[Claimed] = []
+    oversized: list[Claimed] = []
+    for row in found:
+        match row[_VERDICT]:
+            case "next":
+                full = True
+            case "aside":
+                oversized.append(_read(row, config))
+            case _:
+                rows.append(_read(row, config))
     last = {row.lane: row.seq for row in rows}
-    if found:
+    if rows:
         snapshot = Snapshot.read(found[0][-1])
         for lane in lanes:
             # A strange lane was looked at with this very snapshot already.
@@ -93,7 +109,7 @@ async def claim_batch(
     board.served(reached)
     if config.codec is not None:
         rows = [decode_row(row, config.codec) for row in rows]
-    return Batch(lanes, rows)
+    return Batch(lanes, rows, oversized)
 
 
 def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
@@ -116,8 +132,14 @@ async def _claim(
             "newest": newest,
             "blocked": [key for lane in lanes for key in lane.blocked],
             "max_rows": config.batch_size,
+            "aside": list(board.aside),
             "max_bytes": config.max_batch_bytes,
+            "max_indexed": MAX_INDEXED_BYTES,
+            "max_tenant": MAX_TENANT_BYTES,
+            "max_content_type": MAX_CONTENT_TYPE_BYTES,
+            "max_headers": _MAX_STORED_HEADERS,
             "max_payload": config.max_payload_bytes,
+            "max_copied": _MAX_COPIED,
         },
     )
     return await cursor.fetchall()
@@ -181,23 +203,20 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
         content_type,
         headers,
         version,
+        too_large,
+        _,
         _,
     ) = row
+    if too_large is not None:
+        limit = _limit_on(too_large, config)
+        return Claimed(lane, seq, id, created_at, attempts, key, topic, None, limit)
     problem = None
     if headers is not None:
         headers, problem = _read_headers(headers)
         if headers:
             problem = problem_of_headers(headers)
-    if (
-        not topic
-        or key == ""
-        or not content_type
-        or payload is None
-        or version < 1
-        or not is_uuid7(id)
-        or (key is not None and len(key) > _SURELY_INDEXED)
-    ):
-        problem = _problem(row, config) or problem
+    if not topic or key == "" or not content_type or version < 1 or not is_uuid7(id):
+        problem = _problem(row) or problem
     message = None
     if problem is None:
         message = Message(
@@ -243,23 +262,28 @@ def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
     return {}, "headers is not a JSON object of strings"
 
 
-def _problem(row: Sequence[Any], config: RelayConfig) -> str | None:
+def _limit_on(field: str, config: RelayConfig) -> str:
+    if field == "payload":
+        return f"payload is over {config.max_payload_bytes} bytes (max_payload_bytes)"
+    limit = {
+        "tenant": MAX_TENANT_BYTES,
+        "content_type": MAX_CONTENT_TYPE_BYTES,
+        "headers": MAX_HEADERS_BYTES,
+    }.get(field, MAX_INDEXED_BYTES)
+    return f"{field} is over {limit} bytes"
+
+
+def _problem(row: Sequence[Any]) -> str | None:
     """Say what is wrong with a row that someone may have inserted by hand."""
-    _, _, id, _, _, topic, key, _, payload, content_type, _, version, _ = row
+    _, _, id, _, _, topic, key, _, _, content_type, _, version, *_ = row
     if not topic:
         return "topic is empty"
     if key == "":
         return "key is empty: null means no order"
     if not content_type:
         return "content_type is empty"
-    if payload is None:
-        return f"payload is over {config.max_payload_bytes} bytes (max_payload_bytes)"
     if version < 1:
         return f"schema_version is {version}, it starts at 1"
     if not is_uuid7(id):
         return f"id {id} is not a UUIDv7"
-    try:
-        check_bytes("key", key or "")
-    except InvalidMessageError as error:
-        return str(error)
     return None

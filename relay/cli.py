@@ -83,6 +83,21 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="batches in flight at once (default: %(default)s)",
     )
+    parser.add_argument(
+        "--max-batch-bytes",
+        type=int,
+        default=default.max_batch_bytes,
+        metavar="N",
+        help="bytes in one claim (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-payload-bytes",
+        type=int,
+        default=default.max_payload_bytes,
+        metavar="N",
+        help="a message with a larger payload becomes a dead letter without being"
+        " loaded (default: %(default)s)",
+    )
     for name, meaning in (
         ("lease", "how long a relay that hangs keeps its lanes"),
         ("poll-interval", "how often to look without being woken"),
@@ -139,6 +154,8 @@ def _run(arguments: argparse.Namespace) -> int:
     config = RelayConfig(
         batch_size=arguments.batch_size,
         concurrency=arguments.concurrency,
+        max_batch_bytes=arguments.max_batch_bytes,
+        max_payload_bytes=arguments.max_payload_bytes,
         lease=timedelta(seconds=arguments.lease),
         poll_interval=timedelta(seconds=arguments.poll_interval),
         publish_timeout=timedelta(seconds=arguments.publish_timeout),

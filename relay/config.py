@@ -21,8 +21,11 @@ class RelayConfig:
 
     Attributes:
         batch_size: messages in one claim and one publish.
-        max_batch_bytes: payload bytes in one claim; one message always passes.
-        max_payload_bytes: a row above it goes to the dead letters unread.
+        max_batch_bytes: of one claim, headers counted eight times, which is what they
+            take in memory; one message always passes.
+        max_payload_bytes: a row with a larger payload goes to the dead letters without
+            being loaded. A relay takes about `concurrency` times five times the larger
+            of the two, and 64 MiB.
         concurrency: batches in flight at once, of different lanes.
         lease: how long a relay that hangs keeps its lanes.
         poll_interval: how often an idle relay looks without being woken.
@@ -40,7 +43,7 @@ class RelayConfig:
 
     batch_size: int = 500
     max_batch_bytes: int = 8 * 1024 * 1024
-    max_payload_bytes: int = 64 * 1024 * 1024
+    max_payload_bytes: int = 8 * 1024 * 1024
     concurrency: int = 3
     lease: timedelta = timedelta(seconds=10)
     poll_interval: timedelta = timedelta(seconds=1)

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.lease import Lease
@@ -34,6 +35,8 @@ class Lanes:
         self._dry = asyncio.Event()
         self._clock_offset = timedelta(0)
         self.horizon = Horizon()
+        self.aside: set[UUID] = set()
+        """Rows on their way to the dead letters, which claims leave out."""
 
     def take(self, lanes: Collection[int]) -> None:
         """Begin with lanes that were just leased."""

@@ -28,6 +28,7 @@ from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import LeaseLost, LeaseTaken, RelayStarted, RelayStopped
 from relay.lanes import Lanes
+from relay.oversized import OversizedRows
 from relay.portion import Portion
 from relay.publisher import Publisher
 from relay.tend import tend_lanes
@@ -86,6 +87,13 @@ class Relay:
         self._lanes = Lanes(self._lease, self._config.weights, self._config.concurrency)
         self._breaker = Breaker(self._notify)
         self._portion = Portion(self._config.publish_timeout)
+        self._origin = f"publisher:{self._name}"
+        self._oversized = OversizedRows(
+            Link(url, application_name=f"{self._application} oversized"),
+            self._lanes,
+            origin=self._origin,
+            notify=self._notify,
+        )
         self._stop = asyncio.Event()
         self._flying: set[asyncio.Task[Any]] = set()
 
@@ -122,6 +130,7 @@ class Relay:
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
                     group.create_task(self._tend()),
+                    group.create_task(self._oversized.run()),
                 ]
                 workers = [
                     group.create_task(worker.run())
@@ -183,8 +192,9 @@ class Relay:
             self._publisher,
             self._breaker,
             self._portion,
+            self._oversized,
             self._config,
-            origin=f"publisher:{self._name}",
+            origin=self._origin,
             flying=self._flying,
             stop=self._stop,
             notify=self._notify,

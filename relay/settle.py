@@ -12,6 +12,7 @@ ready ──claim──▶ (in flight, nothing written) ──ack──▶ publi
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final
 
 from outbox.database import Connection
 from outbox.dead_letters import TOPIC_HEADER
@@ -21,6 +22,9 @@ from outbox.statement import load
 from relay.claim import Claimed
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
+
+_MAX_ATTEMPTS: Final = 2**31 - 2
+"""What the column has room for, one more included."""
 
 
 @dataclass(slots=True)
@@ -132,16 +136,21 @@ async def schedule_retry(
 
 
 async def move_to_dead_letters(
-    connection: Connection, nacked: Sequence[tuple[Claimed, str]], origin: str
+    connection: Connection,
+    nacked: Sequence[tuple[Claimed, str]],
+    origin: str,
+    *,
+    by_hand: bool = False,
 ) -> None:
-    """Run `move_to_dead_letters.sql`."""
+    """Run `move_to_dead_letters.sql`; `by_hand` keeps them from scheduled retries."""
     await connection.execute(
         load("relay", "move_to_dead_letters"),
         {
             "ids": [row.id for row, _ in nacked],
             "reasons": [storable(reason) for _, reason in nacked],
-            "attempts": [row.attempts + 1 for row, _ in nacked],
+            "attempts": [min(row.attempts, _MAX_ATTEMPTS) + 1 for row, _ in nacked],
             "origin": origin,
+            "by_hand": by_hand,
             "max_topic_bytes": MAX_INDEXED_BYTES,
             "topic_header": TOPIC_HEADER,
             **_bounds([row for row, _ in nacked]),

@@ -23,6 +23,7 @@ from relay.events import (
 )
 from relay.lane import Lane
 from relay.lanes import Lanes
+from relay.oversized import OversizedRows
 from relay.portion import Portion
 from relay.publish import publish_batch
 from relay.publisher import Publisher
@@ -40,6 +41,7 @@ class Worker:
         link: its own connection.
         sweep_link: which it shares, for lanes that have to be looked into on every day:
             a connection that has seen all partitions once finds them again sooner.
+        oversized: where it leaves what is too large to load.
         flying: where it enters its task while it has a batch.
         stop: set when no new batch is to be begun.
     """
@@ -52,6 +54,7 @@ class Worker:
         publisher: Publisher,
         breaker: Breaker,
         portion: Portion,
+        oversized: OversizedRows,
         config: RelayConfig,
         *,
         origin: str,
@@ -65,6 +68,7 @@ class Worker:
         self._publisher = publisher
         self._breaker = breaker
         self._portion = portion
+        self._oversized = oversized
         self._config = config
         self._origin = origin
         self._flying = flying
@@ -94,7 +98,10 @@ class Worker:
 
     async def _carry(self, lanes: Sequence[Lane]) -> None:
         batch = await self._claim(lanes)
-        if batch is None or not batch.rows:
+        if batch is None:
+            return
+        self._oversized.add(batch.oversized)
+        if not batch.rows:
             return
         answers, lost = await publish_batch(
             batch.rows,

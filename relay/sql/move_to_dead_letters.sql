@@ -1,5 +1,5 @@
 -- Does:  Give messages up: settle them and copy them to the dead letters, in one statement.
--- Takes: ids, reasons, attempts (started so far), origin, max_topic_bytes, topic_header (where a longer one is kept), first and last created_at of the batch
+-- Takes: ids, reasons, attempts (started so far), origin, by_hand (no scheduled retry), max_topic_bytes, topic_header (where a longer one is kept), first and last created_at of the batch
 -- Gives: nothing
 -- Index: message_pkey on each partition between first and last
 WITH given_up AS (
@@ -20,14 +20,14 @@ WITH given_up AS (
 )
 INSERT INTO outbox.dead_letter
        (origin, message_id, topic, key, tenant, attempts, schema_version,
-        content_type, headers, payload, error_reason)
+        content_type, headers, payload, error_reason, retry_after)
 SELECT %(origin)s, id::text,
        CASE WHEN long THEN left(topic, 200) || '…' ELSE topic END,
        key, tenant, attempts, schema_version, content_type,
        CASE WHEN NOT long THEN headers
             WHEN jsonb_typeof(headers) = 'object' THEN headers || jsonb_build_object(%(topic_header)s::text, topic)
             ELSE jsonb_build_object('headers', headers, %(topic_header)s::text, topic) END,
-       payload, last_error
+       payload, last_error, CASE WHEN NOT %(by_hand)s::boolean THEN now() END
   FROM given_up,
        -- A topic that the index has no room for: somebody inserted it by hand.
        LATERAL (SELECT octet_length(topic) > %(max_topic_bytes)s) AS measured (long)

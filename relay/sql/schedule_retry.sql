@@ -5,7 +5,7 @@
 UPDATE outbox.message AS m
    SET available_at = clock_timestamp() + make_interval(secs => nacked.delay),
        -- At least one: by that it is told from what was scheduled, and blocks its key.
-       attempts = greatest(m.attempts + %(charge)s::int, 1),
+       attempts = greatest(least(m.attempts, 2147483646) + %(charge)s::int, 1),
        last_error = nacked.reason
   FROM unnest(%(ids)s::uuid[], %(delays)s::float8[], %(reasons)s::text[], %(attempts)s::int[])
        AS nacked (id, delay, reason, attempts)

@@ -36,7 +36,9 @@ _QUERIES = {
     """,
     "constraints": f"""
         SELECT n.nspname, c.conname, c.conrelid::regclass::text,
-               pg_get_constraintdef(c.oid)
+               -- From when on the limits hold is another moment each time.
+               regexp_replace(pg_get_constraintdef(c.oid),
+                              'created_at < ''[^'']*''', 'created_at < then')
           FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
          WHERE {_SCHEMAS} AND c.conname NOT LIKE 'alembic%%'
     """,

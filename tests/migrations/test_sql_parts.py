@@ -185,8 +185,8 @@ def test_sql_for_another_version_changes_nothing(
 
     refused = psql(empty_database_url, script).stderr
 
-    assert "goes on from version 0003, the schema here has 0005" in refused
-    assert "print it with --from 0005" in refused
+    assert "goes on from version 0003, the schema here has 0006" in refused
+    assert "print it with --from 0006" in refused
     assert snapshot(empty_database_url) == before
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
@@ -202,7 +202,7 @@ def test_at_the_newest_version_the_sql_brings_back_what_was_lost(
     )
 
     for part in ("administrator", "owner"):
-        done = psql(empty_database_url, printed(part, capsys, "--from", "0005"))
+        done = psql(empty_database_url, printed(part, capsys, "--from", "0006"))
         assert (done.returncode, "ERROR" in done.stderr) == (0, False)
 
     may = "SELECT has_table_privilege(%s, %s, 'SELECT')"
@@ -237,7 +237,7 @@ def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="removes everything at once"):
         migration_sql(part="owner", remove=True)
-    with pytest.raises(ConfigError, match="one of 0001, 0002, 0003, 0004, 0005"):
+    with pytest.raises(ConfigError, match="one of 0001, 0002, 0003, 0004, 0005, 0006"):
         migration_sql(from_version="3")
     with pytest.raises(ConfigError, match="all is removed, whatever it is"):
         migration_sql(from_version="0003", remove=True)

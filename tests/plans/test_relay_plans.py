@@ -24,8 +24,14 @@ def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, An
         "newest": newest,
         "blocked": [],
         "max_rows": 500,
+        "aside": [],
         "max_bytes": 8_000_000,
+        "max_indexed": 2048,
+        "max_tenant": 1024,
+        "max_content_type": 1020,
+        "max_headers": 262_144,
         "max_payload": 1_000_000,
+        "max_copied": 1_000_000,
         **changes,
     }
 

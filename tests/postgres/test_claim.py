@@ -85,6 +85,7 @@ async def test_settling_draws_a_transaction_id_even_if_it_finds_no_row(
         "attempts": [0],
         "charge": 1,
         "origin": "publisher:test",
+        "by_hand": False,
         "max_topic_bytes": 2048,
         "topic_header": "topic",
         "first": now,

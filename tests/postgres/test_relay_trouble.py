@@ -20,6 +20,7 @@ from relay.events import (
     MessageDeadLettered,
     RelayStopped,
 )
+from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     dead_letters,
@@ -74,8 +75,9 @@ async def test_who_commits_late_is_found_by_the_sweep(database_url: str) -> None
 async def test_a_claim_is_bounded_in_bytes(database_url: str) -> None:
     insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(10)])
     publisher = ScriptedPublisher()
+    most = 3 * MIB + 1024
 
-    async with running(database_url, publisher, max_batch_bytes=3 * MIB) as relay:
+    async with running(database_url, publisher, max_batch_bytes=most) as relay:
         await publisher.until_acked(10)
         sizes = [claim.messages for claim in relay.events.of(BatchClaimed)]
 
@@ -99,6 +101,7 @@ NONSENSE = {
     "schema_version": ("0", "schema_version is 0, it starts at 1"),
     "id": ("gen_random_uuid()", "is not a UUIDv7"),
     "payload": ("convert_to(repeat('x', 2000), 'UTF8')", "payload is over 1000 bytes"),
+    "tenant": ("repeat('t', 1025)", "tenant is over 1024 bytes"),
 }
 HEADERS = [
     "1",
@@ -135,14 +138,15 @@ def insert_by_hand(url: str, column: str, value: str) -> None:
 async def test_nonsense_inserted_by_hand_ends_in_the_dead_letters(
     database_url: str,
 ) -> None:
+    lift_limits(database_url)
     insert_by_hand(database_url, "topic", "'before'")
     for column, (value, _) in NONSENSE.items():
         insert_by_hand(database_url, column, value)
     for headers in HEADERS:
         insert_by_hand(database_url, "headers", f"'{headers}'")
     insert_by_hand(database_url, "topic", "'after'")
-    insert_by_hand(database_url, "content_type", "repeat(E'odd\\n\\x01', 1000)")
-    insert_by_hand(database_url, "topic", "repeat('long', 1000)")
+    insert_by_hand(database_url, "content_type", "repeat(E'odd\\n\\x01', 200)")
+    insert_by_hand(database_url, "topic", "repeat('long', 500)")
     insert(database_url, Message("elsewhere", b"", key="j"))
     publisher = ScriptedPublisher()
 

@@ -159,3 +159,20 @@ def test_limits_that_would_refuse_everything_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*must"):
         Limits(**setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"max_payload_bytes": 64 * 2**20 + 1}, {"max_header_bytes": 2**18 + 1}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_limits_above_those_of_the_table_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the table takes at most"):
+        Limits(**setting)
+
+
+def test_headers_that_are_longer_as_json_than_the_table_takes_are_refused() -> None:
+    roomy = Limits(max_header_bytes=2**18)
+    roomy.check(message(headers={"h": "x" * (2**18 - 100)}))
+    with pytest.raises(InvalidMessageError, match="over the table's limit of 262144"):
+        roomy.check(message(headers={"h": "\x01" * (2**17)}))

@@ -1,0 +1,28 @@
+-- Owner part, after every migration, in a transaction of its own: validate the constraints that
+-- were added without a look at the rows that were there. Writers and readers go on meanwhile.
+
+SET LOCAL ROLE {owner};
+
+DO $validate$
+DECLARE
+    v_constraint record;
+BEGIN
+    FOR v_constraint IN
+        SELECT c.conrelid::regclass AS on_table, c.conname
+          FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid
+         WHERE t.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+           AND c.contype = 'c' AND NOT c.convalidated
+         -- Partitions first: the table itself then has nothing left to read.
+         ORDER BY t.relispartition DESC, t.relname, c.conname
+    LOOP
+        BEGIN
+            EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT %I', v_constraint.on_table, v_constraint.conname);
+        EXCEPTION WHEN check_violation THEN
+            RAISE WARNING 'rows of % violate its constraint %', v_constraint.on_table, v_constraint.conname
+                USING HINT = 'they stay; correct them, then run outbox migrate again';
+        END;
+    END LOOP;
+END
+$validate$;
+
+RESET ROLE;

@@ -1,0 +1,12 @@
+-- Owner part: columns of any size again. What is detached keeps its limits, which hinder nothing.
+
+SET LOCAL ROLE {owner};
+ALTER TABLE outbox.message
+    DROP CONSTRAINT topic_size,
+    DROP CONSTRAINT key_size,
+    DROP CONSTRAINT tenant_size,
+    DROP CONSTRAINT content_type_size,
+    DROP CONSTRAINT headers_size,
+    DROP CONSTRAINT payload_size,
+    DROP CONSTRAINT schema_version_positive;
+RESET ROLE;

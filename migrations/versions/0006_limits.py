@@ -1,0 +1,18 @@
+"""Limits: how large the columns of a message may be."""
+
+from outbox.migrations.script import run
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0006_limits.up.sql")
+
+
+def downgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0006_limits.down.sql")

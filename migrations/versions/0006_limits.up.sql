@@ -1,0 +1,40 @@
+-- Owner part: how large the columns of a message may be, whoever inserts it. The numbers are those
+-- of outbox/limits.py. Nothing is read under the table's lock: rows from before stay as they are,
+-- and the relay moves what is too large to the dead letters; validate.sql looks at them afterwards.
+
+SET LOCAL ROLE {owner};
+
+DO $limits$
+DECLARE
+    -- Rows from before are exempt for ever, or no UPDATE could settle them.
+    v_before text := CASE WHEN EXISTS (SELECT FROM outbox.message)
+                          THEN format('%L::timestamptz', clock_timestamp()) ELSE '''-infinity''::timestamptz' END;
+    v_table text;
+BEGIN
+    FOR v_table IN
+        SELECT 'outbox.message'
+        UNION ALL
+        -- Detached, and to be attached again if a row of theirs turns out to be unsettled.
+        SELECT r.partition
+          FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+         WHERE r.parent_table = 'outbox.message' AND NOT c.relispartition
+           AND NOT EXISTS (SELECT FROM pg_constraint n WHERE n.conrelid = c.oid AND n.conname = 'topic_size')
+    LOOP
+        EXECUTE format($ddl$
+            ALTER TABLE %s
+                ADD CONSTRAINT topic_size CHECK (created_at < %2$s OR octet_length(topic) BETWEEN 1 AND 2048) NOT VALID,
+                ADD CONSTRAINT key_size CHECK (created_at < %2$s OR octet_length(key) BETWEEN 1 AND 2048) NOT VALID,
+                ADD CONSTRAINT tenant_size CHECK (created_at < %2$s OR octet_length(tenant) BETWEEN 1 AND 1024) NOT VALID,
+                ADD CONSTRAINT content_type_size CHECK (created_at < %2$s OR octet_length(content_type) BETWEEN 1 AND 1020) NOT VALID,
+                -- Appending nothing gives the size without compression, of which 255 times is the most.
+                ADD CONSTRAINT headers_size CHECK (
+                    created_at < %2$s OR pg_column_size(headers) <= 1024
+                    OR pg_column_size(headers || '{}'::jsonb) <= 262208) NOT VALID,
+                ADD CONSTRAINT payload_size CHECK (created_at < %2$s OR octet_length(payload) <= 67108864) NOT VALID,
+                ADD CONSTRAINT schema_version_positive CHECK (created_at < %2$s OR schema_version >= 1) NOT VALID
+            $ddl$, v_table, v_before);
+    END LOOP;
+END
+$limits$;
+
+RESET ROLE;

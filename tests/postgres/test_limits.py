@@ -1,0 +1,114 @@
+"""The table's own limits: who may insert can't add a row that no relay could load."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox import limits
+from tests.fixtures.relay import execute
+
+SQL = {
+    "id": "outbox.uuid7()",
+    "lane": "16",
+    "topic": "'t'",
+    "content_type": "'c'",
+    "payload": "''",
+}
+TOO_MUCH = {
+    "no topic": ("topic", "''", "topic_size"),
+    "topic": ("topic", f"repeat('x', {limits.MAX_INDEXED_BYTES + 1})", "topic_size"),
+    "no key": ("key", "''", "key_size"),
+    "key": ("key", f"repeat('x', {limits.MAX_INDEXED_BYTES + 1})", "key_size"),
+    "tenant": ("tenant", f"repeat('x', {limits.MAX_TENANT_BYTES + 1})", "tenant_size"),
+    "content_type": (
+        "content_type",
+        f"repeat('x', {limits.MAX_CONTENT_TYPE_BYTES + 1})",
+        "content_type_size",
+    ),
+    "headers": (
+        "headers",
+        f"jsonb_build_object('h', repeat('x', {limits.MAX_HEADERS_BYTES + 100}))",
+        "headers_size",
+    ),
+    "many headers": (
+        "headers",
+        "(SELECT jsonb_object_agg(n, '') FROM generate_series(1, 30000) n)",
+        "headers_size",
+    ),
+    "payload": (
+        "payload",
+        f"convert_to(repeat('x', {limits.MAX_PAYLOAD_BYTES + 1}), 'UTF8')",
+        "payload_size",
+    ),
+    "schema_version": ("schema_version", "0", "schema_version_positive"),
+}
+FITS = {
+    "topic": f"repeat('x', {limits.MAX_INDEXED_BYTES})",
+    "key": f"repeat('x', {limits.MAX_INDEXED_BYTES})",
+    "tenant": f"repeat('x', {limits.MAX_TENANT_BYTES})",
+    "content_type": f"repeat('x', {limits.MAX_CONTENT_TYPE_BYTES})",
+    "headers": f"jsonb_build_object('h', repeat('x', {limits.MAX_HEADERS_BYTES - 9}))",
+    "payload": f"convert_to(repeat('x', {2**20}), 'UTF8')",
+}
+
+
+def insert(url: str, **values: str) -> None:
+    """Insert a row with these columns, as the application may."""
+    row = SQL | values
+    execute(
+        f"{url}?options=-crole%3Dpillarbox_application",
+        f"INSERT INTO outbox.message ({', '.join(row)})"
+        f" VALUES ({', '.join(row.values())})",
+    )
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_the_table_refuses_too_much_of(what: str, database_url: str) -> None:
+    column, value, constraint = TOO_MUCH[what]
+    with pytest.raises(psycopg.errors.CheckViolation) as refused:
+        insert(database_url, **{column: value})
+    assert refused.value.diag.constraint_name == constraint
+
+
+def test_the_table_takes_what_is_at_the_limits(database_url: str) -> None:
+    insert(database_url, **FITS)
+
+
+def test_headers_that_come_compressed_are_measured_as_they_were(
+    database_url: str,
+) -> None:
+    execute(
+        database_url,
+        "CREATE TABLE public.small (headers jsonb);"
+        "INSERT INTO public.small"
+        " SELECT jsonb_build_object('h', repeat('x', 20000000))",
+    )
+    ((size,),) = execute(database_url, "SELECT pg_column_size(headers) FROM small")
+    assert size < limits.MAX_HEADERS_BYTES
+
+    with pytest.raises(psycopg.errors.CheckViolation, match="headers_size"):
+        execute(
+            database_url,
+            f"INSERT INTO outbox.message ({', '.join(SQL)}, headers)"
+            f" SELECT {', '.join(SQL.values())}, headers FROM public.small",
+        )
+
+
+def constraints(url: str) -> list[tuple[Any, ...]]:
+    return execute(
+        url,
+        "SELECT DISTINCT conname, convalidated FROM pg_constraint"
+        " WHERE contype = 'c' AND conrelid::regclass::text LIKE 'outbox.message%'"
+        " AND (conname LIKE '%size' OR conname = 'schema_version_positive')"
+        " ORDER BY 1",
+    )
+
+
+NAMES = sorted({constraint for _, _, constraint in TOO_MUCH.values()})
+
+
+def test_every_limit_holds_in_every_partition_and_for_every_row(
+    database_url: str,
+) -> None:
+    assert constraints(database_url) == [(name, True) for name in NAMES]
