@@ -17,6 +17,7 @@ _SIGNS: Final = {
     "past": "·",
     "held": "!",
     "detached": "~",
+    "kept": "k",
     "today": "#",
     "ahead": "o",
     "default": "D",
@@ -31,7 +32,7 @@ class Partition:
     Attributes:
         starts_at: None, and so is ends_at, for a DEFAULT partition.
         place: past, held (past its retention, with unsettled rows), detached (on its
-            way out), today, ahead or default.
+            way out), kept (detached, an ordinary table now), today, ahead or default.
         rows: PostgreSQL's estimate; None if it was never analysed.
         unsettled: the rows that hold it, counted up to 1,000.
         query: shows those rows.

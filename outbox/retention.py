@@ -35,6 +35,9 @@ class Policy:
         retention: a partition may go when all of it is older.
         premake: partitions to keep ahead.
         minimum: which the retention may not be below; None: any may be set.
+        keep_table: after its detach the table of an expired partition is kept, as an
+            ordinary table, instead of being dropped.
+        archive: `schema.function`, called before each drop; None for none.
     """
 
     parent_table: str
@@ -42,6 +45,8 @@ class Policy:
     retention: timedelta
     premake: int
     minimum: timedelta | None
+    keep_table: bool
+    archive: str | None
 
 
 def read_policies(connection: AdministrationConnection) -> list[Policy]:
@@ -58,6 +63,8 @@ def change_policy(
     premake: int | None = None,
     interval: str | None = None,
     minimum: timedelta | None = None,
+    keep_table: bool | None = None,
+    archive: str | None = None,
 ) -> Policy:
     """Change the policy of a table; the next upkeep obeys.
 
@@ -70,6 +77,12 @@ def change_policy(
             days or four weeks.
         minimum: the longest time after which a message can still come to its
             consumer, by your delays and retries.
+        keep_table: True also ends archiving, for nothing is dropped then.
+        archive: a function of yours, as `schema.function`, that takes (schema text,
+            table text, starts_at timestamptz, ends_at timestamptz) and is called before
+            each drop, in its transaction; if it fails, the table is not dropped. It
+            is to be SECURITY DEFINER with a search_path of its own: it runs as its
+            owner, who is granted SELECT on that one table. "" ends archiving.
 
     Raises:
         ConfigError: a value can't be used; nothing was changed.
@@ -86,7 +99,13 @@ def change_policy(
         retention=old.retention if retention is None else retention,
         premake=premake,
         minimum=old.minimum if minimum is None else minimum,
+        keep_table=old.keep_table if keep_table is None else keep_table,
+        archive=old.archive if archive is None else archive or None,
     )
+    if keep_table:
+        new = replace(new, archive=None)
+    elif archive:
+        new = replace(new, keep_table=False)
     _check(new)
     values = {
         "parent_table": new.parent_table,
@@ -94,12 +113,25 @@ def change_policy(
         "retention": new.retention,
         "premake": new.premake,
         "minimum": new.minimum,
+        "keep_table": new.keep_table,
+        "archive": new.archive,
     }
     with connection.transaction():
+        if archive:
+            _check_archive(connection, new)
         if new.span != old.span:
             connection.execute(load("outbox", "set_interval"), values)
         connection.execute(load("outbox", "set_policy"), values)
     return new
+
+
+def _check_archive(connection: AdministrationConnection, policy: Policy) -> None:
+    asked = {"archive": policy.archive}
+    row = connection.execute(load("outbox", "judge_archive"), asked).fetchone()
+    if row is not None and row[0] is not None:
+        raise ConfigError(
+            f"archive={policy.archive!r} of {policy.parent_table}: {row[0]}"
+        )
 
 
 def parse_duration(text: str) -> timedelta:

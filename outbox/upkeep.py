@@ -38,8 +38,8 @@ class Step:
     """One thing that the upkeep would do now.
 
     Attributes:
-        step: make, detach, finalize, drop, attach, hold, trim, or refuse: the clock
-            can't be trusted to say that it may go.
+        step: make, detach, finalize, drop, keep, attach, hold, trim, or refuse: the
+            clock can't be trusted to say that it may go.
         unsettled: rows that hold the partition, counted up to 1,000; None where it
             was not asked, or can't be told.
         statement: what does it; for `hold` the query that shows the rows, and for
@@ -128,6 +128,8 @@ def _detach_expired(
     wait: timedelta,
     tell: Callable[[str], None],
 ) -> None:
+    # What a run that was killed had noted and not begun.
+    _forget_detaches(connection, owner)
     blocked = set()
     for step in plan_upkeep(connection):
         if step.step not in _DONE or step.parent_table in blocked:
@@ -136,6 +138,15 @@ def _detach_expired(
         if outcome != _DONE[step.step]:
             blocked.add(step.parent_table)
         tell(f"{step.partition}: {outcome}")
+    _forget_detaches(connection, owner)
+
+
+def _forget_detaches(connection: AdministrationConnection, owner: str) -> None:
+    connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
+    try:
+        connection.execute(load("outbox", "forget_detaches"))
+    finally:
+        connection.execute("RESET ROLE")
 
 
 def _detach(
@@ -154,7 +165,8 @@ def _detach(
         connection.execute(
             "SELECT set_config('statement_timeout', %s, false)", (milliseconds,)
         )
-        connection.execute(load("outbox", "note_detach"), asdict(step))
+        if step.step == "detach":
+            connection.execute(load("outbox", "note_detach"), asdict(step))
         connection.execute(step.statement.encode())
     except psycopg.errors.QueryCanceled:
         still = (

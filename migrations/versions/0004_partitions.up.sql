@@ -12,7 +12,10 @@ CREATE TABLE outbox.partition_policy (
     premake      integer  NOT NULL DEFAULT 7,
     automatic    boolean  NOT NULL DEFAULT false,
     unsettled    text,
+    keep_table   boolean  NOT NULL DEFAULT false,
+    archive      text,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
+    CONSTRAINT archive_before_drop_only CHECK (archive IS NULL OR NOT keep_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
     CONSTRAINT retention_at_most_a_hundred_years CHECK (retention <= interval '36500 days'),
     CONSTRAINT retention_not_below_minimum CHECK (retention >= minimum),
@@ -31,6 +34,10 @@ COMMENT ON COLUMN outbox.partition_policy.automatic IS
     'whether anybody''s run_maintenance() of pg_partman makes partitions, too: as whoever calls it, in that session''s time zone';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS
     'SQL condition: a partition with such a row is never dropped; to be answered by an index, without reading the partition';
+COMMENT ON COLUMN outbox.partition_policy.keep_table IS
+    'whether the table of an expired partition is kept after its detach, as an ordinary table, instead of being dropped';
+COMMENT ON COLUMN outbox.partition_policy.archive IS
+    'schema.function of yours, called with (schema text, table text, starts_at timestamptz, ends_at timestamptz) before each drop';
 
 -- Each OR says what a partial index demands, word for word: else none is used.
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES

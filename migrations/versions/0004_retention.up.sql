@@ -8,12 +8,71 @@ CREATE TABLE outbox.retiring_partition (
     starts_at    timestamptz NOT NULL,
     ends_at      timestamptz NOT NULL,
     planned_at   timestamptz DEFAULT now(),
+    detach_by    text,
     CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
 );
 COMMENT ON TABLE outbox.retiring_partition IS
     'partitions on their way out: noted before the detach, until they are dropped, so that whatever is detached is found';
 COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
     'when the upkeep first saw that it may go; null: it may stay, but what was planned may detach it yet';
+COMMENT ON COLUMN outbox.retiring_partition.detach_by IS
+    'which of ours is to detach it: pg_cron, outbox maintain or outbox.maintain(); null: none yet, so whoever detached it keeps it';
+
+CREATE TABLE outbox.kept_partition (
+    partition    text        NOT NULL,
+    parent_table text        NOT NULL,
+    starts_at    timestamptz NOT NULL,
+    ends_at      timestamptz NOT NULL,
+    kept_at      timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT kept_partition_pkey PRIMARY KEY (partition)
+);
+COMMENT ON TABLE outbox.kept_partition IS
+    'detached partitions whose tables the policy keeps (keep_table): yours to move or drop; the upkeep never touches them again';
+
+-- It runs as its own owner, who gets SELECT on the one table, and not as the owner of all tables.
+CREATE FUNCTION outbox.archive_problem(function_name text, OUT problem text, OUT call text, OUT archivist text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_parts text[];
+    v_signature text;
+    v_owner name := (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = 'outbox.message'::regclass);
+    f pg_proc;
+BEGIN
+    BEGIN
+        v_parts := parse_ident(function_name);
+    EXCEPTION WHEN invalid_parameter_value THEN
+        NULL;
+    END;
+    IF cardinality(v_parts) IS DISTINCT FROM 2 THEN
+        problem := format('archive function %L: write it as schema.function, without arguments', function_name);
+        RETURN;
+    END IF;
+    call := format('%I.%I', v_parts[1], v_parts[2]);
+    v_signature := call || '(text, text, timestamptz, timestamptz)';
+    -- Not by to_regprocedure(), which fails without USAGE on the schema.
+    SELECT p.* INTO f FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+     WHERE n.nspname = v_parts[1] AND p.proname = v_parts[2] AND p.prokind = 'f'
+       AND p.proargtypes::text = format('%s %s %s %s', 'text'::regtype::oid, 'text'::regtype::oid,
+                                        'timestamptz'::regtype::oid, 'timestamptz'::regtype::oid);
+    archivist := pg_get_userbyid(f.proowner);
+    problem := CASE
+        WHEN f.oid IS NULL THEN format('there is no function %s: create it', v_signature)
+        WHEN NOT f.prosecdef THEN
+            format('%s would run as %s, who owns all messages: ALTER FUNCTION %s SECURITY DEFINER', v_signature, v_owner, v_signature)
+        WHEN NOT EXISTS (SELECT FROM unnest(f.proconfig) AS c WHERE c LIKE 'search\_path=%') THEN
+            format('%s has no search_path of its own: ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', v_signature, v_signature)
+        WHEN NOT has_schema_privilege(v_owner, v_parts[1], 'USAGE') OR NOT has_function_privilege(v_owner, f.oid, 'EXECUTE') THEN
+            format('%s may not call %s: GRANT USAGE ON SCHEMA %I TO %I; GRANT EXECUTE ON FUNCTION %s TO %I',
+                   v_owner, v_signature, v_parts[1], v_owner, v_signature, v_owner)
+        WHEN NOT has_schema_privilege(archivist, 'outbox', 'USAGE') OR NOT has_schema_privilege(archivist, 'inbox', 'USAGE') THEN
+            format('%s, as whom %s runs, can''t reach our tables: GRANT USAGE ON SCHEMA outbox, inbox TO %I', archivist, v_signature, archivist)
+        END;
+END
+$body$;
+COMMENT ON FUNCTION outbox.archive_problem IS
+    'why a function can''t archive partitions, with the remedy (null: it can); how it is called, and the role as which it runs';
 
 CREATE FUNCTION outbox.detach_under_way() RETURNS boolean
 LANGUAGE sql STABLE
@@ -95,16 +154,19 @@ BEGIN
         FOR partition, starts_at, ends_at, unsettled IN
             SELECT r.partition, r.starts_at, r.ends_at, outbox.count_unsettled(p.parent_table, c.oid)
               FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
-             WHERE r.parent_table = p.parent_table AND NOT c.relispartition ORDER BY r.starts_at
+             WHERE r.parent_table = p.parent_table AND r.detach_by IS NOT NULL AND NOT c.relispartition ORDER BY r.starts_at
         LOOP
             IF unsettled = 0 AND ends_at < now() - p.retention AND v_clock IS NOT NULL THEN
                 step := 'refuse';
                 reason := v_clock;
                 statement := 'SELECT outbox.accept_clock()';
             ELSIF unsettled = 0 AND ends_at < now() - p.retention THEN
-                step := 'drop';
-                reason := 'detached, and nothing in it is unsettled';
-                statement := format('DROP TABLE %s', partition);
+                step := CASE WHEN p.keep_table THEN 'keep' ELSE 'drop' END;
+                reason := 'detached, and nothing in it is unsettled' || CASE WHEN p.keep_table THEN '; the policy keeps the table'
+                              ELSE coalesce('; ' || p.archive || ' archives it first', '') END;
+                statement := CASE WHEN p.keep_table OR p.archive IS NOT NULL
+                                  THEN format('SELECT * FROM outbox.finish_detached(%L)', p.parent_table)
+                                  ELSE format('DROP TABLE %s', partition) END;
             ELSE
                 step := 'attach';
                 reason := CASE WHEN unsettled = 0 THEN format('detached, but the retention of %s keeps it', p.retention)
@@ -125,7 +187,8 @@ BEGIN
                    ) AS u (count)
              WHERE x.ends_at < now() - p.retention
                 -- What nobody noted, somebody detaches by hand.
-                OR (x.detach_pending AND EXISTS (SELECT FROM outbox.retiring_partition r WHERE to_regclass(r.partition) = x.partition))
+                OR (x.detach_pending AND EXISTS (SELECT FROM outbox.retiring_partition r
+                                                  WHERE to_regclass(r.partition) = x.partition AND r.detach_by IS NOT NULL))
              ORDER BY x.detach_pending DESC, x.starts_at
         LOOP
             reason := format('all of it is older than the retention of %s', p.retention);
@@ -156,7 +219,7 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
-    'what the upkeep would do now, and why: make, drop, attach, finalize, hold or detach a partition, trim, or refuse to by this clock';
+    'what the upkeep would do now, and why: make, drop, keep, attach, finalize, hold or detach a partition, trim, or refuse to by this clock';
 
 CREATE FUNCTION outbox.holder_of_lock(key bigint, OUT is_ours boolean, OUT described text)
 LANGUAGE sql STABLE
@@ -174,6 +237,33 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.holder_of_lock IS
     'who holds an advisory lock, and whether that role may run the upkeep, or only takes the same number; null: nobody any more';
+
+-- In a subtransaction: what a failed archive wrote is undone.
+CREATE FUNCTION outbox.archive_partition(function_name text, partition regclass, starts_at timestamptz, ends_at timestamptz) RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '5s'
+AS $body$
+DECLARE
+    a record;
+BEGIN
+    SELECT * INTO a FROM outbox.archive_problem(function_name);
+    IF a.problem IS NOT NULL THEN
+        RETURN format('%s is not archived: %s', partition, a.problem);
+    END IF;
+    BEGIN
+        EXECUTE format('GRANT SELECT ON %s TO %I', partition, a.archivist);
+        EXECUTE format('SELECT %s($1, $2, $3, $4)', a.call)
+          USING (SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = partition),
+                (SELECT c.relname::text FROM pg_class c WHERE c.oid = partition), starts_at, ends_at;
+    EXCEPTION WHEN OTHERS THEN
+        RETURN format('%s is not archived, and so not dropped: %s: %s (SQLSTATE %s)', partition, a.call, SQLERRM, SQLSTATE);
+    END;
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.archive_partition IS
+    'have a function of the DBA''s archive a partition that is to be dropped; null, or what went wrong';
 
 -- Notes what may go, and ends detaches, in one transaction: FINALIZE what was interrupted, look at
 -- the rows and the policy again, then drop the table, or attach it again. A note stays as long as the
@@ -217,7 +307,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'attach', 'detach', 'finalize') LOOP
+    FOR s IN SELECT q.* FROM outbox.upkeep_plan(parent) q WHERE q.step IN ('drop', 'keep', 'attach', 'detach', 'finalize') LOOP
         v_leaving := v_leaving || s.partition;
         INSERT INTO outbox.retiring_partition AS r VALUES (s.partition, parent, s.starts_at, s.ends_at)
             ON CONFLICT ON CONSTRAINT retiring_partition_pkey DO UPDATE
@@ -240,8 +330,18 @@ BEGIN
     UPDATE outbox.retiring_partition r SET planned_at = NULL
      WHERE r.parent_table = parent AND r.planned_at IS NOT NULL AND r.partition <> ALL (v_leaving);
     DELETE FROM outbox.retiring_partition r WHERE r.parent_table = parent AND to_regclass(r.partition) IS NULL;
+    DELETE FROM outbox.kept_partition k WHERE k.parent_table = parent AND to_regclass(k.partition) IS NULL;
+    FOR partition IN
+        DELETE FROM outbox.retiring_partition r USING pg_class c
+         WHERE r.parent_table = parent AND r.detach_by IS NULL AND c.oid = to_regclass(r.partition) AND NOT c.relispartition
+        RETURNING r.partition
+    LOOP
+        outcome := 'detached by somebody else, and left to them';
+        RETURN NEXT;
+    END LOOP;
     FOR s IN SELECT r.* FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
-              WHERE r.parent_table = parent AND NOT c.relispartition ORDER BY r.starts_at LOOP
+              WHERE r.parent_table = parent AND r.detach_by IS NOT NULL AND NOT c.relispartition ORDER BY r.starts_at LOOP
+        problem := NULL;
         partition := s.partition;
         BEGIN
             -- Nobody finds it by its parent any more; whoever touches it by name waits here.
@@ -252,11 +352,22 @@ BEGIN
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                parent::regclass, s.partition, s.starts_at, s.ends_at);
                 outcome := 'attached again';
-                UPDATE outbox.retiring_partition r SET planned_at = NULL WHERE r.partition = s.partition;
+                UPDATE outbox.retiring_partition r SET planned_at = NULL,
+                       -- Its job may be on the schedule still.
+                       detach_by = CASE r.detach_by WHEN 'pg_cron' THEN 'pg_cron' END
+                 WHERE r.partition = s.partition;
                 RAISE WARNING 'partition % was detached and is attached again: %', s.partition, v_reason;
             ELSIF v_clock IS NOT NULL THEN
                 CONTINUE;
             ELSE
+                IF p.archive IS NOT NULL AND NOT p.keep_table THEN
+                    problem := outbox.archive_partition(p.archive, s.partition::regclass, s.starts_at, s.ends_at);
+                    IF problem IS NOT NULL THEN
+                        outcome := 'not dropped, because it could not be archived';
+                        RETURN NEXT;
+                        CONTINUE;
+                    END IF;
+                END IF;
                 v_newest := NULL;
                 IF p.control = 'message_at' THEN
                     EXECUTE format('SELECT message_at FROM %s ORDER BY message_id DESC LIMIT 1', s.partition) INTO v_newest;
@@ -267,8 +378,13 @@ BEGIN
                     SET dropped_at = now(), newest = greatest(d.newest, excluded.newest);
                 DELETE FROM outbox.dropped_partition d
                  WHERE d.parent_table = parent AND d.ends_at < s.ends_at - interval '400 days' - p.retention;
-                EXECUTE format('DROP TABLE %s', s.partition);
-                outcome := 'dropped';
+                IF p.keep_table THEN
+                    INSERT INTO outbox.kept_partition VALUES (s.partition, parent, s.starts_at, s.ends_at) ON CONFLICT DO NOTHING;
+                    outcome := 'kept';
+                ELSE
+                    EXECUTE format('DROP TABLE %s', s.partition);
+                    outcome := 'dropped';
+                END IF;
                 DELETE FROM outbox.retiring_partition r WHERE r.partition = s.partition;
             END IF;
         EXCEPTION WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
@@ -309,6 +425,10 @@ BEGIN
             PERFORM cron.unschedule(s.jobid);
         END IF;
     END LOOP;
+    -- Their jobs are off the schedule: who detaches them now is none of ours.
+    UPDATE outbox.retiring_partition r SET detach_by = NULL
+     WHERE r.detach_by = 'pg_cron'
+       AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = to_regclass(r.partition) AND NOT i.inhdetachpending);
     PERFORM outbox.finish_detached(p.parent_table) FROM outbox.partition_policy p;
     FOR s IN
         SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
@@ -322,6 +442,7 @@ BEGIN
         CONTINUE WHEN s.turn > 50;  -- the rest in the next hour
         PERFORM cron.schedule('pillarbox detach ' || s.partition,
             format('%s * * * *', (v_first + s.turn) % 60), s.statement);
+        UPDATE outbox.retiring_partition r SET detach_by = 'pg_cron' WHERE r.partition = s.partition;
         v_count := v_count + 1;
     END LOOP;
     DELETE FROM cron.job_run_details WHERE username = current_user AND start_time < now() - interval '14 days';

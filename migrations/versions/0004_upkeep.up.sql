@@ -57,7 +57,9 @@ BEGIN
         END IF;
         -- First the partition: while somebody reads it, nobody else is kept waiting.
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', x.partition);
-        INSERT INTO outbox.retiring_partition VALUES (x.partition, parent, x.starts_at, x.ends_at) ON CONFLICT DO NOTHING;
+        INSERT INTO outbox.retiring_partition AS r (partition, parent_table, starts_at, ends_at, detach_by)
+        VALUES (x.partition, parent, x.starts_at, x.ends_at, 'outbox.maintain()')
+            ON CONFLICT ON CONSTRAINT retiring_partition_pkey DO UPDATE SET detach_by = excluded.detach_by;
         EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', parent::regclass, x.partition);
         outcome := 'detached';
     -- Or another upkeep has detached or dropped it, or is about to.

@@ -24,8 +24,15 @@ def add_to(subcommands: Subcommands) -> None:
         "retention", help="show or set how long rows stay, by table"
     )
     add_database(parser)
-    parser.add_argument("action", nargs="?", choices=["show", "set"], default="show")
-    parser.add_argument("table", nargs="?", help="set: outbox.message, or message")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=["show", "set", "keep-table", "drop-table"],
+        default="show",
+        help="keep-table: after its detach keep the table of an expired partition;"
+        " drop-table: drop it, as is the default",
+    )
+    parser.add_argument("table", nargs="?", help="outbox.message, or message")
     parser.add_argument("retention", nargs="?", help="set: 7d, 36h or 2w")
     parser.add_argument("--premake", type=int, metavar="N", help="partitions ahead")
     parser.add_argument("--interval", metavar="|".join(INTERVALS))
@@ -34,6 +41,12 @@ def add_to(subcommands: Subcommands) -> None:
         metavar="DURATION",
         help="how long a message can come back, by your delays and retries; no"
         " retention below it is taken",
+    )
+    parser.add_argument(
+        "--archive",
+        metavar="SCHEMA.FUNCTION",
+        help="a function to be called with schema, table, starts_at and ends_at before"
+        " each drop; '' for none",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
@@ -49,6 +62,8 @@ def policy_fields(policy: Policy) -> dict[str, object]:
         "minimum_seconds": None
         if policy.minimum is None
         else int(policy.minimum.total_seconds()),
+        "keep_table": policy.keep_table,
+        "archive": policy.archive,
     }
 
 
@@ -59,15 +74,22 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.premake,
         arguments.interval,
         arguments.minimum,
+        arguments.archive,
     }
     if arguments.action == "set" and (not arguments.table or asked == {None}):
         raise ConfigError(
             "nothing to set: write outbox retention set TABLE 7d, or give --premake"
         )
+    keeps = {"keep-table": True, "drop-table": False}.get(arguments.action)
+    if keeps is not None and (not arguments.table or asked != {None}):
+        raise ConfigError(
+            f"{arguments.action} takes a table and no more: write"
+            f" outbox retention {arguments.action} outbox.message"
+        )
     if arguments.action == "show" and arguments.table:
         raise ConfigError("show takes no table: write outbox retention show")
     with administration(url, application_name="outbox retention") as connection:
-        if arguments.action == "set":
+        if arguments.action != "show":
             policies = [
                 change_policy(
                     connection,
@@ -76,6 +98,8 @@ def _run(arguments: argparse.Namespace) -> int:
                     premake=arguments.premake,
                     interval=arguments.interval,
                     minimum=_duration(arguments.minimum),
+                    keep_table=keeps,
+                    archive=arguments.archive,
                 )
             ]
         else:
@@ -109,6 +133,8 @@ def _line(policy: Policy) -> str:
     names = {span: name for name, span in INTERVALS.items()}
     interval = names.get(policy.span, str(policy.span))
     minimum = "" if policy.minimum is None else f"  at least {policy.minimum}"
+    minimum += "  then kept as a table" if policy.keep_table else ""
+    minimum += f"  archived by {policy.archive}" if policy.archive else ""
     return (
         f"{policy.parent_table:<20} {interval:<8} kept {policy.retention!s:<18}"
         f" {policy.premake:>3} ahead{minimum}\n"

@@ -1,10 +1,11 @@
--- Does:  List the partitions of every table, and what was detached and not dropped yet.
+-- Does:  List the partitions of every table, what was detached and not dropped yet, and what is kept.
 -- Takes: nothing
 -- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, schema and a name to put it aside by, control (the column)
 -- Index: none
 SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
        x.starts_at, x.ends_at,
        CASE WHEN x.is_default THEN 'default'
+            WHEN x.kept THEN 'kept'
             WHEN x.detached OR x.detach_pending THEN 'detached'
             WHEN x.starts_at > now() THEN 'ahead'
             WHEN x.ends_at > now() THEN 'today'
@@ -16,14 +17,19 @@ SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
   FROM outbox.partition_policy p
  CROSS JOIN LATERAL (
        SELECT q.partition::oid AS oid, q.starts_at, q.ends_at, q.detach_pending,
-              q.is_default, false
+              q.is_default, false, false
          FROM outbox.partitions(p.parent_table) q
        UNION ALL
        SELECT to_regclass(r.partition)::oid, r.starts_at, r.ends_at, false,
-              false, true
+              false, true, false
          FROM outbox.retiring_partition r
         WHERE r.parent_table = p.parent_table
-       ) AS x (oid, starts_at, ends_at, detach_pending, is_default, detached)
+       UNION ALL
+       SELECT to_regclass(k.partition)::oid, k.starts_at, k.ends_at, false,
+              false, true, true
+         FROM outbox.kept_partition k
+        WHERE k.parent_table = p.parent_table
+       ) AS x (oid, starts_at, ends_at, detach_pending, is_default, detached, kept)
   JOIN pg_class c ON c.oid = x.oid AND (c.relispartition OR x.detached)
    AND NOT (c.relispartition AND x.detached)
   JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -1,5 +1,5 @@
 -- Does:  Read the policy of every table.
 -- Takes: nothing
--- Gives: parent_table, span, retention, premake, minimum
+-- Gives: parent_table, span, retention, premake, minimum, keep_table, archive
 -- Index: partition_policy_pkey
-SELECT parent_table, span, retention, premake, minimum FROM outbox.partition_policy ORDER BY 1
+SELECT parent_table, span, retention, premake, minimum, keep_table, archive FROM outbox.partition_policy ORDER BY 1

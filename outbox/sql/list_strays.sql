@@ -43,6 +43,7 @@ SELECT n.parent_table, n.oid::regclass::text AS partition,
        ) AS k ON true
  WHERE NOT n.relispartition
    AND NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE to_regclass(r.partition) = n.oid)
+   AND NOT EXISTS (SELECT FROM outbox.kept_partition k WHERE to_regclass(k.partition) = n.oid)
    AND NOT EXISTS (
        SELECT FROM pg_attribute a
         WHERE a.attrelid = n.parent AND a.attnum > 0 AND NOT a.attisdropped

@@ -121,7 +121,8 @@ def leave_detached(url: str) -> str:
     with psycopg.connect(url, autocommit=True) as connection:
         (step,) = (s for s in plan_upkeep(connection) if s.step == "detach")
         connection.execute(
-            "INSERT INTO outbox.retiring_partition VALUES (%s, %s, %s, %s)",
+            "INSERT INTO outbox.retiring_partition"
+            " VALUES (%s, %s, %s, %s, now(), 'outbox maintain')",
             (step.partition, step.parent_table, step.starts_at, step.ends_at),
         )
         connection.execute(step.statement.encode())

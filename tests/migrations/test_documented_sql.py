@@ -13,8 +13,9 @@ from outbox.migrations.statements import split_statements
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
-from tests.migrations.retiring import reader
+from tests.migrations.retiring import EXPIRED, reader
 from tests.migrations.test_doctor_of_jobs import LAUNCHER
+from tests.migrations.test_upkeep import add_old, old_partition
 
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
 FAILED: Final = (
@@ -74,6 +75,23 @@ def test_why_a_job_failed_is_seen_by_who_becomes_its_role(
 
     assert "no lock" in in_psql(alarmed, runs).stdout
     assert "no lock" not in in_psql(alarmed, look).stdout
+
+
+def test_the_function_that_archives_does(private_server: PostgresServer) -> None:
+    url = private_server.url
+    migrate(url)
+    (archive,) = blocks("database.md", "### Archiving", "\n### ")
+
+    done = in_psql(url, archive)
+
+    assert done.stderr == ""
+    command = ["retention", "set", "outbox.message", "--archive", "archive.save"]
+    assert main([*command, "--database", url]) == 0
+    old_partition(url)
+    add_old(url, settled="now()")
+    assert main(["maintain", "--database", url]) == 0
+    assert execute(url, EXPIRED) == []
+    assert execute(url, "SELECT topic FROM archive.message") == [("t",)]
 
 
 def test_a_lock_that_is_not_had_is_an_ordinary_error_of_a_session_that_goes_on(

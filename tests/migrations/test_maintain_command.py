@@ -34,7 +34,7 @@ BREAK_A_CONDITION: Final = (
 )
 NOTE: Final = (
     "INSERT INTO outbox.retiring_partition"
-    " SELECT partition, 'outbox.message', starts_at, ends_at"
+    " SELECT partition, 'outbox.message', starts_at, ends_at, now(), 'pg_cron'"
     "   FROM outbox.partitions('outbox.message') WHERE partition = %s::regclass"
 )
 OLD_FOREIGN_RECEIPT: Final = (

@@ -41,6 +41,7 @@ def planned(database_url: str) -> str:
     old_partition(database_url)
     add_old(database_url, settled="now()")
     plan(database_url)
+    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
     assert execute(database_url, RETIRING) == execute(database_url, EXPIRED)
     ((name,),) = execute(database_url, EXPIRED)
     return str(name)

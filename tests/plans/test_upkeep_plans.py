@@ -172,7 +172,8 @@ def test_what_is_detached_is_not_read_either(
     day = old_day(looking, table)
     detach = f"ALTER TABLE {table} DETACH PARTITION {day}"
     note = (
-        "INSERT INTO outbox.retiring_partition SELECT partition, %s, starts_at, ends_at"
+        "INSERT INTO outbox.retiring_partition"
+        " SELECT partition, %s, starts_at, ends_at, now(), 'pg_cron'"
         " FROM outbox.partitions(%s) WHERE partition = %s::regclass"
     )
     looking.execute(note, (table, table, day))

@@ -78,6 +78,7 @@ ALLOWED = {
         "SELECT * FROM outbox.partition_policy",
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT outbox.finish_detached('outbox.message')",
+        "SELECT outbox.accept_clock()",
     ],
     "detacher": [
         "SELECT * FROM outbox.upkeep_plan()",
@@ -92,6 +93,8 @@ ALLOWED = {
         "SELECT * FROM inbox.suspect",
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT * FROM outbox.retiring_partition",
+        "SELECT * FROM outbox.dropped_partition",
+        "SELECT * FROM outbox.kept_partition",
         "SELECT * FROM outbox.upkeep",
         "SELECT * FROM partman.part_config",
         "SELECT last_error FROM outbox.message",
@@ -180,6 +183,10 @@ FORBIDDEN = {
         "SET ROLE pillarbox_owner",
         "SELECT outbox.schedule_detaches()",
         "UPDATE outbox.upkeep SET succeeded_at = now()",
+        "UPDATE outbox.partition_policy SET archive = 'mine.archive'",
+        "DELETE FROM outbox.dropped_partition",
+        "INSERT INTO outbox.kept_partition SELECT 'inbox.message', 'outbox.x',"
+        " now(), now()",
         "INSERT INTO outbox.retiring_partition SELECT 'inbox.message', 'outbox.x',"
         " now(), now()",
         "SELECT payload FROM inbox.delivery",
@@ -215,6 +222,7 @@ FORBIDDEN = {
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",
         "SELECT outbox.note_success()",
+        "SELECT outbox.accept_clock()",
         ADD,
         "SELECT payload FROM inbox.delivery",
         "SELECT headers FROM inbox.dead_letter",
