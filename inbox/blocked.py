@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from inbox.events import (
@@ -19,6 +19,8 @@ from inbox.events import (
     RetryRequested,
 )
 from outbox.events import BlockedKeysMeasured, Event, Observer
+
+MOST_TOLD: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +70,19 @@ class BlockedKeys:
         """Give them, the one that has waited longest first."""
         return sorted(self._keys.values(), key=lambda blocked: blocked.since)
 
+    def count(self) -> dict[str, Any]:
+        """Tell how many there are, and since when the first one waits."""
+        since = min((blocked.since for blocked in self._keys.values()), default=None)
+        return {"count": len(self._keys), "since": _plain(since)}
+
     def tell(self) -> dict[str, Any]:
-        """Give them as JSON has them."""
+        """Count and name them, at most `MOST_TOLD`: keys may be names of customers."""
         return {
-            "blocked": [
+            **self.count(),
+            "keys": [
                 {name: _plain(value) for name, value in asdict(blocked).items()}
-                for blocked in self.oldest_first()
-            ]
+                for blocked in self.oldest_first()[:MOST_TOLD]
+            ],
         }
 
     async def measure(self, seconds: float, notify: Observer) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from outbox.errors import ConfigError, OutboxError
 from outbox.health import Health
+from outbox.listen_address import FORMS, ListenAddress
 from outbox.observers.logging import PrintableFormatter
 from outbox.pulse import Pulse
 from outbox.table import printable
@@ -59,11 +60,10 @@ def add_database(parser: argparse.ArgumentParser) -> None:
 def add_watching(parser: argparse.ArgumentParser) -> None:
     """Add the options for who watches a process."""
     parser.add_argument(
-        "--health-port",
-        type=int,
-        metavar="PORT",
-        help="answer GET /live and /ready there, and `inbox run` /blocked too "
-        "(default: nowhere)",
+        "--health-listen",
+        metavar="ADDRESS",
+        help="answer GET /live and /ready there, and `inbox run` /blocked too: "
+        f"{FORMS} (default: nowhere)",
     )
     parser.add_argument(
         "--watchdog",
@@ -133,6 +133,9 @@ def run_until_stopped(
         health: an observer of the process.
     """
     watchdog = Watchdog(options.watchdog) if options.watchdog else None
+    address = None
+    if options.health_listen is not None:
+        address = ListenAddress.read(options.health_listen, "health-listen")
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -142,8 +145,8 @@ def run_until_stopped(
             await stack.enter_async_context(Pulse.from_environment().beating())
             if watchdog is not None:
                 await stack.enter_async_context(watchdog.watching())
-            if options.health_port is not None:
-                await stack.enter_async_context(health.served(options.health_port))
+            if address is not None:
+                await stack.enter_async_context(health.served(address))
             await process.run()
 
     def stop(number: int) -> None:

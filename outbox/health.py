@@ -8,14 +8,13 @@ tell. Those come back; so let a restart hang on `/live` only.
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
-from outbox.errors import ConfigError
 from outbox.events import Event
+from outbox.listen_address import ListenAddress, address_of
 
 _MAX_SECONDS: Final = 5.0
 _NO_REQUEST: Final = (
@@ -73,21 +72,17 @@ class Health:
         return start + sorted(self._away.values())
 
     @asynccontextmanager
-    async def served(self, port: int) -> AsyncIterator[None]:
-        """Answer on a port of all addresses for as long as the block runs.
+    async def served(self, address: ListenAddress) -> AsyncIterator[None]:
+        """Answer on this address for as long as the block runs.
 
         Raises:
             ConfigError: it can't be listened on.
         """
-        try:
-            listening = _listen(port)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"health-port={port}: {error}; choose a free port"
-            ) from error
+        listening = address.listen("health-listen")
         server = await asyncio.start_server(self._answer, sock=listening)
-        chosen = listening.getsockname()[1]
-        logging.getLogger("pillarbox").info("health is told on port %d", chosen)
+        logging.getLogger("pillarbox").info(
+            "health endpoint listening on %s", address_of(listening)
+        )
         try:
             yield
         finally:
@@ -133,11 +128,3 @@ class Health:
             "Connection: close\r\n\r\n"
         ).encode()
         return head if method == "HEAD" else head + body
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port))

@@ -6,6 +6,7 @@ from typing import Final
 
 from outbox.errors import ConfigError
 from outbox.events import Observer
+from outbox.listen_address import FORMS, ListenAddress
 
 MEASURE_SECONDS: Final = 60.0
 
@@ -13,10 +14,9 @@ MEASURE_SECONDS: Final = 60.0
 def add_metrics(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "--metrics-port",
-        type=int,
-        metavar="PORT",
-        help="serve metrics for Prometheus on this port; 0: on any that is free",
+        "--metrics-listen",
+        metavar="ADDRESS",
+        help=f"serve metrics for Prometheus there: {FORMS} (default: nowhere)",
     )
     parser.add_argument(
         "--metrics-interval",
@@ -31,10 +31,11 @@ def serve_metrics(arguments: argparse.Namespace) -> Observer | None:
     """Serve metrics and give the observer that feeds them; None if not asked for.
 
     Raises:
-        ConfigError: the port or the interval can't be used, or the extra is missing.
+        ConfigError: the address or the interval can't be used, or the extra is missing.
     """
-    if arguments.metrics_port is None:
+    if arguments.metrics_listen is None:
         return None
+    address = ListenAddress.read(arguments.metrics_listen, "metrics-listen")
     if not arguments.metrics_interval > 0:
         raise ConfigError(
             f"metrics-interval={arguments.metrics_interval:g}: must be above 0"
@@ -43,10 +44,11 @@ def serve_metrics(arguments: argparse.Namespace) -> Observer | None:
         from outbox.observers.prometheus import PrometheusEvents
     except ImportError as error:
         raise ConfigError(
-            f"metrics-port={arguments.metrics_port}: {error}; "
-            "pip install 'pillarbox[metrics]'"
+            f"metrics-listen={address}: {error}; pip install 'pillarbox[metrics]'"
         ) from error
     metrics = PrometheusEvents()
-    port = metrics.serve(arguments.metrics_port).port
-    logging.getLogger("pillarbox").info("metrics are served on port %d", port)
+    served = metrics.serve(address)
+    logging.getLogger("pillarbox").info(
+        "metrics endpoint listening on %s", served.address
+    )
     return metrics

@@ -65,6 +65,12 @@ def add_to(subcommands: Subcommands) -> None:
     add_schedule(parser)
     add_metrics(parser)
     add_watching(parser)
+    parser.add_argument(
+        "--show-blocked-keys",
+        action="store_true",
+        help="name the keys in /blocked, not only how many there are: whoever reaches "
+        "the port can read them",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -78,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
     health = Health(
         ConsumerStarted,
         {SourceLost: SourceFound, DatabaseLost: DatabaseFound},
-        {"/blocked": blocked.tell},
+        {"/blocked": blocked.tell if arguments.show_blocked_keys else blocked.count},
     )
     metrics = serve_metrics(arguments)
     notify = Observers(

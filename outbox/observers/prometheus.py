@@ -6,22 +6,25 @@ new has its metrics without a line here.
 """
 
 from dataclasses import fields
+from socket import socket
+from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import Final
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
-    start_http_server,
+    make_wsgi_app,
 )
+from typing_extensions import override
 
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
-from outbox.errors import ConfigError
 from outbox.events import BlockedKeysMeasured, Event
+from outbox.listen_address import ListenAddress, address_of
 
 # Numbers that tell of one message or of the state of things, and add up to nothing.
 _NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes", "keys"})
@@ -114,35 +117,50 @@ class PrometheusEvents:
         if event.age is not None:
             self._blocked_age.labels(event.consumer).set(event.age.total_seconds())
 
-    def serve(self, port: int) -> "MetricsServer":
-        """Answer scrapes on a port of all addresses, in a thread.
+    def serve(self, address: ListenAddress) -> "MetricsServer":
+        """Answer scrapes on this address, in a thread.
 
         Raises:
             ConfigError: it can't be listened on.
         """
-        try:
-            server, thread = start_http_server(port, registry=self.registry)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"metrics-port={port}: {error}; choose a free port"
-            ) from error
-        return MetricsServer(server, thread)
+        return MetricsServer(address.listen("metrics-listen"), self.registry)
 
 
 class MetricsServer:
-    """A thread that answers scrapes.
+    """A thread that answers scrapes on a socket that listens.
 
     Attributes:
-        port: where.
+        address: where.
     """
 
-    def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        self.port = server.server_port
-        self._server = server
-        self._thread = thread
+    def __init__(self, listening: socket, registry: CollectorRegistry) -> None:
+        self.address = address_of(listening)
+        self._server = _Server(("", self.address.port), _Silent, False)
+        self._server.socket.close()
+        self._server.socket = listening
+        self._server.server_name = self.address.host
+        self._server.server_port = self.address.port
+        self._server.setup_environ()
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Answer no more, and return when nothing is left of it."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A scrape that takes long, or a client that says nothing, holds up no other."""
+
+    daemon_threads = True
+
+
+class _Silent(WSGIRequestHandler):
+    timeout = 30.0
+
+    @override
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing: scrapes come every few seconds."""

@@ -52,7 +52,11 @@ def test_two_relays_with_a_schedule_publish_each_dead_letter_once(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
-    options = ("--dead-letter-interval=1s", "--metrics-port=0", "--metrics-interval=1")
+    options = (
+        "--dead-letter-interval=1s",
+        "--metrics-listen=0",
+        "--metrics-interval=1",
+    )
     started = [relays.start(sink.url, *options) for _ in range(2)]
     wait_for("all succeed", lambda: not pending(database_url, "outbox"), seconds=60)
     for relay in started:
@@ -111,7 +115,7 @@ def test_a_relay_tells_prometheus_of_its_dead_letters(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, Message("t", b"1"), origin="publisher:sink")
-    relay = relays.start(sink.url, "--metrics-port=0", "--metrics-interval=0.1")
+    relay = relays.start(sink.url, "--metrics-listen=0", "--metrics-interval=0.1")
     origin = 'origin="publisher:sink",schema="outbox"'
     wanted = f'dead_letter_total{{{origin},status="PENDING"}} 1'
     wait_for(wanted, lambda: wanted in scrape(relay), seconds=60)
@@ -124,7 +128,7 @@ async def test_a_consumer_tells_prometheus_of_what_it_handled_and_gave_up(
     good, bad = Message("orders", b"good"), Message("orders", b"bad")
     await site.publish(good, bad, good)
     consumer = site.run(
-        "shop_app:consumer", "--metrics-port=0", "--metrics-interval=0.1"
+        "shop_app:consumer", "--metrics-listen=0", "--metrics-interval=0.1"
     )
     origin = 'origin="consumer:billing",schema="inbox"'
     handled = 'consumer="billing",event="MessageHandled"'

@@ -50,8 +50,8 @@ class Watched:
     """A process with a health port."""
 
     def __init__(self, process: RunningProcess) -> None:
-        process.wait_for_log("health is told on port", seconds=60)
-        found = re.search(r"health is told on port (\d+)", process.log())
+        process.wait_for_log("health endpoint listening on", seconds=60)
+        found = re.search(r"health endpoint listening on \S*:(\d+)", process.log())
         assert found is not None
         self._url = f"http://127.0.0.1:{found[1]}"
 
@@ -77,7 +77,9 @@ def test_a_consumer_is_ready_while_it_reaches_its_broker(
     site: Site, proxy: MakeProxy
 ) -> None:
     broker, url = proxy(site.url)
-    process = site.run("shop_app:consumer", "--health-port=0", TEST_BROKER=url)
+    process = site.run(
+        "shop_app:consumer", "--health-listen=127.0.0.1:0", TEST_BROKER=url
+    )
     watched = Watched(process)
     watched.wait_until(200)
     broker.refuse()
@@ -92,7 +94,10 @@ async def test_a_consumer_is_ready_while_it_reaches_its_database(
 ) -> None:
     database, url = proxy(site.url)
     process = site.run(
-        "shop_app:consumer", "--health-port=0", TEST_BROKER=site.url, TEST_URL=url
+        "shop_app:consumer",
+        "--health-listen=127.0.0.1:0",
+        TEST_BROKER=site.url,
+        TEST_URL=url,
     )
     watched = Watched(process)
     watched.wait_until(200)
@@ -110,7 +115,7 @@ def test_a_relay_is_ready_while_it_reaches_its_database(
 ) -> None:
     database, url = proxy(database_url)
     with Relays(url, tmp_path) as relays:
-        watched = Watched(relays.start("memory://", "--health-port=0"))
+        watched = Watched(relays.start("memory://", "--health-listen=127.0.0.1:0"))
         watched.wait_until(200)
         database.refuse()
         database.cut()
@@ -124,7 +129,7 @@ def test_a_relay_is_ready_while_it_reaches_its_broker(
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
     broker, url = proxy(database_url)
-    watched = Watched(relays.start(url, "--health-port=0"))
+    watched = Watched(relays.start(url, "--health-listen=127.0.0.1:0"))
     watched.wait_until(200)
     broker.refuse()
     broker.cut()
@@ -140,15 +145,17 @@ async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
     await site.publish(Message("orders", b"2", key="customer 8"))
     process = site.run(
         "shop_app:consumer",
-        "--health-port=0",
-        "--metrics-port=0",
+        "--health-listen=127.0.0.1:0",
+        "--show-blocked-keys",
+        "--metrics-listen=127.0.0.1:0",
         "--metrics-interval=0.1",
     )
     watched = Watched(process)
     wait_for("other keys go on", lambda: site.effects() == ["2"])
     status, said = watched.get("/blocked")
     assert status == 200
-    (blocked,) = said["blocked"]
+    assert said["count"] == 1
+    (blocked,) = said["keys"]
     since, next_at = (
         datetime.fromisoformat(blocked.pop(name)) for name in ("since", "next_at")
     )
@@ -164,8 +171,17 @@ async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
     assert 'blocked_key_age_seconds{consumer="billing"}' in scrape(process)
 
 
+async def test_keys_are_counted_and_not_named_unless_that_is_asked_for(
+    site: Site,
+) -> None:
+    await site.publish(Message("orders", b"later", key="customer 7"))
+    watched = Watched(site.run("shop_app:consumer", "--health-listen=127.0.0.1:0"))
+    wait_for("it is blocked", lambda: watched.get("/blocked")[1]["count"] == 1)
+    assert "customer 7" not in str(watched.get("/blocked"))
+
+
 def test_a_process_that_stops_is_not_ready(site: Site) -> None:
-    process = site.run("shop_app:consumer", "--health-port=0")
+    process = site.run("shop_app:consumer", "--health-listen=127.0.0.1:0")
     watched = Watched(process)
     watched.wait_until(200)
     process.terminate()

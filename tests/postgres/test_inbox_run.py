@@ -61,7 +61,8 @@ async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
         (["--queue=bacth"], "queue 'bacth': no handler is registered for it"),
         (["--once=0"], "once=0: must be a positive number"),
         (["--watchdog=-1"], "watchdog=-1: must be a positive number"),
-        (["--health-port=99999"], "health-port=99999: "),
+        (["--health-listen=99999"], "health-listen=99999: port 99999 is above 65535"),
+        (["--health-listen=::1:80"], "health-listen=::1:80: not an address"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_one_line_and_status_2(

@@ -16,7 +16,9 @@ from inbox.events import (
 )
 from outbox.errors import ConfigError
 from outbox.health import Health
+from outbox.listen_address import ListenAddress
 
+ANYWHERE = ListenAddress("", 0)
 STARTED = ConsumerStarted(consumer="billing", topics=())
 
 
@@ -42,7 +44,7 @@ async def get(
 
 
 def port_of(caplog: pytest.LogCaptureFixture) -> int:
-    found = re.search(r"health is told on port (\d+)", caplog.text)
+    found = re.search(r"health endpoint listening on \S*:(\d+)", caplog.text)
     assert found is not None
     return int(found[1])
 
@@ -73,7 +75,7 @@ async def test_both_are_told_over_http(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    async with health.served(0):
+    async with health.served(ANYWHERE):
         port = port_of(caplog)
         assert await get(port, "/live") == (200, {"live": True})
         not_ready = {"ready": False, "waits_for": ["start"]}
@@ -90,7 +92,7 @@ async def test_what_is_no_request_hurts_nobody(
     health: Health, caplog: pytest.LogCaptureFixture, request_: bytes
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    async with health.served(0):
+    async with health.served(ANYWHERE):
         port = port_of(caplog)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request_)
@@ -108,8 +110,8 @@ async def test_a_port_that_is_taken_is_told(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    async with health.served(0):
+    async with health.served(ANYWHERE):
         port = port_of(caplog)
-        with pytest.raises(ConfigError, match=f"health-port={port}: .*free port"):
-            async with health.served(port):
+        with pytest.raises(ConfigError, match=f"health-listen=:{port}: .*free port"):
+            async with health.served(ListenAddress("", port)):
                 pass

@@ -80,8 +80,11 @@ def test_a_key_is_blocked_since_its_head_failed_first(
             next_at=START + timedelta(seconds=80),
         )
     ]
+    since = {"count": 1, "since": "2026-01-31T12:00:00.000+00:00"}
+    assert keys.count() == since
     assert keys.tell() == {
-        "blocked": [
+        **since,
+        "keys": [
             {
                 "key": "customer 7",
                 "topic": "orders",
@@ -90,7 +93,7 @@ def test_a_key_is_blocked_since_its_head_failed_first(
                 "since": "2026-01-31T12:00:00.000+00:00",
                 "next_at": "2026-01-31T12:01:20.000+00:00",
             }
-        ]
+        ],
     }
 
 
@@ -118,7 +121,7 @@ def test_every_outcome_of_the_head_ends_it(
 def test_what_has_no_key_blocks_none(keys: BlockedKeys) -> None:
     keys(failed(key=None))
     keys(MessageHandled(**about(uuid7()), seconds=0.1))
-    assert keys.tell() == {"blocked": []}
+    assert keys.tell() == {"count": 0, "since": None, "keys": []}
 
 
 def test_who_has_waited_longest_comes_first(keys: BlockedKeys, clock: Clock) -> None:

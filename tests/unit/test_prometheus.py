@@ -11,6 +11,7 @@ from inbox.events import DuplicateSkipped, MessageHandled
 from outbox.dead_letters import Status
 from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
 from outbox.errors import ConfigError
+from outbox.listen_address import ListenAddress
 from outbox.metrics import serve_metrics
 from outbox.observers.prometheus import PrometheusEvents
 from relay.events import BatchSettled
@@ -71,22 +72,28 @@ def test_dead_letters_show_as_they_were_last_measured() -> None:
 
 
 def test_metrics_are_served_where_it_is_asked_for() -> None:
-    assert serve_metrics(argparse.Namespace(metrics_port=None)) is None
+    assert serve_metrics(argparse.Namespace(metrics_listen=None)) is None
     metrics = PrometheusEvents()
     metrics(BatchSettled(published=1, retried=0, dead_lettered=0, seconds=0.1))
-    server = metrics.serve(0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+    server = metrics.serve(ListenAddress("127.0.0.1", 0))
+    with urllib.request.urlopen(f"http://{server.address}/metrics") as answer:
         said = answer.read().decode()
     server.close()
     assert 'pillarbox_events_total{consumer="",event="BatchSettled"} 1.0' in said
 
 
 @pytest.mark.parametrize(
-    ("port", "interval", "problem"),
-    [(70000, 60.0, "metrics-port=70000"), (0, 0.0, "metrics-interval=0")],
+    ("address", "interval", "problem"),
+    [
+        ("70000", 60.0, "metrics-listen=70000: port 70000 is above 65535; choose"),
+        ("here:", 60.0, "metrics-listen=here:: not an address; write one of 8080"),
+        ("0", 0.0, "metrics-interval=0"),
+    ],
 )
 def test_what_can_not_be_served_is_refused(
-    port: int, interval: float, problem: str
+    address: str, interval: float, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        serve_metrics(argparse.Namespace(metrics_port=port, metrics_interval=interval))
+        serve_metrics(
+            argparse.Namespace(metrics_listen=address, metrics_interval=interval)
+        )

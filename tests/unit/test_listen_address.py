@@ -1,0 +1,65 @@
+"""Where health and metrics listen."""
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from outbox.errors import ConfigError
+from outbox.listen_address import ListenAddress, address_of
+from outbox.observers.prometheus import MetricsServer
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("8080", "", 8080),
+        (":8080", "", 8080),
+        ("0", "", 0),
+        ("127.0.0.1:8080", "127.0.0.1", 8080),
+        ("localhost:0", "localhost", 0),
+        ("[::]:8080", "::", 8080),
+        ("[::1]:65535", "::1", 65535),
+    ],
+)
+def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None:
+    address = ListenAddress.read(text, "health-listen")
+    assert address == ListenAddress(host, port)
+    assert ListenAddress.read(str(address), "health-listen") == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "here", "here:", "::1:8080", "[::1]", "1.2.3.4:http", "a:b:1", "-1"]
+)
+def test_what_is_no_address_is_refused_with_the_forms_of_one(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"health-listen=.*not an address; write one"):
+        ListenAddress.read(text, "health-listen")
+
+
+@pytest.mark.parametrize("text", ["192.0.2.1:0", "no such host:0", "[::1:0"])
+def test_an_address_of_another_host_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="metrics-listen="):
+        ListenAddress.read(text, "metrics-listen").listen("metrics-listen")
+
+
+def test_an_address_is_listened_on_and_no_other() -> None:
+    with ListenAddress("127.0.0.2", 0).listen("health-listen") as listening:
+        port = address_of(listening).port
+        with socket.create_connection(("127.0.0.2", port), timeout=60):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=60)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+@pytest.mark.parametrize("host", ["::1", ""])
+def test_metrics_are_served_over_ipv6(host: str) -> None:
+    listening = ListenAddress(host, 0).listen("metrics-listen")
+    server = MetricsServer(listening, CollectorRegistry())
+    try:
+        url = f"http://[::1]:{server.address.port}/metrics"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.status == 200
+    finally:
+        server.close()
