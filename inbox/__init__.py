@@ -3,7 +3,8 @@
 `idempotent` guards a handler in any consumer, by `receipt`. `consumer` is a process
 of its own: for each of its queues it fetches (`receive`) from a `source`
 (implementations in `sources/`), keeps what it has in order (`flight`), gives each its
-turn (`turns`), runs its handler in a transaction (`handle`) and settles it (`settle`).
+turn (`turns`), runs its handler in a transaction (`handle`) that the handler can't end
+(`transaction`) and settles it (`settle`).
 Handlers may be long (`leased`, `job`), of many messages (`batch`) and of one schema
 version (`versions`).
 """
@@ -15,6 +16,9 @@ from inbox.errors import (
     MessageTooNewError,
     MessageTooOldError,
     RetryLater,
+    TransactionControlError,
+    TransactionEndedError,
+    UnexpectedRollbackError,
 )
 from inbox.guard import guard
 from inbox.idempotent import idempotent, message_id
@@ -31,6 +35,9 @@ __all__ = [
     "MessageTooOldError",
     "RetryLater",
     "Source",
+    "TransactionControlError",
+    "TransactionEndedError",
+    "UnexpectedRollbackError",
     "guard",
     "idempotent",
     "message_id",

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
-from inbox.errors import DeadLetter
+from inbox.errors import DeadLetter, TransactionEndedError
 from inbox.handle import Handling, is_cancelled
 from inbox.prepare import Terms, prepare
 from inbox.routes import BatchHandler, Handler
@@ -90,7 +90,8 @@ class Batches:
         handler = self._batching.handler
         try:
             new = await self._handling.handle_batch(handler, [m for m, _ in batch])
-        except DatabaseUnavailableError as error:
+        except (DatabaseUnavailableError, TransactionEndedError) as error:
+            # After the second their receipts may be there: alone they would be known.
             self._fail(batch, error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

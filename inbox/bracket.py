@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from inbox.batch import Batching
 from inbox.idempotent import is_async
 from inbox.routes import AsyncHandler, Handler, SyncHandler
+from inbox.transaction import lent
 from outbox.dead_letters import Candidate, Statement, statement
 from outbox.message import Message
 
@@ -51,7 +52,8 @@ def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
         @functools.wraps(handler)
         async def handle_async_once(session: "AsyncSession", message: Message) -> None:
             await session.run_sync(lock)
-            await handle_async(session, message)
+            async with lent(session):
+                await handle_async(session, message)
             await session.run_sync(succeed)
 
         return handle_async_once
@@ -60,7 +62,8 @@ def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
     @functools.wraps(handler)
     def handle_once(session: Session, message: Message) -> None:
         lock(session)
-        handle_sync(session, message)
+        with lent(session):
+            handle_sync(session, message)
         succeed(session)
 
     return handle_once

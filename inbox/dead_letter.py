@@ -11,9 +11,10 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import bindparam, insert, select, text
+from sqlalchemy import bindparam, insert, null, select, text
 from sqlalchemy.orm import Session
 
+from inbox.errors import TransactionEndedError
 from inbox.handle import Handling
 from inbox.idle import limit_idle_now
 from inbox.schema import dead_letter_table
@@ -64,6 +65,7 @@ _INSERT: Final = (
     )
     .inline()
 )
+_INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,9 @@ class DeadLetterWriter:
     ) -> Failure:
         """Write a dead letter, in a transaction of its own.
 
+        After a `TransactionEndedError` it isn't retried by the schedule: that would
+        find the receipt that was committed, and call it SUCCEEDED.
+
         Args:
             readable: with False it never was a message with an id, and is known by
                 all that came: it can be looked at, and not retried.
@@ -122,7 +127,10 @@ class DeadLetterWriter:
             "error_stacktrace": said.stacktrace,
             **(_columns(message) if refusal is None else _spare_columns(message)),
         }
-        is_new = await self._handling.transact(partial(insert_dead_letter, values))
+        is_scheduled = not isinstance(failure, TransactionEndedError)
+        is_new = await self._handling.transact(
+            partial(insert_dead_letter, values, is_scheduled=is_scheduled)
+        )
         return Failure(said.reason, said.stacktrace, is_new)
 
     def describe(self, failure: str | BaseException) -> Failure:
@@ -146,7 +154,9 @@ class DeadLetterWriter:
             return f"left out: redact raised {type(error).__name__}"
 
 
-def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:
+def insert_dead_letter(
+    values: dict[str, Any], session: Session, *, is_scheduled: bool = True
+) -> bool:
     """Insert a dead letter, unless one of this message is PENDING; tell which.
 
     Two that give up one message at the same moment meet at the lock. What the first
@@ -160,7 +170,7 @@ def insert_dead_letter(values: dict[str, Any], session: Session) -> bool:
     who = {name: values[name] for name in ("message_id", "origin")}
     if session.execute(_PENDING, who).first() is not None:
         return False
-    session.execute(_INSERT, values)
+    session.execute(_INSERT if is_scheduled else _INSERT_UNSCHEDULED, values)
     return True
 
 

@@ -14,6 +14,9 @@ __all__ = [
     "MessageTooNewError",
     "MessageTooOldError",
     "RetryLater",
+    "TransactionControlError",
+    "TransactionEndedError",
+    "UnexpectedRollbackError",
 ]
 
 
@@ -78,6 +81,58 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
         super().__init__(
             f"handler {handler}: took longer than its time limit of {limit}; raise "
             "time_limit, or do less in one message"
+        )
+
+
+class TransactionControlError(OutboxError):
+    """A handler was about to end the transaction that it was called in.
+
+    Attributes:
+        call: what it called.
+    """
+
+    _PROBLEM = (
+        "refused, for a handler doesn't end its transaction: receipt and effects "
+        "commit together when it has returned"
+    )
+    _REMEDY = (
+        "remove the call; for a part that may be rolled back use session.begin_nested()"
+    )
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        super().__init__(f"{call}: {self._PROBLEM}; {self._REMEDY}")
+
+
+class TransactionEndedError(TransactionControlError):
+    """A handler ended its transaction in a way that couldn't be refused.
+
+    Its receipt may be committed, and what it did after that is lost.
+    """
+
+    _PROBLEM = (
+        "the handler's transaction was ended inside of it, past the session; what it "
+        "did before may be committed, with the receipt, and what it did after is not"
+    )
+    _REMEDY = (
+        "see which of its effects there are; let the handler execute no COMMIT or "
+        "ROLLBACK, and use session.begin_nested() for a part that may be rolled back"
+    )
+
+    def __init__(self) -> None:
+        super().__init__("COMMIT or ROLLBACK")
+
+
+class UnexpectedRollbackError(OutboxError):
+    """A handler caught a database error, after which nothing of it can be committed."""
+
+    def __init__(self, caught: str | None = None) -> None:
+        what = "a database error" if caught is None else f"a database error ({caught})"
+        super().__init__(
+            f"{what} was caught inside the transaction, and PostgreSQL would turn its "
+            "COMMIT into a ROLLBACK, without receipt or effects; execute what may fail "
+            "in a savepoint (with session.begin_nested(): …) and catch the error "
+            "outside of that, or let it leave the handler"
         )
 
 

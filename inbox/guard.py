@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.idempotent import record_receipt_async
 from inbox.receipt import MessageId, check_text, record_receipt
+from inbox.transaction import lent
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -29,11 +30,16 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
 
     `async with` for an `AsyncSession`. The receipt belongs to the transaction of the
     session: whoever rolls that back undoes both the receipt and the effects. So let
-    what goes wrong leave the block of the transaction, or roll back yourself.
+    what goes wrong leave the block of the transaction, or roll back after the guard's
+    block. Inside of it the session can't be committed, rolled back or closed.
 
     Raises:
         InvalidReceiptError: when it is entered, as `record_receipt`.
         NotASessionError: the session is of the other colour.
+        AutocommitError: when it is entered, its connection is in AUTOCOMMIT mode.
+        TransactionControlError: the block ends the transaction, or tried to.
+        UnexpectedRollbackError: at its end, or from the caller's commit: a database
+            error was caught without a savepoint.
     """
 
     def __init__(self, session: S, message_id: MessageId, *, consumer: str) -> None:
@@ -41,11 +47,16 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._session: object = session
         self._message_id = message_id
         self._consumer = consumer
+        self._lent: lent | None = None
 
     def __enter__(self) -> bool:
         """Record the receipt; give False for a duplicate."""
         session = cast("Session", self._session)
-        return record_receipt(session, self._message_id, self._consumer)
+        if not record_receipt(session, self._message_id, self._consumer):
+            return False
+        self._lent = lent(session)
+        self._lent.__enter__()
+        return True
 
     def __exit__(
         self,
@@ -53,12 +64,18 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the end of the transaction to its owner."""
+        """Look at the transaction, whose end is left to its owner."""
+        if self._lent is not None:
+            self._lent.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> bool:
         """Do as `__enter__`."""
         session = cast("AsyncSession", self._session)
-        return await record_receipt_async(session, self._message_id, self._consumer)
+        if not await record_receipt_async(session, self._message_id, self._consumer):
+            return False
+        self._lent = lent(session)
+        await self._lent.__aenter__()
+        return True
 
     async def __aexit__(
         self,
@@ -66,4 +83,6 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the end of the transaction to its owner."""
+        """Do as `__exit__`."""
+        if self._lent is not None:
+            await self._lent.__aexit__(kind, error, trace)

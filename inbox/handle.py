@@ -16,7 +16,13 @@ from sqlalchemy.orm import Session
 from inbox.job import AnyJob
 from inbox.jobs import JobKey, Leased
 from inbox.routes import BatchHandler, Handler
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from inbox.transaction import hold
+from outbox.errors import (
+    AutocommitError,
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+)
 from outbox.events import Observer
 from outbox.latecomers import LIST_MINIMUMS, find_short_retention
 from outbox.message import Message
@@ -88,8 +94,11 @@ async def check_database(
         DatabaseUnavailableError: the database is away.
     """
     try:
+        await handling.transact(hold)
         await handling.probe()
         minimums = await handling.transact(_list_minimums)
+    except AutocommitError:
+        raise
     except Exception as error:
         state = getattr(getattr(error, "orig", None), "sqlstate", None)
         if state in {"42P01", "3F000"}:

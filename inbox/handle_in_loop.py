@@ -17,7 +17,13 @@ from inbox.job import AsyncJob
 from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipts
 from inbox.routes import AsyncHandler, BatchHandler, Handler, name_of
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from inbox.transaction import hold, lent
+from outbox.errors import (
+    AutocommitError,
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+)
 from outbox.message import Message
 
 if TYPE_CHECKING:
@@ -52,16 +58,17 @@ class AsyncHandling:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
-                await session.connection()
+                await session.run_sync(hold)
                 is_new = is_idempotent(handler) or await record_receipt_async(
                     session, message.id, self._consumer
                 )
-            except InvalidReceiptError:
+            except (InvalidReceiptError, AutocommitError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
-                await cast("AsyncHandler", handler)(session, message)
+                async with lent(session):
+                    await cast("AsyncHandler", handler)(session, message)
         return is_new
 
     async def handle_batch(
@@ -71,16 +78,17 @@ class AsyncHandling:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
-                await session.connection()
+                await session.run_sync(hold)
                 new = await session.run_sync(
                     record_receipts, [m.id for m in messages], self._consumer
                 )
-            except InvalidReceiptError:
+            except (InvalidReceiptError, AutocommitError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
-                await handler(session, [m for m in messages if m.id in new])
+                async with lent(session):
+                    await handler(session, [m for m in messages if m.id in new])
         return new
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:

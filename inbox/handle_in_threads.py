@@ -19,7 +19,13 @@ from inbox.job import Job
 from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipt, record_receipts
 from inbox.routes import BatchHandler, Handler, SyncHandler, name_of
-from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from inbox.transaction import hold, lent
+from outbox.errors import (
+    AutocommitError,
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+)
 from outbox.message import Message
 
 T = TypeVar("T")
@@ -102,16 +108,17 @@ class SyncHandling:
         with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
-                session.connection()
+                hold(session)
                 is_new = is_idempotent(handler) or record_receipt(
                     session, message.id, self._consumer
                 )
-            except InvalidReceiptError:
+            except (InvalidReceiptError, AutocommitError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if is_new:
-                handler(session, message)
+                with lent(session):
+                    handler(session, message)
         return is_new
 
     def _handle_batch(
@@ -120,14 +127,15 @@ class SyncHandling:
         with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
-                session.connection()
+                hold(session)
                 new = record_receipts(session, [m.id for m in messages], self._consumer)
-            except InvalidReceiptError:
+            except (InvalidReceiptError, AutocommitError):
                 raise
             except Exception as error:
                 raise DatabaseUnavailableError(one_line(error)) from error
             if new:
-                handler(session, [m for m in messages if m.id in new])
+                with lent(session):
+                    handler(session, [m for m in messages if m.id in new])
         return new
 
     def _transact(self, function: Callable[[Session], T]) -> T:

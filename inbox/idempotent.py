@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.replay import replay_caused_by
+from inbox.transaction import lent
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
@@ -88,7 +89,8 @@ def idempotent(
     The receipt is inserted first, in the transaction of the session; only if it was
     new the handler runs, and its result is given back. For a duplicate the result is
     None. Receipt and effects commit or roll back together, with the caller's
-    transaction. The handler is sync with a `Session` or async with an `AsyncSession`.
+    transaction. The handler is sync with a `Session` or async with an `AsyncSession`;
+    it must not end the transaction, and owns its savepoints (`session.begin_nested()`).
 
     Args:
         consumer: whose receipt it is: each consumer handles a message once.
@@ -104,6 +106,10 @@ def idempotent(
         ConfigError: `on_duplicate` is none of these.
         DuplicateMessageError: when called, if it was asked for.
         DeadLetter: when called, the payload can't be decoded.
+        TransactionControlError: when called, the handler ended the transaction, or
+            tried to.
+        UnexpectedRollbackError: when called, or from the caller's commit: a database
+            error was caught without a savepoint.
     """
     check_text("consumer", consumer)
     known = get_args(OnDuplicate)
@@ -138,7 +144,8 @@ class _Guard(Generic[M]):
             if not record_receipt(session, self._key(message), self._consumer):
                 self._repeat(session, message)
                 return None
-            return handler(session, self._read(message))
+            with lent(session):
+                return handler(session, self._read(message))
 
         return handle_once
 
@@ -150,7 +157,8 @@ class _Guard(Generic[M]):
             ):
                 await session.run_sync(self._repeat, message)
                 return None
-            return await handler(session, self._read(message))
+            async with lent(session):
+                return await handler(session, self._read(message))
 
         return handle_once
 

@@ -26,6 +26,7 @@ from inbox.jobs import (
     save_checkpoint,
 )
 from inbox.receipt import record_receipt
+from inbox.transaction import hold, lent
 from outbox.causation import note_cause
 from outbox.message import Message
 
@@ -80,7 +81,9 @@ class AnyJob:
 
     def _begin(self, session: Session) -> None:
         limit_idle(session, self._max_idle)
+        held = hold(session)
         limit_idle_now(session)
+        held.is_begun = self._max_idle is not None
         note_cause(session, self._key.id)
 
     def _hold(self, session: Session) -> None:
@@ -116,12 +119,18 @@ class Job(AnyJob):
     def transaction(self) -> Iterator[Session]:
         """Give a session whose transaction commits only while the job is ours.
 
+        It commits at the end of the block, and can't be ended inside of it.
+
         Raises:
             JobLostError: another process has the job; nothing was committed.
+            TransactionControlError: the block ended the transaction, or tried to.
+            UnexpectedRollbackError: a database error was caught without a savepoint;
+                nothing was committed.
         """
         with self._sessions() as session, session.begin():
             self._begin(session)
-            yield session
+            with lent(session):
+                yield session
             session.flush()
             self._hold(session)
 
@@ -137,7 +146,8 @@ class Job(AnyJob):
         """
         with self._sessions() as session, session.begin():
             self._begin(session)
-            yield session
+            with lent(session):
+                yield session
             session.flush()
             self._finish(session)
         self.is_finished = True
@@ -173,7 +183,8 @@ class AsyncJob(AnyJob):
         """Do as `Job.transaction`."""
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._begin)
-            yield session
+            async with lent(session):
+                yield session
             await session.flush()
             await session.run_sync(self._hold)
 
@@ -182,7 +193,8 @@ class AsyncJob(AnyJob):
         """Do as `Job.finish`."""
         async with self._sessions() as session, session.begin():
             await session.run_sync(self._begin)
-            yield session
+            async with lent(session):
+                yield session
             await session.flush()
             await session.run_sync(self._finish)
         self.is_finished = True

@@ -28,6 +28,8 @@ from sqlalchemy.orm import Session, scoped_session
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.idle import LIMITS_IDLE, max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
+from inbox.transaction import hold
+from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.causation import note_cause
 from outbox.errors import NotASessionError, shorten
@@ -78,11 +80,13 @@ class _Insert:
 
     def is_new(self, session: Session, values: dict[str, Any]) -> bool:
         max_idle = max_idle_of(session)
+        held = hold(session)
         result = session.execute(
             self._plain if max_idle is None else self._limiting,
             values if max_idle is None else {**values, "max_idle": max_idle},
             execution_options={"preserve_rowcount": True},
         )
+        held.is_begun = True
         return cast("CursorResult[Any]", result).rowcount == 1
 
 
@@ -109,9 +113,10 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
         InvalidReceiptError: the id is a `str` or not a UUIDv7, or an argument can't
             be used.
         NotASessionError: `session` isn't a `Session`.
+        AutocommitError: its connection is in AUTOCOMMIT mode.
 
     After one of the first two the transaction can only be rolled back, as after any
-    statement that PostgreSQL refused.
+    statement that PostgreSQL refused: its commit raises `UnexpectedRollbackError`.
     """
     if not isinstance(session, Session | scoped_session):
         raise NotASessionError(
@@ -120,6 +125,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
             "await session.run_sync(record_receipt, message_id, consumer)"
         )
     check_text("consumer", consumer)
+    session = sync_session(session)
     if isinstance(message_id, ForeignId):
         values: dict[str, Any] = {
             "source": message_id.source,
@@ -176,6 +182,7 @@ def record_receipts(
         "consumer": consumer,
         "max_idle": max_idle_of(session),
     }
+    held = hold(session)
     try:
         found = session.execute(_insert_receipts(), values).scalars()
     except DBAPIError as error:
@@ -185,6 +192,7 @@ def record_receipts(
             f"{len(ids)} receipts: one of them was refused ({_constraint(error)}); "
             "handle them one by one to learn which"
         ) from error
+    held.is_begun = True
     return set(found)
 
 

@@ -4,6 +4,7 @@
     RetryLater(delay) ──▶ again after the delay; no attempt is counted
     raised            ──▶ again with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
+    committed inside of the handler, with its receipt ──▶ dead letter, ack
     database away     ──▶ again when it is back; no attempt is counted
     started as often as may be, without an end ──▶ dead letter, not tried again
 
@@ -18,7 +19,12 @@ from typing import Any
 
 from inbox.batch import Batches, Batching
 from inbox.dead_letter import DeadLetterWriter
-from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
+from inbox.errors import (
+    DeadLetter,
+    InvalidReceiptError,
+    RetryLater,
+    TransactionEndedError,
+)
 from inbox.events import (
     DuplicateSkipped,
     HandlerFailed,
@@ -182,6 +188,13 @@ class Settlement:
                 if not await self._outage.wait(error, lost, flight):
                     return False
                 continue
+            except TransactionEndedError as error:
+                was_committed = await self._was_handled(message, flight)
+                if was_committed is None:
+                    return False
+                if was_committed:
+                    return error, trial.attempts + 1
+                failure = error
             except asyncio.CancelledError as error:
                 if is_cancelled():
                     raise

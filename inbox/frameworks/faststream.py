@@ -26,6 +26,7 @@ from inbox.errors import InvalidReceiptError
 from inbox.idempotent import record_receipt_async
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
 from inbox.receipt import MessageId, check_text
+from inbox.transaction import lent
 
 _PREFIXES: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
 
@@ -132,8 +133,9 @@ class _Once(BaseMiddleware[Any, Any]):
             if not await record_receipt_async(session, id, self._consumer):
                 self._is_duplicate = True
                 return None
-            with self.context.scope("session", session):
-                return await call_next(msg)
+            async with lent(session):
+                with self.context.scope("session", session):
+                    return await call_next(msg)
 
     @override
     async def publish_scope(

@@ -2,6 +2,7 @@
 
     handled, or known                       ──▶ 204
     DeadLetter                              ──▶ 204, and a row in inbox.dead_letter
+    committed inside of the handler         ──▶ 204, and a row in inbox.dead_letter
     bad signature                           ──▶ 401
     no message, no handler, too old or new  ──▶ 400, 404
     RetryLater(delay)                       ──▶ 425 with Retry-After
@@ -17,17 +18,24 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 from inbox.content import check_content
 from inbox.dead_letter import DeadLetterWriter
-from inbox.errors import DeadLetter, InvalidReceiptError, RetryLater
+from inbox.errors import (
+    DeadLetter,
+    InvalidReceiptError,
+    RetryLater,
+    TransactionEndedError,
+)
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.handle import Handling, connection_broke
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
-from inbox.receipt import check_text
+from inbox.receipt import check_text, has_receipt
 from inbox.routes import Handler, Routes
 from inbox.sessions import Sessions, handling
+from inbox.transaction import hold
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
@@ -187,6 +195,7 @@ class WebhookApp:
                 return
             try:
                 await self._handling.probe()
+                await self._handling.transact(hold)
             except Exception as error:  # noqa: BLE001 (the server is to say it)
                 said = f"can't read the inbox in the database: {one_line(error)}"
                 await send({"type": "lifespan.startup.failed", "message": said})
@@ -228,6 +237,8 @@ class WebhookApp:
             raise Refused(400, str(error)) from error
         except DatabaseUnavailableError as error:
             return self._fail(message, 503, one_line(error))
+        except TransactionEndedError as error:
+            return await self._end(message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
             return self._fail(message, status, one_line(error))
@@ -238,10 +249,23 @@ class WebhookApp:
             self._notify(DuplicateSkipped(**about))
         return _Answer(204)
 
-    async def _give_up(self, message: Message, decision: DeadLetter) -> _Answer:
+    async def _end(self, message: Message, error: TransactionEndedError) -> _Answer:
+        look = partial(has_receipt, message.id, self._name)
+        try:
+            was_committed = await self._handling.transact(look)
+        except Exception as failure:  # noqa: BLE001 (the first one is told)
+            return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")
+        if was_committed:
+            # Sent again it would be known, and nobody would learn of this.
+            return await self._give_up(message, error)
+        return self._fail(message, 500, one_line(error))
+
+    async def _give_up(
+        self, message: Message, failure: DeadLetter | TransactionEndedError
+    ) -> _Answer:
         try:
             written = await DeadLetterWriter(self._name, self._handling).write(
-                message, attempts=1, failure=decision
+                message, attempts=1, failure=failure
             )
         except Exception as error:  # noqa: BLE001 (it comes again)
             return self._fail(message, 503, one_line(error))

@@ -12,7 +12,7 @@ GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
 -- What was given up is evidence: only the owner changes its payload, or says when it was.
 GRANT SELECT, INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers, payload,
-                      error_reason, error_stacktrace),
+                      error_reason, error_stacktrace, retry_after),
       UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace, discard_reason, discarded_by)
     ON inbox.dead_letter TO {consumer};
 GRANT SELECT ON inbox.readable_dead_letter TO {consumer};

@@ -1,0 +1,306 @@
+"""A handler's transaction: only whoever called the handler ends it.
+
+Receipt and effects commit together, after the handler has returned. What a handler
+could do against that is refused where it does it, or found before the commit:
+
+    AUTOCOMMIT                             ──▶ refused before the receipt
+    session.commit(), rollback(), close()  ──▶ refused at the call, and at the return
+    a database error without a savepoint   ──▶ refused at the return, and at the commit
+    COMMIT or ROLLBACK past the session    ──▶ found at the return
+
+The state of the transaction costs no round trip with psycopg and psycopg2, which know
+it. asyncpg tells only whether there is a transaction; so after a database error, and
+only then, the server is asked by one statement.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NoReturn
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from inbox.errors import (
+    TransactionControlError,
+    TransactionEndedError,
+    UnexpectedRollbackError,
+)
+from inbox.schema import receipt_table
+from outbox.add import sync_session
+from outbox.session import AnySession, refuse_autocommit
+
+_HELD: Final = "inbox.transaction"
+# `begin` is not among them: SQLAlchemy refuses a second one by itself.
+_OF_SESSION: Final = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
+_IDLE: Final = 0  # libpq's PQTRANS_IDLE
+_IN_ERROR: Final = 3  # libpq's PQTRANS_INERROR
+_ABORTED: Final = "25P02"
+
+_errors: Final[WeakKeyDictionary[Connection, str]] = WeakKeyDictionary()
+"""The last database error of each connection, by its name and its SQLSTATE."""
+
+
+class Held:
+    """The transaction of a session that is to commit with a receipt or a job.
+
+    Attributes:
+        is_begun: a statement was executed in it, so the server has begun it, too.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_refused",
+        "_replaced",
+        "_root",
+        "_session",
+        "connection",
+        "is_begun",
+    )
+
+    def __init__(
+        self, session: Session, root: SessionTransaction, connection: Connection
+    ) -> None:
+        self.connection = connection
+        self.is_begun = False
+        self._session = session
+        self._root = root
+        self._depth = 0
+        self._refused: TransactionControlError | None = None
+        self._replaced: list[tuple[object, str, Any]] = []
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its session is still in it."""
+        return self._session.get_transaction() is self._root
+
+    @property
+    def asks_server(self) -> bool:
+        """Whether a check has to execute a statement."""
+        return (
+            self.connection in _errors
+            and not self.connection.closed
+            and not self.connection.invalidated
+            and _status(self.connection) is None
+        )
+
+    def lend(self) -> None:
+        """Refuse from now on what would end the transaction."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        for name in _OF_SESSION:
+            self._replace(
+                self._session, name, partial(self.refuse, f"session.{name}()")
+            )
+        for name in ("commit", "rollback"):
+            self._replace(
+                self.connection, name, partial(self.refuse, f"connection.{name}()")
+            )
+        self._replace(self.connection, "close", self._close_connection)
+
+    def _replace(self, of: object, name: str, by: Callable[..., None]) -> None:
+        self._replaced.append((of, name, vars(of).get(name)))
+        setattr(of, name, by)
+
+    def take_back(self) -> None:
+        """Let its owner end the transaction again."""
+        self._depth -= 1
+        if self._depth:
+            return
+        for of, name, was in self._replaced:
+            if was is None:
+                vars(of).pop(name, None)
+            else:
+                setattr(of, name, was)
+        self._replaced.clear()
+
+    def refuse(self, call: str, *_: object, **__: object) -> NoReturn:
+        """Refuse a call of the handler, and remember that it came."""
+        self._refused = TransactionControlError(call)
+        raise self._refused
+
+    def _close_connection(self) -> None:
+        if self.is_current:
+            self.refuse("connection.close()")
+        # The transaction was ended past the session, which now lets go of it.
+        type(self.connection).close(self.connection)
+
+    def check(self) -> None:
+        """Look whether the handler left the transaction as it has to be.
+
+        Raises:
+            TransactionControlError: what ends it was refused, and that was caught.
+            TransactionEndedError: it was ended all the same.
+            UnexpectedRollbackError: PostgreSQL would roll it back at its commit.
+        """
+        if self._refused is not None:
+            raise self._refused
+        if not self.is_current or self._was_ended:
+            raise TransactionEndedError
+        self.check_failed()
+
+    def check_failed(self) -> None:
+        """Look whether a commit would roll back.
+
+        Raises:
+            UnexpectedRollbackError: it would.
+        """
+        if self._was_rolled_back or _is_failed(self.connection):
+            raise UnexpectedRollbackError(_errors.get(self.connection))
+
+    @property
+    def _was_rolled_back(self) -> bool:
+        """Whether a failed flush or a lost connection has rolled it back already."""
+        return not self._session.is_active or self.connection.invalidated
+
+    @property
+    def _was_ended(self) -> bool:
+        """Whether it was ended past the session."""
+        if self._was_rolled_back:
+            return False
+        if self.connection.closed or not self.connection.in_transaction():
+            return True
+        return self.is_begun and not _is_in_transaction(self.connection)
+
+    def check_commit(self) -> None:
+        """Look whether its owner may commit now.
+
+        Raises:
+            TransactionControlError: it is lent to a handler.
+            UnexpectedRollbackError: as `check_failed`.
+        """
+        if self._depth:
+            self.refuse("transaction.commit()")
+        self.check_failed()
+
+
+def hold(session: Session) -> Held:
+    """Take note of a session's transaction, before a receipt or a job is part of it.
+
+    Raises:
+        AutocommitError: there would be none.
+    """
+    held: Held | None = session.info.get(_HELD)
+    if held is not None and held.is_current:
+        return held
+    connection = session.connection(bind_arguments={"clause": receipt_table})
+    refuse_autocommit(connection, "the receipt")
+    root = session.get_transaction()
+    assert root is not None  # the connection is part of it
+    held = session.info[_HELD] = Held(session, root, connection)
+    return held
+
+
+class lent:  # noqa: N801 (reads as a statement: with lent(…))
+    """Lend the transaction of a session to a handler for the block.
+
+    After `hold`. `async with` where the session is an `AsyncSession`.
+
+    Raises:
+        TransactionControlError, TransactionEndedError, UnexpectedRollbackError: at the
+            end of the block, unless it raises something itself; as `Held.check`.
+    """
+
+    def __init__(self, session: AnySession) -> None:
+        self._session: Any = session
+        self._held: Held = sync_session(session).info[_HELD]
+
+    def __enter__(self) -> None:
+        """Refuse from now on what would end the transaction."""
+        self._held.lend()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take it back, and look at what the handler left."""
+        self._held.take_back()
+        if kind is None:
+            self._held.check()
+
+    async def __aenter__(self) -> None:
+        """Do as `__enter__`."""
+        self._held.lend()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Do as `__exit__`."""
+        self._held.take_back()
+        if kind is not None:
+            return
+        if self._held.asks_server:
+            await self._session.run_sync(self._check)
+        else:
+            self._held.check()
+
+    def _check(self, _: Session) -> None:
+        self._held.check()
+
+
+@event.listens_for(Session, "before_commit")
+def _check_commit(session: Session) -> None:
+    # Every commit of the process comes through here: one look into a dict.
+    held: Held | None = session.info.get(_HELD)
+    if held is None or session.in_nested_transaction():
+        return
+    if held.is_current:
+        held.check_commit()
+    del session.info[_HELD]
+
+
+@event.listens_for(Engine, "handle_error")
+def _note_error(context: ExceptionContext) -> None:
+    if context.connection is None:
+        return
+    state = getattr(context.original_exception, "sqlstate", None) or getattr(
+        context.original_exception, "pgcode", None
+    )
+    if state == _ABORTED and context.connection in _errors:
+        return  # it only says that there was one before
+    name = type(context.sqlalchemy_exception or context.original_exception).__name__
+    _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
+
+
+def _is_failed(connection: Connection) -> bool:
+    if connection.closed:
+        return False  # it was ended, which is found elsewhere
+    status = _status(connection)
+    if status is not None:
+        return status == _IN_ERROR
+    if connection not in _errors:
+        return False
+    try:
+        connection.exec_driver_sql("SELECT 1")
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _ABORTED:
+            raise
+        return True
+    del _errors[connection]  # a savepoint was rolled back
+    return False
+
+
+def _is_in_transaction(connection: Connection) -> bool:
+    status = _status(connection)
+    if status is not None:
+        return status != _IDLE
+    ask: Callable[[], bool] | None = getattr(
+        connection.connection.driver_connection, "is_in_transaction", None
+    )
+    return ask is None or ask()
+
+
+def _status(connection: Connection) -> int | None:
+    """Give what libpq knows of the transaction; None if the driver is another."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    status: int | None = getattr(info, "transaction_status", None)
+    return status

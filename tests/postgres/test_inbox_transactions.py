@@ -1,0 +1,379 @@
+"""A handler can't end its transaction, and nothing it loses counts as handled.
+
+Each way of `tests.fixtures.endings` through each entry point and driver, counting
+effects, receipts and dead letters.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from inbox import Consumer, UnexpectedRollbackError, guard, idempotent
+from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
+from inbox.job import AsyncJob, Job
+from inbox.sources.memory import MemorySource
+from inbox.webhook import webhook_app
+from outbox import Message, uuid7
+from outbox.events import Event
+from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.endings import (
+    EFFECT,
+    RIGHT_WAYS,
+    WAYS,
+    Way,
+    catch_an_error,
+    dead_letters,
+    effects,
+    forget,
+    make_effects,
+    receipts,
+)
+from tests.fixtures.http import SECRET
+from tests.fixtures.relay import execute
+from tests.fixtures.webhook import served, status_of
+
+Do = Callable[[Session], object]
+
+DONE: Final = {"what": "done"}
+SYNC: Final = "sync psycopg"
+DRIVERS: Final = (SYNC, "psycopg", "asyncpg")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of one message: an error that its caller saw, or how it was settled."""
+
+    raised: Exception | None = None
+    is_dead: bool = False
+
+
+@asynccontextmanager
+async def sessions_for(url: str, driver: str) -> AsyncIterator[Any]:
+    if driver == SYNC:
+        with sessions_of(url) as plain:
+            yield plain
+    else:
+        async with async_sessions_of(url, driver) as asynchronous:
+            yield asynchronous
+
+
+def handler_of(driver: str, do: Do) -> Any:
+    """A handler that leaves an effect, and then does it."""
+
+    def handle(session: Session, message: Any) -> None:
+        session.execute(EFFECT, DONE)
+        do(session)
+
+    async def handle_async(session: AsyncSession, message: Any) -> None:
+        await session.run_sync(handle, message)
+
+    return handle if driver == SYNC else handle_async
+
+
+async def settle(consumer: Consumer) -> Seen:
+    settled = asyncio.Event()
+    dead: list[bool] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, MessageHandled | DuplicateSkipped | MessageDeadLettered):
+            dead.append(isinstance(event, MessageDeadLettered))
+            settled.set()
+
+    consumer.observe(note)
+    async with running(consumer):
+        await settled.wait()
+    (is_dead,) = dead
+    return Seen(is_dead=is_dead)
+
+
+def consumer_of(sessions: Any, message: Message) -> Consumer:
+    return Consumer(MemorySource(message), sessions, name="billing", retry=QUICK)
+
+
+async def by_consumer(
+    sessions: Any, driver: str, message: Message, do: Do, **terms: Any
+) -> Seen:
+    consumer = consumer_of(sessions, message)
+    consumer.handles("*", **terms)(handler_of(driver, do))
+    return await settle(consumer)
+
+
+async def by_batch(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+    return await by_consumer(sessions, driver, message, do, batch=2)
+
+
+async def by_idempotent_in_consumer(
+    sessions: Any, driver: str, message: Message, do: Do
+) -> Seen:
+    consumer = consumer_of(sessions, message)
+    handler = idempotent(consumer="billing")(handler_of(driver, do))
+    consumer.handles("*")(handler)
+    return await settle(consumer)
+
+
+async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+    handler: Any = idempotent(consumer="billing")(handler_of(driver, do))
+    try:
+        if driver == SYNC:
+            with sessions.begin() as session:
+                handler(session, message)
+        else:
+            async with sessions.begin() as session:
+                await handler(session, message)
+    except Exception as error:  # noqa: BLE001 (which it is, is what is tested)
+        return Seen(error)
+    return Seen()
+
+
+async def by_guard(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+    handler = handler_of(driver, do)
+    try:
+        if driver == SYNC:
+            with (
+                sessions.begin() as session,
+                guard(session, message.id, consumer="billing"),
+            ):
+                handler(session, message)
+        else:
+            async with (
+                sessions.begin() as session,
+                guard(session, message.id, consumer="billing"),
+            ):
+                await handler(session, message)
+    except Exception as error:  # noqa: BLE001 (which it is, is what is tested)
+        return Seen(error)
+    return Seen()
+
+
+ENTRIES: Final = {
+    "consumer": by_consumer,
+    "batch": by_batch,
+    "idempotent in a consumer": by_idempotent_in_consumer,
+    "idempotent": by_idempotent,
+    "guard": by_guard,
+}
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    make_effects(database_url)
+    return database_url
+
+
+@pytest.mark.filterwarnings(
+    "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
+)
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_what_ends_or_spoils_the_transaction_is_a_failed_attempt(
+    driver: str, entry: str, url: str
+) -> None:
+    async with sessions_for(url, driver) as sessions:
+        for name, way in WAYS.items():
+            message = Message("orders", name.encode())
+            seen = await ENTRIES[entry](sessions, driver, message, way.do)
+            check(name, way, seen, url)
+            forget(url)
+
+
+def check(name: str, way: Way, seen: Seen, url: str) -> None:
+    kept = ["done"] if way.is_committed else []
+    said = [f"{type(seen.raised).__name__}: {seen.raised}"]
+    if seen.raised is None:
+        assert seen.is_dead, name
+        ((reason, attempts),) = dead_letters(url)
+        said = [reason]
+        # What is committed isn't tried again, for it would be taken for handled.
+        assert attempts == (1 if way.is_committed else QUICK.max_attempts), name
+    (problem,) = said
+    assert re.match(rf"{way.raises.__name__}: .*{way.says}", problem), (name, problem)
+    assert (name, effects(url), receipts(url)) == (name, kept, len(kept))
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_savepoints_are_the_handlers_own(
+    driver: str, entry: str, url: str
+) -> None:
+    async with sessions_for(url, driver) as sessions:
+        for do in RIGHT_WAYS:
+            message = Message("orders", b"1")
+            seen = await ENTRIES[entry](sessions, driver, message, do)
+            assert (do, seen) == (do, Seen())
+            assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
+            assert dead_letters(url) == []
+            forget(url)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit(
+    driver: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    async with sessions_for(url, driver) as sessions:
+        if driver == SYNC:
+            session = sessions()
+            with guard(session, message.id, consumer="billing"):
+                session.execute(EFFECT, DONE)
+            catch_an_error(session)
+            for _ in range(2):  # whoever tries again doesn't lose it in silence either
+                with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
+                    session.commit()
+            session.close()
+        else:
+            session = sessions()
+            async with guard(session, message.id, consumer="billing"):
+                await session.execute(EFFECT, DONE)
+            await session.run_sync(catch_an_error)
+            for _ in range(2):
+                with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
+                    await session.commit()
+            await session.close()
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_the_session_is_its_owners_again_after_the_block(
+    driver: str, url: str
+) -> None:
+    async with sessions_for(url, driver) as sessions:
+        session = sessions()
+        if driver == SYNC:
+            for _ in range(2):
+                with guard(session, uuid7(), consumer="billing"):
+                    pass
+                session.rollback()
+                with guard(session, uuid7(), consumer="billing"):
+                    pass
+                session.connection().commit()
+                session.close()
+        else:
+            for _ in range(2):
+                async with guard(session, uuid7(), consumer="billing"):
+                    pass
+                await session.rollback()
+                async with guard(session, uuid7(), consumer="billing"):
+                    pass
+                await (await session.connection()).commit()
+                await session.close()
+    assert receipts(url) == 2
+
+
+async def by_webhook(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
+    app = webhook_app(
+        handler_of(driver, do), sessions, name="billing", secrets=[SECRET]
+    )
+    async with served(app) as hook:
+        statuses = [await status_of(hook, message) for _ in range(2)]
+    assert statuses in ([204, 204], [500, 500])
+    return Seen(is_dead=statuses == [204, 204])
+
+
+@pytest.mark.filterwarnings(
+    "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
+)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_web_hook_is_told_to_send_again_what_is_not_committed(
+    driver: str, url: str
+) -> None:
+    async with sessions_for(url, driver) as sessions:
+        for name, way in WAYS.items():
+            seen = await by_webhook(sessions, driver, Message("orders", b"1"), way.do)
+            kept = ["done"] if way.is_committed else []
+            assert (name, effects(url), receipts(url)) == (name, kept, len(kept))
+            assert (name, seen.is_dead, len(dead_letters(url))) == (
+                name,
+                way.is_committed,
+                len(kept),
+            )
+            forget(url)
+
+
+async def by_job(
+    sessions: Any, driver: str, message: Message, do: Do, *, finish: bool
+) -> Seen:
+    consumer = consumer_of(sessions, message)
+
+    def handle(job: Job, message: Message) -> None:
+        with job.finish() if finish else job.transaction() as session:
+            session.execute(EFFECT, DONE)
+            do(session)
+
+    async def handle_async(job: AsyncJob, message: Message) -> None:
+        async with job.finish() if finish else job.transaction() as session:
+            await session.execute(EFFECT, DONE)
+            await session.run_sync(do)
+
+    handler = handle if driver == SYNC else handle_async
+    consumer.handles("*", lease=timedelta(seconds=60))(handler)
+    return await settle(consumer)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
+)
+@pytest.mark.parametrize("finish", [False, True], ids=["transaction", "finish"])
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_long_handler_ends_none_of_its_transactions_either(
+    driver: str, finish: bool, url: str
+) -> None:
+    async with sessions_for(url, driver) as sessions:
+        for name, way in WAYS.items():
+            if way.is_committed:
+                continue  # its effect has no receipt to be known by
+            message = Message("orders", b"1")
+            seen = await by_job(sessions, driver, message, way.do, finish=finish)
+            check(name, way, seen, url)
+            forget(url)
+        for do in RIGHT_WAYS:
+            message = Message("orders", b"1")
+            seen = await by_job(sessions, driver, message, do, finish=finish)
+            assert (do, seen) == (do, Seen())
+            assert (do, effects(url), receipts(url)) == (do, ["done", "more"], 1)
+            forget(url)
+
+
+async def test_a_batch_loses_only_the_message_whose_error_was_caught(url: str) -> None:
+    messages = [Message("orders", str(n).encode(), key=str(n)) for n in range(5)]
+    async with async_sessions_of(url) as sessions:
+        consumer = Consumer(
+            MemorySource(*messages), sessions, name="billing", retry=QUICK
+        )
+
+        @consumer.handles("*", batch=5)
+        async def handle(session: AsyncSession, batch: Sequence[Message]) -> None:
+            for message in batch:
+                what = message.payload.decode()
+                await session.execute(EFFECT, {"what": what})
+                if what == "3":
+                    await session.run_sync(catch_an_error)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 4)
+            await events.wait_for(MessageDeadLettered)
+    assert effects(url) == ["0", "1", "2", "4"]
+    assert receipts(url) == 4
+    ((reason, _),) = dead_letters(url)
+    assert reason.startswith(
+        "UnexpectedRollbackError: a database error (IntegrityError"
+    )
+
+
+async def test_what_was_committed_inside_is_not_retried_by_the_schedule(
+    url: str,
+) -> None:
+    async with async_sessions_of(url) as sessions:
+        do = WAYS["COMMIT as SQL"].do
+        seen = await by_consumer(sessions, "psycopg", Message("orders", b"1"), do)
+    assert seen.is_dead
+    assert execute(url, "SELECT retry_after, status FROM inbox.dead_letter") == [
+        (None, "PENDING")
+    ]
