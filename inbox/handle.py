@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 from inbox.job import AnyJob
 from inbox.jobs import JobKey, Leased
 from inbox.routes import BatchHandler, Handler
-from inbox.transaction import hold
 from outbox.errors import (
     AutocommitError,
     ConfigError,
@@ -78,7 +77,11 @@ class Handling(Protocol):
         """End a call, if one of this colour can be; tell whether it learns of it."""
 
     async def probe(self) -> None:
-        """Raise whatever there is to raise if the inbox's tables can't be read."""
+        """Raise whatever there is to raise if the inbox's tables can't be read.
+
+        Raises:
+            AutocommitError: handlers would have no transaction.
+        """
 
     def close(self) -> None:
         """Let go of threads, without waiting for those that still run."""
@@ -90,11 +93,10 @@ async def check_database(
     """Look whether the inbox can be used, and keeps receipts for these retries.
 
     Raises:
-        ConfigError: it isn't there, or is not for us.
+        ConfigError: it isn't there, is not for us, or is in AUTOCOMMIT mode.
         DatabaseUnavailableError: the database is away.
     """
     try:
-        await handling.transact(hold)
         await handling.probe()
         minimums = await handling.transact(_list_minimums)
     except AutocommitError:

@@ -117,6 +117,7 @@ class AsyncHandling:
     async def probe(self) -> None:
         """Read no row."""
         async with self._sessions() as session:
+            await session.run_sync(hold)
             await session.execute(TABLES)
 
     def close(self) -> None:

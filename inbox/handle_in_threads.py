@@ -97,7 +97,7 @@ class SyncHandling:
 
     async def probe(self) -> None:
         """Read no row."""
-        await self._books.run(self._execute, TABLES, {})
+        await self._books.run(self._probe)
 
     def close(self) -> None:
         """End idle threads; those at work end with their handler."""
@@ -142,6 +142,11 @@ class SyncHandling:
         with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             return function(session)
+
+    def _probe(self) -> None:
+        with self._sessions() as session, session.begin():
+            hold(session)
+            session.execute(TABLES)
 
     def _execute(self, statement: Executable, values: dict[str, Any]) -> None:
         with self._sessions() as session, session.begin():

@@ -35,7 +35,6 @@ from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.receipt import check_text, has_receipt
 from inbox.routes import Handler, Routes
 from inbox.sessions import Sessions, handling
-from inbox.transaction import hold
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
@@ -195,7 +194,6 @@ class WebhookApp:
                 return
             try:
                 await self._handling.probe()
-                await self._handling.transact(hold)
             except Exception as error:  # noqa: BLE001 (the server is to say it)
                 said = f"can't read the inbox in the database: {one_line(error)}"
                 await send({"type": "lifespan.startup.failed", "message": said})

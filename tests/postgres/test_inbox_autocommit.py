@@ -1,0 +1,175 @@
+"""No receipt in AUTOCOMMIT mode, where a failed handler would count as handled."""
+
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from inbox import Consumer, guard, idempotent, record_receipt
+from inbox.sources.memory import MemorySource
+from inbox.webhook import webhook_app
+from outbox import AutocommitError, Message
+from outbox.database import sqlalchemy_url
+from tests.fixtures.endings import EFFECT, effects, make_effects, receipts
+from tests.fixtures.http import SECRET
+from tests.fixtures.relay import execute
+from tests.fixtures.webhook import served, status_of
+
+SYNC: Final = "sync psycopg"
+DRIVERS: Final = (SYNC, "psycopg", "asyncpg")
+AUTOCOMMIT: Final = {"isolation_level": "AUTOCOMMIT"}
+SETTINGS: Final[dict[str, tuple[dict[str, Any], dict[str, Any], str]]] = {
+    "engine": (AUTOCOMMIT, {}, r'create_engine\(isolation_level="AUTOCOMMIT"\)'),
+    "option": ({}, AUTOCOMMIT, r'execution_options\(isolation_level="AUTOCOMMIT"\)'),
+    "driver": (
+        {"connect_args": {"autocommit": True}},
+        {},
+        "autocommit=True in connect_args",
+    ),
+}
+"""Of the engine, its execution options; what the error names."""
+CASES: Final = [
+    (driver, setting)
+    for driver in DRIVERS
+    for setting in SETTINGS
+    if (driver, setting) != ("asyncpg", "driver")  # it has no such argument
+]
+
+
+@asynccontextmanager
+async def sessions_for(url: str, driver: str, setting: str) -> AsyncIterator[Any]:
+    settings, options, _ = SETTINGS[setting]
+    if driver == SYNC:
+        engine = create_engine(sqlalchemy_url(url), **settings)
+        try:
+            yield sessionmaker(engine.execution_options(**options))
+        finally:
+            engine.dispose()
+        return
+    url = sqlalchemy_url(url).replace("psycopg", driver, 1)
+    async_engine = create_async_engine(url, **settings)
+    try:
+        yield async_sessionmaker(async_engine.execution_options(**options))
+    finally:
+        await async_engine.dispose()
+
+
+def handle(session: Session, message: Message) -> None:
+    session.execute(EFFECT, {"what": "done"})
+
+
+async def handle_async(session: AsyncSession, message: Message) -> None:
+    await session.execute(EFFECT, {"what": "done"})
+
+
+def handler_of(driver: str) -> Any:
+    return handle if driver == SYNC else handle_async
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    make_effects(database_url)
+    return database_url
+
+
+@pytest.mark.parametrize(("driver", "setting"), CASES)
+async def test_a_consumer_refuses_it_at_its_start(
+    driver: str, setting: str, url: str
+) -> None:
+    async with sessions_for(url, driver, setting) as sessions:
+        consumer = Consumer(
+            MemorySource(Message("orders", b"1")), sessions, name="billing"
+        )
+        consumer.handles("*")(handler_of(driver))
+        with pytest.raises(AutocommitError, match=SETTINGS[setting][-1]):
+            await consumer.run()
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+@pytest.mark.parametrize(("driver", "setting"), CASES)
+async def test_the_guard_refuses_it_before_the_handler_is_called(
+    driver: str, setting: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    guarded: Any = idempotent(consumer="billing")(handler_of(driver))
+    async with sessions_for(url, driver, setting) as sessions:
+        if driver == SYNC:
+            with (
+                pytest.raises(AutocommitError, match=SETTINGS[setting][-1]),
+                sessions.begin() as session,
+            ):
+                guarded(session, message)
+            with (
+                pytest.raises(AutocommitError, match=SETTINGS[setting][-1]),
+                sessions.begin() as session,
+                guard(session, message.id, consumer="billing"),
+            ):
+                handle(session, message)
+        else:
+            with pytest.raises(AutocommitError, match=SETTINGS[setting][-1]):
+                async with sessions.begin() as session:
+                    await guarded(session, message)
+            with pytest.raises(AutocommitError, match=SETTINGS[setting][-1]):
+                async with (
+                    sessions.begin() as session,
+                    guard(session, message.id, consumer="billing"),
+                ):
+                    await handle_async(session, message)
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_web_hook_refuses_it_at_its_start(driver: str, url: str) -> None:
+    said: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "lifespan.startup"}
+
+    async def send(event: MutableMapping[str, Any]) -> None:
+        said.append(event)
+
+    async with sessions_for(url, driver, "option") as sessions:
+        app = webhook_app(
+            handler_of(driver), sessions, name="billing", secrets=[SECRET]
+        )
+        await app({"type": "lifespan"}, receive, send)
+    (event,) = said
+    assert event["type"] == "lifespan.startup.failed"
+    assert "AUTOCOMMIT" in event["message"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_mounted_web_hook_handles_nothing_in_it(driver: str, url: str) -> None:
+    async with sessions_for(url, driver, "option") as sessions:
+        app = webhook_app(
+            handler_of(driver), sessions, name="billing", secrets=[SECRET]
+        )
+        async with served(Starlette(routes=[Mount("/", app)])) as hook:
+            assert await status_of(hook, Message("orders", b"1")) == 500
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+def test_a_receipt_is_refused_in_it_and_the_session_can_go_on_without(
+    url: str,
+) -> None:
+    engine = create_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT")
+    id = Message("orders", b"1").id
+    with Session(engine) as session:
+        with pytest.raises(AutocommitError, match="a rollback keeps the receipt"):
+            record_receipt(session, id, "billing")
+        session.rollback()
+        session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+        assert record_receipt(session, id, "billing")
+        session.rollback()
+    engine.dispose()
+    assert execute(url, "SELECT * FROM inbox.receipt") == []
