@@ -19,7 +19,7 @@ GRANT SELECT, UPDATE (attempts, available_at, last_error, published_at, dead_let
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay};
 -- What was given up is evidence: only the owner changes its payload, or says when it was.
 GRANT SELECT, INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers, payload,
-                      error_reason, error_stacktrace),
+                      error_reason, error_stacktrace, retry_after),
       UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace, discard_reason, discarded_by)
     ON outbox.dead_letter TO {relay};
 GRANT SELECT ON outbox.readable_dead_letter TO {relay};
