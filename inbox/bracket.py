@@ -10,8 +10,8 @@ from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import Session
 
 from inbox.batch import Batching
-from inbox.idempotent import is_async
 from inbox.routes import AsyncHandler, Handler, SyncHandler
+from inbox.signature import is_async
 from inbox.transaction import lent
 from outbox.dead_letters import Candidate, Statement, statement
 from outbox.message import Message

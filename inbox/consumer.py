@@ -8,6 +8,7 @@ key by key in order. `Turns` decides who goes next when more wait than may be in
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -19,14 +20,21 @@ from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.flight import Flight
 from inbox.handle import check_database
 from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.kinds import AnyHandler, longest_retry, make_handler
+from inbox.kinds import (
+    AnyHandler,
+    has_long_handlers,
+    longest_retry,
+    make_handler,
+    most_connections,
+)
 from inbox.prepare import Permanent, Terms
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
 from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
 from inbox.serving import Order, Serving
-from inbox.sessions import Sessions, handling
+from inbox.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
 from inbox.settle import Settlement
+from inbox.signature import Takes, check_signature
 from inbox.source import Delivery, Source
 from inbox.turns import Turns
 from inbox.versions import Upcaster, Versions
@@ -57,7 +65,8 @@ class Consumer:
             replicas of one consumer have one name.
         queues: which queues to serve, with their weights; all alike if left out.
         order: `"none"` if messages of a key needn't wait; a mapping says it by queue.
-        max_in_flight: handlers at work at once.
+        max_in_flight: handlers at work at once; no more than the engine's pool has
+            connections. If left out 64, or as many as the pool allows, less one.
         max_in_flight_per_tenant: of them, for messages of one tenant.
         max_prefetched: messages that each queue holds ready beyond `max_in_flight`;
             among them its tenants take turns. As many again if left out.
@@ -81,7 +90,7 @@ class Consumer:
         name: str,
         queues: Mapping[str, int] | None = None,
         order: Order | Mapping[str, Order] = "key",
-        max_in_flight: int = 64,
+        max_in_flight: int | None = None,
         max_in_flight_per_tenant: int | None = None,
         max_prefetched: int | None = None,
         max_waiting: int = 1024,
@@ -94,8 +103,9 @@ class Consumer:
         observers: Iterable[Observer] = (),
     ) -> None:
         check_text("consumer", name)
+        self._is_fitted = max_in_flight is None
         self._bounds = Bounds(
-            max_in_flight=max_in_flight,
+            max_in_flight=DEFAULT_IN_FLIGHT if max_in_flight is None else max_in_flight,
             max_in_flight_per_tenant=max_in_flight_per_tenant,
             max_prefetched=max_prefetched,
             max_waiting=max_waiting,
@@ -103,7 +113,8 @@ class Consumer:
             drain=drain,
         )
         self.name = name
-        self._handling = handling(sessions, name, max_in_flight, max_idle)
+        self._sessions = sessions
+        self._handling = handling(sessions, name, self._bounds.max_in_flight, max_idle)
         self._writer = DeadLetterWriter(name, self._handling, redact)
         self._retry = retry or RetryPolicy()
         self._observers = list(observers)
@@ -151,7 +162,8 @@ class Consumer:
 
         Raises:
             ConfigError: the topic has a handler already or can't be used, the queue
-                or a limit can't, or the handler doesn't fit the kind of the sessions.
+                or a limit can't, or the handler takes other arguments or doesn't fit
+                the kind of the sessions.
         """
         check_topic(topic)
         check_queue(queue)
@@ -159,8 +171,12 @@ class Consumer:
         terms = Terms(partial(self._versions.lift, topic), time_limit, permanent, retry)
 
         def register(handler: H) -> H:
-            self._handling.check(handler)
             made = make_handler(handler, terms, lease=lease, batch=batch)
+            takes = Takes.ONE
+            if lease is not None or batch is not None:
+                takes = Takes.MANY if lease is None else Takes.JOB
+            check_signature(handler, takes)
+            self._handling.check(handler)
             self._routes.add(topic, made, queue)
             return handler
 
@@ -211,8 +227,9 @@ class Consumer:
                 work. What waits for its retry is given back with its delay.
 
         Raises:
-            ConfigError: there is no handler, or the source, the queues or the tables
-                are not as they should be.
+            ConfigError: there is no handler, the source, the queues or the tables are
+                not as they should be, the role of the sessions may not write receipts,
+                or their pool is smaller than `max_in_flight`.
             BrokerUnavailableError, DatabaseUnavailableError: at the start, the broker
                 or the database is away; the broker later, too, if `idle` is given.
         """
@@ -242,9 +259,11 @@ class Consumer:
         observers = Observers(self._observers)
         sources = {queue: self._serving.source_of(queue) for queue in weights}
         retry = longest_retry(self._retry, self._routes)
-        await check_database(self._handling, retry, observers.notify)
+        bounds = self._fit_to_pool()
+        is_long = has_long_handlers(self._routes)
+        await check_database(self._handling, retry, observers.notify, is_long=is_long)
         async with AsyncExitStack() as stack:
-            flights = self._flights(weights, observers)
+            flights = self._flights(weights, observers, bounds)
             receptions = [
                 Reception(
                     self.name,
@@ -267,8 +286,20 @@ class Consumer:
         if failure is not None:
             raise failure
 
+    def _fit_to_pool(self) -> Bounds:
+        limit = pool_limit(self._sessions)
+        if limit is None:
+            return self._bounds
+        bounds = self._bounds
+        needed = most_connections(bounds.max_in_flight, self._routes)
+        if self._is_fitted and needed > limit.connections:
+            bounds = replace(bounds, max_in_flight=limit.max_in_flight)
+            needed = most_connections(bounds.max_in_flight, self._routes)
+        limit.check(bounds.max_in_flight, needed)
+        return bounds
+
     def _flights(
-        self, weights: Mapping[str, int], observers: Observers
+        self, weights: Mapping[str, int], observers: Observers, bounds: Bounds
     ) -> dict[str, Flight]:
         settlement = Settlement(
             self._writer, self._routes, self._handling, self._retry, observers
@@ -283,9 +314,9 @@ class Consumer:
                 flight.look_again()
 
         turns = Turns(
-            self._bounds.max_in_flight,
+            bounds.max_in_flight,
             weights,
-            max_per_tenant=self._bounds.max_in_flight_per_tenant,
+            max_per_tenant=bounds.max_in_flight_per_tenant,
             on_capped=look_again,
         )
         for queue in weights:
@@ -293,8 +324,8 @@ class Consumer:
                 partial(settle, queue),
                 turns=turns,
                 queue=queue,
-                max_lines=self._bounds.max_lines,
-                max_waiting=self._bounds.max_waiting,
+                max_lines=bounds.max_lines,
+                max_waiting=bounds.max_waiting,
                 in_order=self._serving.keeps_order(queue),
             )
         return flights

@@ -6,10 +6,11 @@ loop with an `AsyncSession`, sync ones in threads with a `Session`.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Executable, text
+from sqlalchemy import Executable, Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -26,6 +27,7 @@ from outbox.events import Observer
 from outbox.latecomers import LIST_MINIMUMS, find_short_retention
 from outbox.message import Message
 from outbox.retry import RetryPolicy
+from outbox.statement import load
 
 T = TypeVar("T")
 
@@ -88,16 +90,21 @@ class Handling(Protocol):
 
 
 async def check_database(
-    handling: Handling, retry: RetryPolicy, notify: Observer
+    handling: Handling, retry: RetryPolicy, notify: Observer, *, is_long: bool
 ) -> None:
     """Look whether the inbox can be used, and keeps receipts for these retries.
 
+    Args:
+        is_long: there are long handlers, which need the jobs, too.
+
     Raises:
-        ConfigError: it isn't there, is not for us, or is in AUTOCOMMIT mode.
-        DatabaseUnavailableError: the database is away.
+        ConfigError: it isn't there, is in AUTOCOMMIT mode, or the role of the sessions
+            may not write it.
+        DatabaseUnavailableError: the database is away, or is a standby.
     """
     try:
         await handling.probe()
+        rights = await handling.transact(partial(_look_at_rights, is_long))
         minimums = await handling.transact(_list_minimums)
     except AutocommitError:
         raise
@@ -116,8 +123,34 @@ async def check_database(
         raise DatabaseUnavailableError(
             f"can't read the inbox in the database of sessions: {one_line(error)}"
         ) from error
+    _check_rights(rights)
     for event in find_short_retention(retry, minimums):
         notify(event)
+
+
+def _look_at_rights(is_long: bool, session: Session) -> Row[Any]:
+    statement = text(load("inbox", "look_at_rights"))
+    return session.execute(statement, {"is_long": is_long}).one()
+
+
+def _check_rights(rights: Row[Any]) -> None:
+    if rights.is_standby:
+        raise DatabaseUnavailableError(
+            "the database of sessions is a standby, which takes no receipts: use the "
+            "URL of the primary"
+        )
+    if rights.is_read_only:
+        raise ConfigError(
+            "the database of sessions: transactions are read-only, and a consumer "
+            "writes receipts; look for default_transaction_read_only in the role "
+            f"{rights.role!r}, in the database and in the URL"
+        )
+    if rights.missing:
+        raise ConfigError(
+            f"the database of sessions: the role {rights.role!r} lacks "
+            f"{', '.join(rights.missing)}; GRANT pillarbox_consumer TO "
+            f'"{rights.role}", or use a role that has it'
+        )
 
 
 def _list_minimums(session: Session) -> list[Any]:

@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
 from inbox.handle import TABLES
-from inbox.idempotent import is_async, is_idempotent, record_receipt_async
+from inbox.idempotent import is_idempotent, record_receipt_async
 from inbox.idle import limit_idle
 from inbox.job import AsyncJob
 from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipts
 from inbox.routes import AsyncHandler, BatchHandler, Handler, name_of
+from inbox.signature import is_async
 from inbox.transaction import hold, lent
 from outbox.errors import (
     AutocommitError,

@@ -13,12 +13,13 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import InvalidReceiptError
 from inbox.handle import TABLES
-from inbox.idempotent import is_async, is_idempotent
+from inbox.idempotent import is_idempotent
 from inbox.idle import limit_idle
 from inbox.job import Job
 from inbox.jobs import JobKey, Leased
 from inbox.receipt import record_receipt, record_receipts
 from inbox.routes import BatchHandler, Handler, SyncHandler, name_of
+from inbox.signature import is_async, refuse_awaitable
 from inbox.transaction import hold, lent
 from outbox.errors import (
     AutocommitError,
@@ -89,7 +90,9 @@ class SyncHandling:
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call it in a thread."""
-        return await self._handlers.run(handler, *arguments)
+        result = await self._handlers.run(handler, *arguments)
+        refuse_awaitable(handler, result)
+        return result
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
         """Leave it: it sees that its job is cancelled, if it looks."""

@@ -1,7 +1,6 @@
 """`@idempotent`: a handler whose effects happen once, in any consumer you have."""
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -23,6 +22,7 @@ from sqlalchemy.orm import Session
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.replay import replay_caused_by
+from inbox.signature import Takes, check_signature, is_async, refuse_awaitable
 from inbox.transaction import lent
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
@@ -103,7 +103,8 @@ def idempotent(
     Raises:
         InvalidReceiptError: `consumer` can't be used; when called also what
             `record_receipt` raises.
-        ConfigError: `on_duplicate` is none of these.
+        ConfigError: `on_duplicate` is none of these; when it decorates, the handler
+            takes other arguments.
         DuplicateMessageError: when called, if it was asked for.
         DeadLetter: when called, the payload can't be decoded.
         TransactionControlError: when called, the handler ended the transaction, or
@@ -134,6 +135,7 @@ class _Guard(Generic[M]):
         self._codec = codec
 
     def __call__(self, handler: Callable[[Any, M], Any]) -> Callable[[Any, M], Any]:
+        check_signature(handler, Takes.ONE)
         guarded = self._async(handler) if is_async(handler) else self._sync(handler)
         setattr(guarded, _MARK, self._on_duplicate)
         return guarded
@@ -145,7 +147,9 @@ class _Guard(Generic[M]):
                 self._repeat(session, message)
                 return None
             with lent(session):
-                return handler(session, self._read(message))
+                result = handler(session, self._read(message))
+                refuse_awaitable(handler, result)
+            return result
 
         return handle_once
 
@@ -205,13 +209,6 @@ async def record_receipt_async(
             "async handler needs; pass one, or make the handler a plain function"
         )
     return await session.run_sync(record_receipt, message_id, consumer)
-
-
-def is_async(handler: Callable[..., Any]) -> bool:
-    """Tell whether a handler is a coroutine function, or an object that calls one."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 (asks about its kind)
-    )
 
 
 def is_idempotent(handler: Callable[..., Any]) -> bool:

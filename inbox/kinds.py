@@ -67,3 +67,21 @@ def longest_retry(usual: RetryPolicy, routes: Routes[AnyHandler]) -> RetryPolicy
     """Give the policy that lets a message wait longest, of all handlers."""
     own = (retry_of(handler) for handler in routes.handlers)
     return max((usual, *filter(None, own)), key=lambda retry: retry.longest)
+
+
+def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
+    """Tell how many connections so many messages at work take at once.
+
+    A batch handler has one batch at work at a time. Long handlers need one besides,
+    for their heartbeats.
+    """
+    batches = sum(isinstance(handler, Batching) for handler in routes.handlers)
+    is_long = has_long_handlers(routes)
+    if batches == len(routes.handlers):
+        return min(max_in_flight, batches)
+    return max_in_flight + is_long
+
+
+def has_long_handlers(routes: Routes[AnyHandler]) -> bool:
+    """Tell whether there are any, which need the table of jobs."""
+    return any(isinstance(handler, LongHandler) for handler in routes.handlers)

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
 from inbox.handle import connection_broke
-from inbox.idempotent import is_async
 from inbox.routes import AsyncHandler, Handler, SyncHandler, name_of
+from inbox.signature import is_async, refuse_awaitable
 from outbox.errors import ConfigError, one_line, shorten
 from outbox.message import Message
 from outbox.retry import RetryPolicy
@@ -122,6 +122,7 @@ def _prepare_sync(handler: SyncHandler, terms: Terms) -> SyncHandler:
         except Exception as error:
             terms.judge(error)
             raise
+        refuse_awaitable(handler, result)
         terms.check_time(handler, time.monotonic() - started)
         return result
 

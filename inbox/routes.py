@@ -88,6 +88,11 @@ def check_topic(topic: object) -> None:
     Raises:
         ConfigError: it is empty, no text, or has a star elsewhere than at its end.
     """
+    if callable(topic):
+        raise ConfigError(
+            f"topic {name_of(topic)}: is a function; write a topic before it, "
+            '@consumer.handles("orders.placed")'
+        )
     if not isinstance(topic, str) or not topic or "*" in topic[:-1]:
         raise ConfigError(
             f"topic {shorten(topic)}: write a topic, or the beginning of topics "

@@ -34,7 +34,8 @@ from inbox.handle import Handling, connection_broke
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.receipt import check_text, has_receipt
 from inbox.routes import Handler, Routes
-from inbox.sessions import Sessions, handling
+from inbox.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
+from inbox.signature import Takes, check_signature
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
@@ -68,7 +69,7 @@ def webhook_app(
     secrets: Iterable[str],
     tolerance: timedelta = timedelta(minutes=5),
     max_payload_bytes: int = 1024 * 1024,
-    max_in_flight: int = 64,
+    max_in_flight: int | None = None,
     read_timeout: timedelta = timedelta(seconds=10),
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
     observers: Iterable[Observer] = (),
@@ -87,7 +88,9 @@ def webhook_app(
         secrets: `whsec_…`, shared with the sender; several while one is changed.
         tolerance: how far the sender's clock may be from ours.
         max_payload_bytes: a longer body is refused unread.
-        max_in_flight: handlers at work at once; further requests wait.
+        max_in_flight: handlers at work at once; further requests wait. No more than
+            the engine's pool has connections; if left out 64, or as many as the pool
+            allows, less one.
         read_timeout: for how long a body may take to come in.
         max_idle: of the handlers' transactions, as for `Consumer`.
         observers: are told of every event.
@@ -96,6 +99,11 @@ def webhook_app(
         ConfigError: an argument can't be used.
     """
     check_text("consumer", name)
+    limit = pool_limit(sessions)
+    if max_in_flight is None:
+        max_in_flight = DEFAULT_IN_FLIGHT if limit is None else limit.max_in_flight
+    elif limit is not None:
+        limit.check(max_in_flight, max_in_flight)
     for field, value in (
         ("max_payload_bytes", max_payload_bytes),
         ("max_in_flight", max_in_flight),
@@ -121,6 +129,7 @@ def _routes(handlers: Handlers, chosen: Handling) -> Routes[Handler]:
     routes: Routes[Handler] = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
+        check_signature(handler, Takes.ONE)
         chosen.check(handler)
         routes.add(topic, handler)
     if not routes.topics:

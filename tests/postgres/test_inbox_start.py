@@ -1,0 +1,230 @@
+"""What a consumer looks at before it fetches: its role's rights, and its pool."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool, StaticPool
+
+from inbox import Consumer
+from inbox.cli import main
+from inbox.events import MessageHandled
+from inbox.sources.memory import MemorySource
+from inbox.webhook import webhook_app
+from outbox import Message
+from outbox.database import sqlalchemy_url
+from outbox.errors import ConfigError
+from tests.acceptance.relays import as_role
+from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from tests.fixtures.relay import execute
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+RECEIPT = "INSERT ON inbox.receipt"
+DEAD_LETTER = "INSERT ON inbox.dead_letter"
+SUSPECT = "DELETE ON inbox.suspect"
+JOB = "UPDATE ON inbox.job"
+
+
+def plain(session: Session, message: Message) -> None: ...
+async def coroutine(session: AsyncSession, message: Message) -> None: ...
+async def long(job: Any, message: Message) -> None: ...
+async def many(session: AsyncSession, messages: Any) -> None: ...
+
+
+def consumer_of(sessions: Any, handler: Any = coroutine, **changes: Any) -> Consumer:
+    terms = {name: changes.pop(name) for name in ("lease", "batch") if name in changes}
+    consumer = Consumer(MemorySource(), sessions, name="billing", **changes)
+    consumer.handles("orders", **terms)(handler)
+    return consumer
+
+
+@pytest.fixture
+def reader(database_url: str) -> Iterator[str]:
+    """Give the URL of a role that may read the inbox, and has little else."""
+    role = f"reader_{uuid4().hex}"
+    execute(database_url, f"CREATE ROLE {role} LOGIN")
+    execute(database_url, f"GRANT USAGE ON SCHEMA inbox, outbox TO {role}")
+    execute(
+        database_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA inbox, outbox TO {role}"
+    )
+    yield database_url.replace("postgres@", f"{role}@")
+    execute(database_url, f"DROP OWNED BY {role}")
+    execute(database_url, f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_role_that_may_not_write_receipts_is_refused(
+    reader: str, driver: str
+) -> None:
+    async with async_sessions_of(reader, driver) as sessions:
+        with pytest.raises(ConfigError, match="GRANT pillarbox_consumer TO") as refused:
+            await consumer_of(sessions).run()
+
+    said = str(refused.value)
+    assert "the role 'reader_" in said
+    assert all(lacking in said for lacking in (RECEIPT, DEAD_LETTER, SUSPECT))
+    assert JOB not in said
+
+
+async def test_a_role_of_plain_functions_is_looked_at_alike(reader: str) -> None:
+    with (
+        sessions_of(reader) as sessions,
+        pytest.raises(ConfigError, match=f"lacks {RECEIPT}"),
+    ):
+        await consumer_of(sessions, plain).run()
+
+
+async def test_long_handlers_need_the_jobs_besides(reader: str) -> None:
+    async with async_sessions_of(reader) as sessions:
+        consumer = consumer_of(sessions, long, lease=timedelta(seconds=5))
+        with pytest.raises(ConfigError, match=JOB):
+            await consumer.run()
+
+
+async def test_the_consumers_role_has_what_it_needs(database_url: str) -> None:
+    async with async_sessions_of(as_role(database_url, "pillarbox_consumer")) as it:
+        async with running(consumer_of(it)):
+            pass
+        async with running(consumer_of(it, long, lease=timedelta(seconds=5))):
+            pass
+
+
+async def test_transactions_that_are_read_only_are_refused(database_url: str) -> None:
+    url = f"{database_url}?options=-cdefault_transaction_read_only%3Don"
+    async with async_sessions_of(url) as sessions:
+        with pytest.raises(ConfigError, match="transactions are read-only"):
+            await consumer_of(sessions).run()
+
+
+APP = """
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import sessionmaker
+from inbox import Consumer
+
+consumer = Consumer("memory:", sessionmaker(create_engine({url!r})), name="billing")
+
+@consumer.handles("orders")
+def handle(session, message): ...
+"""
+
+
+def test_the_process_exits_instead_of_waiting_for_a_right(
+    reader: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "app_without_rights.py").write_text(
+        APP.format(url=sqlalchemy_url(reader))
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert main(["run", "app_without_rights:consumer", "--once"]) == 2
+
+    assert RECEIPT in capsys.readouterr().err
+
+
+async def test_more_in_flight_than_connections_is_refused_with_both_numbers(
+    database_url: str,
+) -> None:
+    async with async_sessions_of(database_url) as sessions:
+        with pytest.raises(ConfigError) as refused:
+            await consumer_of(sessions, max_in_flight=64).run()
+        async with running(consumer_of(sessions, max_in_flight=15)):
+            pass
+
+    said = str(refused.value)
+    assert "max_in_flight=64: needs 64 connections" in said
+    assert "has 15 at most (pool_size=5, max_overflow=10)" in said
+    assert "pool_size=64), or set max_in_flight=15" in said
+
+
+async def test_heartbeats_of_long_handlers_need_a_connection_besides(
+    database_url: str,
+) -> None:
+    lease = timedelta(seconds=5)
+    async with async_sessions_of(database_url) as sessions:
+        with pytest.raises(ConfigError, match=r"16 connections and 1 for heartbeats"):
+            await consumer_of(sessions, long, lease=lease, max_in_flight=15).run()
+        async with running(consumer_of(sessions, long, lease=lease, max_in_flight=14)):
+            pass
+        async with running(consumer_of(sessions, long, lease=lease)):
+            pass
+
+
+async def test_a_batch_takes_one_connection(database_url: str) -> None:
+    async with async_sessions_of(database_url) as sessions:
+        consumer = consumer_of(sessions, many, batch=100, max_in_flight=200)
+        async with running(consumer):
+            pass
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {"poolclass": NullPool},
+        {"pool_size": 0},
+        {"max_overflow": -1},
+        {"pool_size": 64, "max_overflow": 0},
+    ],
+    ids=str,
+)
+async def test_a_pool_that_is_large_enough_is_left_alone(
+    pool: dict[str, Any], database_url: str
+) -> None:
+    engine = create_async_engine(sqlalchemy_url(database_url), **pool)
+    sessions = async_sessionmaker(engine)
+    async with running(consumer_of(sessions, max_in_flight=64)):
+        pass
+    await engine.dispose()
+
+
+async def test_one_connection_for_all_is_refused(database_url: str) -> None:
+    engine = create_engine(sqlalchemy_url(database_url), poolclass=StaticPool)
+    with pytest.raises(ConfigError, match=r"has 1 at most \(StaticPool\)"):
+        await consumer_of(sessionmaker(engine), plain, max_in_flight=2).run()
+    engine.dispose()
+
+
+async def test_what_nobody_set_fits_the_pool(database_url: str) -> None:
+    at_work: set[UUID] = set()
+    most = 0
+    is_full = asyncio.Event()
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        nonlocal most
+        at_work.add(message.id)
+        most = max(most, len(at_work))
+        if most >= 14:
+            is_full.set()
+        await is_full.wait()
+        # Whoever else may begin has begun when the server has answered.
+        await session.execute(text("SELECT 1"))
+        at_work.discard(message.id)
+
+    source = MemorySource(*(Message("orders", b"") for _ in range(60)))
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing")
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 60)
+    assert most == 14
+
+
+def test_a_web_hook_is_limited_alike(database_url: str) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    sessions = sessionmaker(engine)
+    webhook_app(plain, sessions, name="billing", secrets=[SECRET])
+    with pytest.raises(ConfigError, match="max_in_flight=64: needs 64 connections"):
+        webhook_app(plain, sessions, name="b", secrets=[SECRET], max_in_flight=64)

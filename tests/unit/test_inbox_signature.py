@@ -1,0 +1,161 @@
+"""A handler that can't be called is refused when it is registered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import Consumer, idempotent
+from inbox.job import AsyncJob, Job
+from inbox.sources.memory import MemorySource
+from inbox.webhook import webhook_app
+from outbox import Message
+from outbox.errors import ConfigError
+
+LONG = {"lease": timedelta(seconds=5)}
+MANY = {"batch": 10}
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def register(handler: Any, *, asynchronous: bool = False, **terms: Any) -> None:
+    sessions: Any = async_sessionmaker() if asynchronous else sessionmaker()
+    Consumer(MemorySource(), sessions, name="billing").handles("t", **terms)(handler)
+
+
+class Handlers:
+    def bill(self, session: Session, message: Message) -> None: ...
+
+    async def bill_async(self, session: AsyncSession, message: Message) -> None: ...
+
+    def __call__(self, session: Session, message: Message) -> None: ...
+
+    @staticmethod
+    def static(session: Session, message: Message) -> None: ...
+
+
+def three(prefix: str, session: Session, message: Message) -> None: ...
+def with_default(session: Session, message: Message, retries: int = 3) -> None: ...
+def many(session: Session, messages: Sequence[Message]) -> None: ...
+async def long(job: AsyncJob, message: Message) -> None: ...
+def undeclared(session: Unknown, message: Message) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("handler", "terms"),
+    [
+        (Handlers().bill, {}),
+        (Handlers(), {}),
+        (Handlers.static, {}),
+        (functools.partial(three, "a"), {}),
+        (with_default, {}),
+        (lambda session, message: None, {}),
+        (lambda *args: None, {}),
+        (print, {}),
+        (Mock(), {}),
+        (undeclared, {}),
+        (idempotent(consumer="c")(Handlers().bill), {}),
+        (many, MANY),
+    ],
+)
+def test_whatever_can_be_called_is_registered(
+    handler: Any, terms: dict[str, Any]
+) -> None:
+    register(handler, **terms)
+
+
+@pytest.mark.parametrize(
+    ("handler", "terms"),
+    [
+        (Handlers().bill_async, {}),
+        (functools.partial(Handlers().bill_async), {}),
+        (AsyncMock(), {}),
+        (idempotent(consumer="c")(Handlers().bill_async), {}),
+        (long, LONG),
+    ],
+)
+def test_whatever_can_be_awaited_is_registered(
+    handler: Any, terms: dict[str, Any]
+) -> None:
+    register(handler, asynchronous=True, **terms)
+
+
+def none() -> None: ...
+def one(message: Message) -> None: ...
+def keyword(session: Session, message: Message, *, name: str) -> None: ...
+def swapped(message: Message, session: Session) -> None: ...
+def yields(session: Session, message: Message) -> Iterator[None]:
+    yield
+
+
+def of_job(job: Job, message: Message) -> None: ...
+def of_async(session: AsyncSession, message: Message) -> None: ...
+async def of_sync(session: Session, message: Message) -> None: ...
+async def gives(session: AsyncSession, message: Message) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("handler", "terms", "problem"),
+    [
+        (none, {}, r"none\(\): is called with \(session, message\), and too many"),
+        (one, {}, r"one\(message\): is called with \(session, message\), and too many"),
+        (three, {}, r"missing a required argument: 'message'"),
+        (keyword, {}, r"missing a required .*argument: 'name'"),
+        (Handlers.bill, {}, "pass the method of an object"),
+        (Handlers, {}, "Handlers: is a class; pass a function"),
+        ("orders", {}, "'orders': can't be called"),
+        (yields, {}, "yields: yields, so that a call runs nothing of it"),
+        (swapped, {}, "swapped: takes its arguments in another order"),
+        (one, LONG, r"is called with \(job, message\)"),
+        (Handlers().bill, LONG, r"with lease= a handler takes \(job, message\)"),
+        (of_job, {}, r"takes a job; register it with lease="),
+        (one, MANY, r"is called with \(session, messages\)"),
+        (Handlers().bill, MANY, r"with batch= a handler takes \(session, messages\)"),
+        (many, {}, "takes many messages; register it with batch="),
+        (of_async, {}, "is a plain function and takes what is for async ones"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(
+    handler: Any, terms: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        register(handler, **terms)
+
+
+@pytest.mark.parametrize(
+    ("handler", "problem"),
+    [
+        (gives, "gives: yields, so that"),
+        (of_sync, "is async and takes what is for plain functions; annotate it with A"),
+    ],
+)
+def test_what_cannot_be_awaited_is_refused(handler: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        register(handler, asynchronous=True)
+
+
+def test_a_decorator_without_its_topic_is_refused() -> None:
+    consumer = Consumer(MemorySource(), sessionmaker(), name="billing")
+    with pytest.raises(
+        ConfigError, match=r"one: is a function; write a topic before it"
+    ):
+        consumer.handles(one)  # type: ignore[arg-type]
+
+
+def test_an_idempotent_handler_is_looked_at_when_it_is_decorated() -> None:
+    guard: Callable[..., Any] = idempotent(consumer="billing")
+    with pytest.raises(ConfigError, match=r"one\(message\): is called with"):
+        guard(one)
+
+
+def test_the_handlers_of_a_web_hook_are_looked_at() -> None:
+    handler: Any = one
+    with pytest.raises(ConfigError, match=r"one\(message\): is called with"):
+        webhook_app(handler, sessionmaker(), name="billing", secrets=[SECRET])
