@@ -14,6 +14,10 @@ class Event:
     level: ClassVar[int] = logging.INFO
     """How loud a log should say it."""
 
+    about: ClassVar[tuple[str, ...]] = ()
+    """The fields that say whom it is about, if it may be repeated about the same: a log
+    tells the first at once, and sums up what follows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedKeysMeasured(Event):

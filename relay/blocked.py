@@ -1,4 +1,4 @@
-"""`relay blocked`: the keys that wait behind a message that the broker refused."""
+"""`relay blocked`: refused messages that wait, and the keys that they block."""
 
 import argparse
 import json
@@ -19,19 +19,20 @@ from outbox.statement import load
 from outbox.table import draw_table
 
 _MAX_REASON: Final = 80
-_COLUMNS: Final = ("key", "age", "due in", "attempts", "topic", "head", "reason")
+_COLUMNS: Final = ("key", "age", "due in", "attempts", "topic", "message", "reason")
+_NO_KEY: Final = "(none)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedKey:
-    """A key and its head: the message that was nacked and waits for its next attempt.
+class Refused:
+    """A message that was nacked and waits for its next attempt.
 
     Attributes:
-        id: of the head; the age of the key is since its `created_at`.
+        key: blocked by it: later messages of that key wait too. None: it waits alone.
         available_at: when it is tried again.
     """
 
-    key: str
+    key: str | None
     lane: int
     id: UUID
     topic: str
@@ -41,20 +42,36 @@ class BlockedKey:
     last_error: str
 
 
-def list_blocked_heads(
+@dataclass(frozen=True, slots=True)
+class RefusedCount:
+    """How many messages wait after a refusal."""
+
+    keys: int
+    without_key: int
+
+
+def list_refused(
     connection: AdministrationConnection, *, max_rows: int
-) -> list[BlockedKey]:
-    """List the keys that wait, the one with the oldest head first."""
-    with connection.cursor(row_factory=class_row(BlockedKey)) as cursor:
+) -> list[Refused]:
+    """List what was refused and waits, the oldest message first."""
+    with connection.cursor(row_factory=class_row(Refused)) as cursor:
         return cursor.execute(
-            load("relay", "list_blocked_heads"), {"max_rows": max_rows}
+            load("relay", "list_refused"), {"max_rows": max_rows}
         ).fetchall()
+
+
+def count_refused(connection: AdministrationConnection) -> RefusedCount:
+    """Count the blocked keys, and the refused messages that have none."""
+    with connection.cursor(row_factory=class_row(RefusedCount)) as cursor:
+        counted = cursor.execute(load("relay", "count_refused")).fetchone()
+    assert counted is not None
+    return counted
 
 
 def add_to(subcommands: Subcommands) -> None:
     """Add the command to the parser."""
     parser = subcommands.add_parser(
-        "blocked", help="list the keys that wait behind a refused message"
+        "blocked", help="list refused messages that wait, and the keys they block"
     )
     add_database(parser)
     parser.add_argument(
@@ -73,31 +90,48 @@ def _run(arguments: argparse.Namespace) -> int:
         application_name="pillarbox relay blocked",
         rights="GRANT pillarbox_monitor, or pillarbox_relay, TO its role",
     ) as connection:
-        found = list_blocked_heads(connection, max_rows=arguments.limit)
+        found = list_refused(connection, max_rows=arguments.limit)
+        counted = count_refused(connection)
     if arguments.json:
-        rows = [asdict(key) for key in found]
-        sys.stdout.write(f"{json.dumps(rows, indent=2, default=str)}\n")
+        said = {
+            **asdict(counted),
+            "messages": [asdict(refused) for refused in found],
+        }
+        sys.stdout.write(f"{json.dumps(said, indent=2, default=str)}\n")
     else:
-        sys.stdout.write(_table(found))
+        sys.stdout.write(f"{_summary(counted)}\n{_table(found)}")
     return 0
 
 
-def _table(found: Sequence[BlockedKey]) -> str:
+def _summary(counted: RefusedCount) -> str:
+    if not counted.keys and not counted.without_key:
+        return "no key is blocked, and no refused message waits"
+    return (
+        f"{_number(counted.keys, 'blocked key')}, "
+        f"{_number(counted.without_key, 'refused message')} without a key"
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _table(found: Sequence[Refused]) -> str:
     if not found:
-        return "no key is blocked\n"
+        return ""
     now = datetime.now(UTC)
     return draw_table(
         _COLUMNS,
         [
             (
-                blocked.key,
-                write_duration(now - blocked.created_at),
-                write_duration(blocked.available_at - now),
-                blocked.attempts,
-                blocked.topic,
-                blocked.id,
-                (blocked.last_error or "")[:_MAX_REASON],
+                _NO_KEY if refused.key is None else refused.key,
+                write_duration(now - refused.created_at),
+                write_duration(refused.available_at - now),
+                refused.attempts,
+                refused.topic,
+                refused.id,
+                (refused.last_error or "")[:_MAX_REASON],
             )
-            for blocked in found
+            for refused in found
         ],
     )

@@ -77,9 +77,22 @@ class KeyBlocked(Event):
     """A message was nacked; later ones of its key wait until it is tried again."""
 
     level = logging.WARNING
+    about = ("key",)
     id: UUID
     topic: str
-    key: str | None
+    key: str
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDelayed(Event):
+    """A message without a key was nacked and is tried again; none waits behind it."""
+
+    level = logging.WARNING
+    about = ("topic",)
+    id: UUID
+    topic: str
     attempts: int
     reason: str
 

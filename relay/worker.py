@@ -20,6 +20,7 @@ from relay.events import (
     DatabaseLost,
     KeyBlocked,
     MessageDeadLettered,
+    MessageDelayed,
 )
 from relay.lane import Lane
 from relay.lanes import Lanes
@@ -153,14 +154,21 @@ class Worker:
         """Block the keys that must wait, and make claimable what was not published."""
         lanes = {lane.number: lane for lane in batch.lanes}
         for row, reason, _ in settlement.waiting:
-            if row.key is not None:
-                lanes[row.lane].blocked.add(row.key)
+            attempts = row.attempts + 1
+            if row.key is None:
+                self._notify(
+                    MessageDelayed(
+                        id=row.id, topic=row.topic, attempts=attempts, reason=reason
+                    )
+                )
+                continue
+            lanes[row.lane].blocked.add(row.key)
             self._notify(
                 KeyBlocked(
                     id=row.id,
                     topic=row.topic,
                     key=row.key,
-                    attempts=row.attempts + 1,
+                    attempts=attempts,
                     reason=reason,
                 )
             )

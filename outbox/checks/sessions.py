@@ -14,7 +14,7 @@ _BACKLOG: Final = timedelta(minutes=15)
 def check_backlog(
     connection: AdministrationConnection, _names: Names
 ) -> Iterator[Finding]:
-    """Find messages that are due and that nobody publishes."""
+    """Find messages that are due and that nobody publishes, or that are refused."""
     waited, retention = connection.execute(
         load("outbox", "measure_backlog")
     ).fetchone() or (None, None)
@@ -26,6 +26,18 @@ def check_backlog(
             finding=f"the oldest message that is due has waited for {waited}"
             + (", half its retention: its day will be held" if late else ""),
             remedy="relay run  # or see the log of the one that runs, and its broker",
+        )
+    keys, without_key, age, attempts = connection.execute(
+        load("outbox", "measure_refused")
+    ).fetchone() or (0, 0, None, 0)
+    if age is not None and age > _BACKLOG:
+        yield Finding(
+            check="backlog",
+            severity=Severity.WARNING,
+            finding=f"the broker refused messages that wait for another attempt: "
+            f"{keys} blocked keys, {without_key} messages without a key, the oldest "
+            f"added {age} ago, up to {attempts} attempts",
+            remedy="relay blocked  # lists them with the broker's reason",
         )
 
 

@@ -135,8 +135,8 @@ def test_there_are_days_to_be_left_out(filled_url: str) -> None:
     assert row == (DAYS_BACK + 1,)
 
 
-def test_the_heads_of_blocked_keys_are_found_by_their_index(explain: Explain) -> None:
-    plan = explain("list_blocked_heads", max_rows=50)
+def test_refused_messages_are_found_by_their_index(explain: Explain) -> None:
+    plan = explain("list_refused", max_rows=50)
 
     assert plan.sequential() == []
     assert "message_blocked_idx" in plan.indexes()

@@ -7,8 +7,10 @@ from datetime import timedelta
 import pytest
 
 from outbox import Message
+from outbox.cli import main as doctor
 from outbox.retry import RetryPolicy
 from relay.cli import main
+from relay.events import BatchSettled, KeyBlocked, MessageDelayed
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
 from tests.fixtures.publisher import ScriptedPublisher
@@ -39,11 +41,14 @@ async def test_a_blocked_key_is_listed_with_its_head(
 
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["blocked", "--database", url]) == 0
-    _, row = capsys.readouterr().out.splitlines()
+    summary, _, row = capsys.readouterr().out.splitlines()
+    assert summary == "1 blocked key, 0 refused messages without a key"
     assert row.split()[0] == "poison"
     assert row.endswith("no such queue")
     assert main(["blocked", "--json", "--database", url]) == 0
-    (blocked,) = json.loads(capsys.readouterr().out)
+    said = json.loads(capsys.readouterr().out)
+    assert (said["keys"], said["without_key"]) == (1, 0)
+    (blocked,) = said["messages"]
     assert blocked["id"] == str(head.id)
     assert blocked["attempts"] == 1
     assert blocked["last_error"] == "no such\nqueue"
@@ -54,5 +59,52 @@ def test_no_key_is_blocked_where_nothing_waits(
 ) -> None:
     insert(database_url, Message("orders", b"", key="k"))
     assert main(["blocked", "--database", database_url]) == 0
-    assert capsys.readouterr().out == "no key is blocked\n"
+    said = capsys.readouterr().out
+    assert said == "no key is blocked, and no refused message waits\n"
     assert main(["blocked", "--limit", "0", "--database", database_url]) == 2
+
+
+async def test_a_refused_message_without_a_key_is_told_listed_and_counted(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = Message("orders", b"")
+    insert(database_url, message)
+    publisher = ScriptedPublisher(lambda message: Nacked("no such queue"))
+    retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
+    async with running(database_url, publisher, retry=retry) as relay:
+        (delayed,) = await relay.events.wait_for(MessageDelayed)
+        assert (delayed.id, delayed.attempts) == (message.id, 1)
+        await relay.events.wait_for(BatchSettled)
+        assert relay.events.of(KeyBlocked) == []
+
+    assert main(["blocked", "--database", database_url]) == 0
+    summary, _, row = capsys.readouterr().out.splitlines()
+    assert summary == "0 blocked keys, 1 refused message without a key"
+    assert row.startswith("(none)")
+    assert str(message.id) in row
+    assert row.endswith("no such queue")
+    assert main(["blocked", "--json", "--database", database_url]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["without_key"] == 1
+    assert said["messages"][0]["key"] is None
+
+
+REFUSED = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload,
+                                attempts, available_at, last_error)
+    SELECT outbox.uuid7(), now() - interval '20 minutes', 16, 'orders', key, 'a/b', '',
+           3, now() + interval '1 hour', 'no such queue'
+      FROM unnest(ARRAY['a', 'b', NULL]) AS key
+"""
+
+
+def test_the_doctor_counts_what_has_been_refused_for_long(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, REFUSED)
+    doctor(["doctor", "--json", "--database", database_url])
+    report = json.loads(capsys.readouterr().out)
+    (finding,) = [f for f in report["findings"] if f["check"] == "backlog"]
+    assert "2 blocked keys, 1 messages without a key" in finding["finding"]
+    assert "up to 3 attempts" in finding["finding"]
+    assert finding["remedy"].startswith("relay blocked")

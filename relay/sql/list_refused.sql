@@ -1,11 +1,10 @@
--- Does:  List the keys that wait behind a nacked message, with that message, the longest waiting first.
+-- Does:  List messages that were nacked and wait for their next attempt, the oldest first.
 -- Takes: max_rows
--- Gives: the fields of relay.blocked.BlockedKey
+-- Gives: the fields of relay.blocked.Refused
 -- Index: message_blocked_idx
 SELECT key, lane, id, topic, attempts, created_at, available_at, last_error
   FROM outbox.message
- WHERE key IS NOT NULL
-   AND attempts > 0
+ WHERE attempts > 0
    AND available_at IS NOT NULL
    AND published_at IS NULL
    AND dead_lettered_at IS NULL

@@ -1,0 +1,127 @@
+"""Events as log records: what is repeated about one key is summed up."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+from typing_extensions import override
+
+from outbox import uuid7
+from outbox.events import Event
+from outbox.observers.logging import LogEvents
+from relay.events import KeyBlocked, LeaseTaken, MessageDelayed
+
+MINUTE = timedelta(minutes=1)
+
+
+class Clock:
+    """A clock that the test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(clock: Clock, caplog: pytest.LogCaptureFixture) -> LogEvents:
+    caplog.set_level("INFO", "pillarbox")
+    return LogEvents(repeats=MINUTE, clock=clock)
+
+
+def blocked(key: str, attempts: int) -> KeyBlocked:
+    return KeyBlocked(id=uuid7(), topic="t", key=key, attempts=attempts, reason="no")
+
+
+def delayed(topic: str) -> MessageDelayed:
+    return MessageDelayed(id=uuid7(), topic=topic, attempts=1, reason="no")
+
+
+def anything() -> Event:
+    return LeaseTaken(lanes=(1,))
+
+
+def about(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    return [m for m in caplog.messages if what in m]
+
+
+def test_the_first_is_told_at_once_and_what_follows_is_one_line_with_a_count(
+    log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for attempts in range(1, 6):
+        log(blocked("a", attempts))
+    log(blocked("b", 1))
+    assert len(about(caplog, "key=a")) == len(about(caplog, "key=b")) == 1
+
+    clock.now += 61
+    log(anything())
+    _, summary = about(caplog, "key=a")
+    assert "attempts=5" in summary
+    assert summary.endswith("repeated=4")
+    assert len(about(caplog, "key=b")) == 1
+
+
+def test_what_goes_on_is_summed_up_each_time_and_what_ended_is_news_again(
+    log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        log(delayed("orders"))
+        log(delayed("orders"))
+        clock.now += 61
+    log(anything())
+    lines = about(caplog, "topic=orders")
+    assert [line.partition("repeated=")[2] for line in lines] == ["", "1", "2", "2"]
+
+    clock.now += 61
+    log(anything())
+    log(delayed("orders"))
+    assert "repeated" not in about(caplog, "topic=orders")[-1]
+
+
+def test_what_was_collected_is_told_when_the_observer_ends(
+    log: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = LogEvents(repeats=MINUTE)
+    observer(blocked("c", 1))
+    observer(blocked("c", 2))
+    del observer
+    assert about(caplog, "key=c")[-1].endswith("repeated=1")
+
+
+async def test_an_idle_process_tells_it_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pillarbox")
+    told = asyncio.Event()
+
+    class Tell(logging.Handler):
+        @override
+        def emit(self, record: logging.LogRecord) -> None:
+            if "repeated=1" in record.getMessage():
+                told.set()
+
+    logger = logging.getLogger("pillarbox")
+    logger.addHandler(handler := Tell())
+    try:
+        observer = LogEvents(repeats=timedelta(milliseconds=1))
+        observer(blocked("d", 1))
+        observer(blocked("d", 2))
+        async with asyncio.timeout(60):
+            await told.wait()
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_flood_of_keys_is_remembered_within_bounds(
+    log: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(blocked("first", 1))
+    log(blocked("first", 2))
+    for number in range(10_000):
+        log(blocked(f"k{number}", 1))
+    assert about(caplog, "key=first")[-1].endswith("repeated=1")
