@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
+# Psycopg reads moments in no other style. How the handler writes them stays as it is.
+_READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
     Statement.LIST: {"id": UUID()},
@@ -75,6 +77,7 @@ def lock_letter(session: Session, candidate: Candidate) -> None:
     Raises:
         TakenError: it isn't, or somebody else has it.
     """
+    session.execute(_READABLE)
     _first(session, Statement.LOCK, candidate)
 
 
@@ -87,6 +90,7 @@ def run_statement(
     name: Statement, values: Mapping[str, Any], session: Session
 ) -> Sequence[Sequence[Any]]:
     """Run a statement about the inbox's dead letters, and give its rows."""
+    session.execute(_READABLE)
     return [tuple(row) for row in session.execute(text_of(name), values)]
 
 

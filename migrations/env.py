@@ -19,7 +19,7 @@ from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
-from outbox.database import PIN_SEARCH_PATH, PIN_SEARCH_PATH_LOCALLY
+from outbox.database import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 from outbox.migrations.script import run
 
 _settings: dict[str, Any] = {
@@ -122,11 +122,11 @@ def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:
 
 
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-    """Pin the search_path before the dialect asks anything of its own."""
+    """Pin the session before the dialect asks anything of its own."""
     connection = dialect.connect(*arguments, **options)
     if (tell := context.config.attributes.get("tell")) is not None:
         connection.add_notice_handler(partial(_tell_warning, tell))
-    connection.execute(PIN_SEARCH_PATH)
+    connection.execute(PIN_SESSION)
     connection.commit()
     return connection
 

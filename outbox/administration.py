@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import psycopg
 from psycopg.rows import TupleRow
 
-from outbox.database import PIN_SEARCH_PATH, conninfo
+from outbox.database import PIN_SESSION, conninfo
 from outbox.errors import DatabaseUnavailableError, UpkeepError, message_of
 from outbox.pooler import refuse_pooler
 from outbox.url import without_password
@@ -41,7 +41,7 @@ def administration(
         with psycopg.connect(
             conninfo(url, application_name=application_name), autocommit=True
         ) as connection:
-            connection.execute(PIN_SEARCH_PATH)
+            connection.execute(PIN_SESSION)
             yield connection
     except psycopg.Error as error:
         if error.sqlstate is None or error.sqlstate.startswith(_AWAY):

@@ -19,13 +19,27 @@ _REMEDY: Final = (
     "user and password as %40 for @"
 )
 _UNKNOWN_OPTION: Final = "invalid URI query parameter"
-PIN_SEARCH_PATH: Final = "SET search_path = pg_catalog, pg_temp"
-"""Else whoever may create in `public` is called by our sessions, with their rights.
+_PINNED: Final = {
+    "search_path": "pg_catalog, pg_temp",
+    "DateStyle": "'ISO, MDY'",
+    "IntervalStyle": "'postgres'",
+    "TimeZone": "'UTC'",
+    "client_encoding": "'UTF8'",
+    "bytea_output": "'hex'",
+    "extra_float_digits": "1",
+    "default_transaction_isolation": "'read committed'",
+}
+PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
+"""What our sessions stand on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
-A routine or an operator there that fits its arguments better than the catalog's wins.
+With another search_path whoever may create in `public` is called by our sessions, with
+their rights: a routine or an operator there that fits its arguments better than the
+catalog's wins. In another DateStyle psycopg can't read a moment.
 """
-PIN_SEARCH_PATH_LOCALLY: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
+PIN_SESSION_LOCALLY: Final = PIN_SESSION.replace("SET ", "SET LOCAL ")
 """The same until the transaction ends."""
+PIN_SEARCH_PATH_LOCALLY: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
+"""Its first part until the transaction ends, for one that is the user's own."""
 # A peer that vanished without a word is noticed within about 25 s.
 _SETTINGS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
@@ -108,7 +122,7 @@ async def connect(
         ) from error
     try:
         if not shared:
-            await connection.execute(PIN_SEARCH_PATH)
+            await connection.execute(PIN_SESSION)
         for name, value in (settings or {}).items():
             await connection.execute(
                 "SELECT pg_catalog.set_config(%s, %s, false)", (name, value)

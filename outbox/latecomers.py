@@ -43,7 +43,7 @@ def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
 
 
 def find_short_retention(
-    retry: RetryPolicy, minimums: Iterable[tuple[str, timedelta, timedelta]]
+    retry: RetryPolicy, minimums: Iterable[tuple[str, float, float]]
 ) -> Iterator[RetentionFoundShort]:
     """Compare the retries of a relay or a consumer with what `LIST_MINIMUMS` gives.
 
@@ -53,7 +53,8 @@ def find_short_retention(
     if retry.longest <= RetryPolicy().longest:
         return
     needed = minimum_retention(retry)
-    for table, minimum, retention in minimums:
+    for table, *seconds in minimums:
+        minimum, retention = (timedelta(seconds=each) for each in seconds)
         if needed > minimum:
             days = needed // timedelta(days=1) + 1
             longer = f" {days}d" if retention < timedelta(days=days) else ""

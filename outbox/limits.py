@@ -26,6 +26,7 @@ MAX_HEADERS_BYTES: Final = 256 * 1024
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
 """The table's own limit, whatever `Limits` say; so is each of the above."""
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
+_FIRST_MOMENT: Final = datetime.min.replace(tzinfo=UTC)
 _MOST_BYTES: Final = 4  # of a character
 _MOST_JSON_BYTES: Final = 14  # for one: a name of one byte, escaped, with its quotes
 # SQL's outbox.add has the same expression.
@@ -138,6 +139,13 @@ class Limits:
                 moment,
                 "is a naive datetime, which names no moment",
                 "give it a time zone: datetime.now(UTC) + …",
+            )
+        if moment < _FIRST_MOMENT:
+            raise InvalidMessageError(
+                "available_at",
+                moment.isoformat(),
+                "lies before the year 1",
+                "leave it out",
             )
         if moment - datetime.now(UTC) > self.max_delay:
             raise InvalidMessageError(

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from inbox.jobs import OPEN, JobState
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.database import PIN_SEARCH_PATH_LOCALLY, conninfo
+from outbox.database import PIN_SESSION_LOCALLY, conninfo
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
 from outbox.identifier import is_uuid7, moment_of
 from outbox.statement import load
@@ -136,7 +136,7 @@ def _query(
         with psycopg.connect(
             conninfo(url), application_name="inbox jobs", row_factory=dict_row
         ) as connection:
-            connection.execute(PIN_SEARCH_PATH_LOCALLY)
+            connection.execute(PIN_SESSION_LOCALLY)
             return connection.execute(load("inbox", name), parameters).fetchall()
     except psycopg.errors.CheckViolation as error:
         raise ConfigError(

@@ -29,6 +29,8 @@ CREATE TABLE outbox.message (
     CONSTRAINT message_pkey PRIMARY KEY (id, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 47),
     CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
+    -- Infinity would hold its day for ever, and Python has no moment beyond these.
+    CONSTRAINT available_at_finite CHECK (available_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'),
     CONSTRAINT settled_once CHECK (published_at IS NULL OR dead_lettered_at IS NULL)
 ) PARTITION BY RANGE (created_at);
 
@@ -86,6 +88,8 @@ CREATE TABLE outbox.dead_letter (
     discarded_by     text,
     CONSTRAINT dead_letter_pkey PRIMARY KEY (id, created_at),
     CONSTRAINT status_known CHECK (status IN ('PENDING', 'SUCCEEDED', 'DISCARDED')),
+    CONSTRAINT retry_after_finite CHECK (retry_after BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'),
+    CONSTRAINT updated_at_finite CHECK (updated_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00'),
     CONSTRAINT discarded_with_a_reason CHECK (status <> 'DISCARDED' OR discard_reason IS NOT NULL)
 ) PARTITION BY RANGE (created_at);
 
@@ -183,6 +187,7 @@ DECLARE
         WHEN length(add.content_type) > 255 THEN format('content_type has %s characters, the limit is 255', length(add.content_type))
         WHEN coalesce(add.schema_version, 0) < 1 THEN format('schema_version is %s, it starts at 1', coalesce(add.schema_version::text, 'null'))
         WHEN coalesce(add.priority, '') NOT IN ('realtime', 'default', 'bulk') THEN format('priority is %L, not realtime, default or bulk', add.priority)
+        WHEN add.available_at NOT BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN format('available_at is %s, no moment of the years 1 to 9999', add.available_at)
         WHEN add.available_at > clock_timestamp() + interval '6 days' THEN format('available_at is %s, more than 6 days ahead', add.available_at)
         WHEN get_byte(uuid_send(v_id), 6) >> 4 <> 7 OR get_byte(uuid_send(v_id), 8) >> 6 <> 2 THEN format('id %s is not a UUIDv7', v_id)
         -- Receipts live in daily partitions that are found by the moment in the id.

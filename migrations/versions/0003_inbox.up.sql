@@ -74,7 +74,8 @@ CREATE TABLE inbox.delivery (
     payload        bytea       NOT NULL,
     CONSTRAINT delivery_pkey PRIMARY KEY (seq, created_at),
     CONSTRAINT lane_exists CHECK (lane BETWEEN 0 AND 15),
-    CONSTRAINT attempts_not_negative CHECK (attempts >= 0)
+    CONSTRAINT attempts_not_negative CHECK (attempts >= 0),
+    CONSTRAINT available_at_finite CHECK (available_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00')
 ) PARTITION BY RANGE (created_at);
 COMMENT ON TABLE inbox.delivery IS 'the queue of the postgres broker: one row for each message and subscribed consumer';
 COMMENT ON COLUMN inbox.delivery.available_at IS 'null: ready; else given back by a consumer until then';

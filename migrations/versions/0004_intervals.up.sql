@@ -21,6 +21,8 @@ RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
 LANGUAGE sql STABLE ROWS 10
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET jit = off
 BEGIN ATOMIC
     WITH policy AS MATERIALIZED (
@@ -48,6 +50,8 @@ CREATE FUNCTION outbox.set_interval(parent text, span interval, premake integer)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET lock_timeout = '2s'
 SET jit = off
 AS $body$

@@ -107,6 +107,8 @@ CREATE FUNCTION outbox.clock_problem() RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 BEGIN ATOMIC
     SELECT CASE
            WHEN l.moment > now() + interval '5 minutes' THEN
@@ -141,6 +143,7 @@ CREATE FUNCTION outbox.partitions(parent text)
 RETURNS TABLE (partition regclass, starts_at timestamptz, ends_at timestamptz, is_default boolean, detach_pending boolean, owner oid)
 LANGUAGE sql STABLE ROWS 100
 SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO, MDY'  -- others name the time zone by letters, which may mean another one
 BEGIN ATOMIC
     SELECT i.inhrelid::regclass,
            nullif(split_part(split_part(b.bound, ' TO (', 1), '''', 2), '')::timestamptz,
@@ -167,6 +170,8 @@ CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 AS $body$
 DECLARE
     p outbox.partition_policy;
@@ -214,6 +219,8 @@ CREATE FUNCTION outbox.make_partitions(parent text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'  -- pg_partman computes bounds in the session's time zone
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET lock_timeout = '5s'
 SET jit = off  -- compiling takes longer than what is compiled
 AS $body$
@@ -283,6 +290,8 @@ CREATE FUNCTION outbox.make_partitions_at(parent text, moments timestamptz[]) RE
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET lock_timeout = '5s'
 AS $body$
 DECLARE

@@ -131,6 +131,8 @@ RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamp
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET jit = off
 AS $body$
 DECLARE
@@ -275,6 +277,8 @@ RETURNS TABLE (partition text, outcome text, problem text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET lock_timeout = '100ms'
 SET jit = off
 AS $body$

@@ -11,6 +11,8 @@ CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patien
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
 SET enable_seqscan = off  -- as in outbox.count_unsettled
 SET jit = off
 SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it

@@ -1,5 +1,7 @@
 -- Does:  Read which tables need a message's day, and for how long.
 -- Takes: nothing
--- Gives: parent_table, minimum, retention
+-- Gives: parent_table, minimum and retention in seconds, which any session can read
 -- Index: partition_policy_pkey
-SELECT parent_table, minimum, retention FROM outbox.partition_policy WHERE minimum IS NOT NULL ORDER BY 1
+SELECT parent_table, CAST(extract(epoch FROM minimum) AS float8),
+       CAST(extract(epoch FROM retention) AS float8)
+  FROM outbox.partition_policy WHERE minimum IS NOT NULL ORDER BY 1

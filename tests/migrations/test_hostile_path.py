@@ -189,7 +189,7 @@ def test_the_traps_would_catch_a_session_without_a_pinned_path(
     lay: Lay,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(administration, "PIN_SEARCH_PATH", "SELECT 1")
+    monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
     lay(busy_database_url)
 
     with suppress(TypeError):  # what the traps give is none of what is expected
@@ -250,7 +250,7 @@ def test_a_session_without_a_pinned_path_is_led_astray(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(administration, "PIN_SEARCH_PATH", "SELECT 1")
+    monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
     hide_the_catalog(server, busy_database_url)
 
     assert main(["doctor", "--database", busy_database_url]) == 2

@@ -40,7 +40,7 @@ def hostile_rows(database_url: str) -> str:
         give_up(
             database_url,
             message,
-            schema=schema,  # type: ignore[arg-type]
+            schema=schema,
             reason=HOSTILE,
             stacktrace=HOSTILE,
             origin=f"consumer:{HOSTILE}",

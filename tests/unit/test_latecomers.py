@@ -7,6 +7,7 @@ import pytest
 from outbox.latecomers import find_short_retention, minimum_retention
 from outbox.retry import RetryPolicy
 
+DAY = 86_400.0
 USUAL = minimum_retention()
 PATIENT = RetryPolicy(max_attempts=100, max_delay=timedelta(hours=2))
 
@@ -22,8 +23,8 @@ def test_retries_that_outlast_the_minimum_are_found_with_the_command_to_paste(
     kept: int, longer: str
 ) -> None:
     minimums = [
-        ("inbox.job", timedelta(days=20), timedelta(days=30)),
-        ("inbox.receipt", USUAL, timedelta(days=kept)),
+        ("inbox.job", 20 * DAY, 30 * DAY),
+        ("inbox.receipt", USUAL.total_seconds(), kept * DAY),
     ]
 
     (found,) = find_short_retention(PATIENT, minimums)
@@ -37,6 +38,6 @@ def test_retries_that_outlast_the_minimum_are_found_with_the_command_to_paste(
 def test_retries_up_to_the_usual_leave_a_lower_minimum_to_who_set_it(
     attempts: int,
 ) -> None:
-    low = [("inbox.receipt", timedelta(days=1), timedelta(days=1))]
+    low = [("inbox.receipt", DAY, DAY)]
 
     assert not list(find_short_retention(RetryPolicy(max_attempts=attempts), low))
