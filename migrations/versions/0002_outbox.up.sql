@@ -187,8 +187,8 @@ DECLARE
         WHEN length(add.content_type) > 255 THEN format('content_type has %s characters, the limit is 255', length(add.content_type))
         WHEN coalesce(add.schema_version, 0) < 1 THEN format('schema_version is %s, it starts at 1', coalesce(add.schema_version::text, 'null'))
         WHEN coalesce(add.priority, '') NOT IN ('realtime', 'default', 'bulk') THEN format('priority is %L, not realtime, default or bulk', add.priority)
-        WHEN add.available_at NOT BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN format('available_at is %s, no moment of the years 1 to 9999', add.available_at)
         WHEN add.available_at > clock_timestamp() + interval '6 days' THEN format('available_at is %s, more than 6 days ahead', add.available_at)
+        WHEN add.available_at NOT BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 00:00:00+00' THEN format('available_at is %s, no moment of the years 1 to 9999', add.available_at)
         WHEN get_byte(uuid_send(v_id), 6) >> 4 <> 7 OR get_byte(uuid_send(v_id), 8) >> 6 <> 2 THEN format('id %s is not a UUIDv7', v_id)
         -- Receipts live in daily partitions that are found by the moment in the id.
         WHEN abs(('x' || encode(substring(uuid_send(v_id) FROM 1 FOR 6), 'hex'))::bit(48)::bigint
