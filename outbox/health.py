@@ -56,7 +56,8 @@ class Health:
         if kind is self._started:
             self._start = None
         elif kind in self._lost:
-            what = kind.__name__.removesuffix("Lost").lower()
+            what = getattr(kind, "waits_for", None)
+            what = what or kind.__name__.removesuffix("Lost").lower()
             self._away[kind, queue] = what if queue is None else f"{what} of {queue}"
         elif kind in self._found:
             self._away.pop((self._found[kind], queue), None)

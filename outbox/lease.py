@@ -15,6 +15,9 @@ with themselves.
 
 Every member also holds one lock in shared mode. Counting its holders tells each its
 fair share; who has more gives idle lanes back, who has fewer takes free ones.
+
+Whoever may connect to the database may take these locks. So only sessions count as
+members whose role may do what ours does, and others that are in the way are told.
 """
 
 import asyncio
@@ -22,10 +25,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
+from typing_extensions import override
 
 from outbox.database import Connection, Link
 from outbox.errors import ConfigError, DatabaseUnavailableError
@@ -37,6 +42,67 @@ _BEATS: Final = 10
 _MIN_LIMIT: Final = timedelta(seconds=1)
 
 
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """A session that holds one of our advisory locks.
+
+    Attributes:
+        client: the address that it came from; None if it is local, or not to be seen.
+    """
+
+    pid: int
+    role: str
+    application: str
+    client: str | None
+
+    @override
+    def __str__(self) -> str:
+        """Name the session as an operator finds it."""
+        return (
+            f"pid {self.pid} (role {self.role}, application {self.application!r},"
+            f" client {self.client or 'local or not visible'})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Obstruction:
+    """Who is in the way of a lease.
+
+    Attributes:
+        strangers: sessions that are no members, and hold a lane or keep members out.
+        greedy: members that have long held more than their share, while we have none.
+        ringers: sessions of strangers that hold the doorbell, so that every insert
+            pays for a NOTIFY.
+    """
+
+    strangers: tuple[LockHolder, ...] = ()
+    greedy: tuple[LockHolder, ...] = ()
+    ringers: tuple[LockHolder, ...] = ()
+
+
+class _Seen(NamedTuple):
+    """A row of `list_lock_holders.sql`."""
+
+    pid: int
+    ours: bool
+    role: str
+    application: str
+    client: str | None
+    trusted: bool
+    lanes: list[int]
+    is_member: bool
+    excludes: bool
+    holds_bell: bool
+
+    @property
+    def counts(self) -> bool:
+        return self.is_member and self.trusted
+
+    @property
+    def holder(self) -> LockHolder:
+        return LockHolder(self.pid, self.role, self.application, self.client)
+
+
 class Lease:
     """The lanes that this process holds. For one event loop.
 
@@ -46,7 +112,13 @@ class Lease:
         lock_class: the first half of the lock's key; members of one class share.
         groups: lanes that are shared out as a group, each fairly.
         limit: how long after its last heartbeat a process keeps its lanes.
+        relation: the table of which members may update rows.
+        doorbell: the object of the doorbell's lock in this class, if it has one.
+        patience: how long it may have no lane, though others have more than their
+            share, before it says so: above what they may take to finish their batches.
         on_take, on_lose: called with lanes that came or went.
+        on_obstruct: called when others are in the way, when it is others than before,
+            and with an empty `Obstruction` when nobody is any more.
     """
 
     def __init__(
@@ -57,8 +129,12 @@ class Lease:
         groups: Sequence[Sequence[int]],
         limit: timedelta,
         application_name: str,
+        relation: str = "outbox.message",
+        doorbell: int | None = None,
+        patience: timedelta = timedelta(minutes=1),
         on_take: Callable[[Collection[int]], None] = lambda lanes: None,
         on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
+        on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
     ) -> None:
         if limit < _MIN_LIMIT:
             raise ConfigError(f"lease={limit}: must be at least {_MIN_LIMIT}")
@@ -67,6 +143,13 @@ class Lease:
         self._limit = limit.total_seconds()
         self._on_take = on_take
         self._on_lose = on_lose
+        self._on_obstruct = on_obstruct
+        self._relation = relation
+        self._doorbell = doorbell
+        self._patience = patience.total_seconds()
+        self._suspected: frozenset[int] = frozenset()
+        self._without_since: float | None = None
+        self._told = Obstruction()
         self._held: set[int] = set()
         self._in_use: set[int] = set()
         self._surplus: set[int] = set()
@@ -123,15 +206,89 @@ class Lease:
             await self._lose_all()
         sent = time.monotonic()
         connection = await self._link.connection()
-        if not self._held and self._fresh_until == -math.inf:
-            await self._execute(connection, "join_members", member=Lock.MEMBER)
-        (members,) = (
-            await self._execute(connection, "count_members", member=Lock.MEMBER)
-        )[0]
+        joined = self._held or self._fresh_until != -math.inf
+        if not joined:
+            ((joined,),) = await self._execute(
+                connection, "join_members", member=Lock.MEMBER
+            )
+        seen = await self._look(connection)
+        members = max(1, sum(each.counts for each in seen))
+        self._judge(seen, members)
+        if not joined:
+            return
         self._fresh_until = sent + self._limit * (1 - _MARGIN)
         self._surplus.clear()
         for group in self._groups:
             await self._balance(connection, group, math.ceil(len(group) / members))
+
+    @property
+    def obstruction(self) -> Obstruction:
+        """Who was in the way at the last heartbeat."""
+        return self._told
+
+    async def _look(self, connection: Connection) -> list[_Seen]:
+        rows = await self._execute(
+            connection,
+            "list_lock_holders",
+            lanes=[lane for group in self._groups for lane in group],
+            member=Lock.MEMBER,
+            bell=self._doorbell,
+            relation=self._relation,
+        )
+        return [_Seen(*row) for row in rows]
+
+    def _judge(self, seen: Sequence[_Seen], members: int) -> None:
+        """Tell who is in the way, once it is sure, and each time it changes."""
+        others = [each for each in seen if not each.ours]
+        strangers = [
+            each
+            for each in others
+            if each.excludes
+            or (each.is_member and not each.trusted)
+            or (each.lanes and not each.counts)
+        ]
+        ringers = [each for each in others if each.holds_bell and not each.trusted]
+        greedy = self._greedy(others, members)
+        # Seen twice: a session that just ends is nobody's trouble.
+        suspected = frozenset(each.pid for each in (*strangers, *ringers))
+        known, self._suspected = self._suspected, suspected
+        obstruction = Obstruction(
+            *(
+                tuple(sorted((e.holder for e in some), key=lambda holder: holder.pid))
+                for some in (
+                    [each for each in strangers if each.pid in known],
+                    greedy,
+                    [each for each in ringers if each.pid in known],
+                )
+            )
+        )
+        if obstruction != self._told:
+            self._told = obstruction
+            self._on_obstruct(obstruction)
+
+    def _greedy(self, others: Sequence[_Seen], members: int) -> list[_Seen]:
+        """Give members that don't share, if that has left us without a lane for long.
+
+        With more members than lanes, or when the shares don't come out even, one may
+        well have none.
+        """
+        greedy = [
+            each
+            for each in others
+            if each.counts
+            and any(
+                len(set(each.lanes).intersection(group))
+                > math.ceil(len(group) / members)
+                for group in self._groups
+            )
+        ]
+        if self._held or not greedy:
+            self._without_since = None
+            return []
+        now = time.monotonic()
+        if self._without_since is None:
+            self._without_since = now
+        return greedy if now - self._without_since >= self._patience else []
 
     async def _rest(self) -> None:
         """Wait for the next heartbeat; raise as soon as the server ends the session.

@@ -38,6 +38,8 @@ from relay.events import (
     BrokerLost,
     DatabaseFound,
     DatabaseLost,
+    LanesFree,
+    LanesWithheld,
     RelayStarted,
 )
 from relay.publisher import Publisher
@@ -165,7 +167,12 @@ def _run(arguments: argparse.Namespace) -> int:
         codec=_codec(arguments),
     )
     health = Health(
-        RelayStarted, {BrokerLost: BrokerFound, DatabaseLost: DatabaseFound}
+        RelayStarted,
+        {
+            BrokerLost: BrokerFound,
+            DatabaseLost: DatabaseFound,
+            LanesWithheld: LanesFree,
+        },
     )
     metrics = serve_metrics(arguments)
     notify = Observers(

@@ -34,6 +34,34 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LanesWithheld(Event):
+    """Other sessions hold locks of lanes, or keep this relay from them.
+
+    Strangers, which are no relays and may stop all publishing; or relays that don't
+    hand over the share of this one, which has none.
+    """
+
+    level = logging.WARNING
+    waits_for = "lanes"
+    holders: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanesFree(Event):
+    """Nobody keeps this relay from its lanes any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorbellHeld(Event):
+    """A stranger holds the doorbell: every insert sends a NOTIFY. Polling goes on."""
+
+    level = logging.WARNING
+    holders: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
     """Messages were read from their lanes."""
 

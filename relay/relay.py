@@ -20,13 +20,21 @@ from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.latecomers import LIST_MINIMUMS, find_short_retention
-from outbox.lease import Lease
+from outbox.lease import Lease, LockHolder, Obstruction
 from outbox.lock import LOCK_CLASS, Lock
 from outbox.pooler import refuse_pooler_async
 from relay.breaker import Breaker
 from relay.claim import claim_batch
 from relay.config import RelayConfig
-from relay.events import LeaseLost, LeaseTaken, RelayStarted, RelayStopped
+from relay.events import (
+    DoorbellHeld,
+    LanesFree,
+    LanesWithheld,
+    LeaseLost,
+    LeaseTaken,
+    RelayStarted,
+    RelayStopped,
+)
 from relay.lanes import Lanes
 from relay.oversized import OversizedRows
 from relay.portion import Portion
@@ -44,6 +52,12 @@ _WORKER_SETTINGS: Final = {
     # settle and 15 ms to claim, against 1.6 ms each with 8.
     "plan_cache_mode": "force_custom_plan",
 }
+
+_END_STRANGERS: Final = (
+    "SELECT pg_terminate_backend(PID); and keep others out:"
+    " REVOKE CONNECT ON DATABASE … FROM PUBLIC, then GRANT it to the roles that need it"
+)
+_END_RELAYS: Final = "restart the relays that hold more lanes than their share"
 
 
 class Relay:
@@ -80,6 +94,11 @@ class Relay:
             groups=[lanes_of(priority) for priority in PRIORITIES],
             limit=self._config.lease,
             application_name=f"{self._application} lease",
+            relation="outbox.message",
+            doorbell=Lock.OUTBOX_DOORBELL,
+            # Lanes in flight are handed over when their batch is published and settled.
+            patience=2 * self._config.lease + self._config.publish_timeout,
+            on_obstruct=self._on_obstruct,
             on_take=self._on_take,
             on_lose=self._on_lose,
         )
@@ -94,6 +113,8 @@ class Relay:
             origin=self._origin,
             notify=self._notify,
         )
+        self._withheld = False
+        self._ringers: tuple[LockHolder, ...] = ()
         self._stop = asyncio.Event()
         self._flying: set[asyncio.Task[Any]] = set()
 
@@ -213,6 +234,27 @@ class Relay:
     def _on_take(self, lanes: Collection[int]) -> None:
         self._lanes.take(lanes)
         self._notify(LeaseTaken(lanes=tuple(sorted(lanes))))
+
+    def _on_obstruct(self, obstruction: Obstruction) -> None:
+        holders = (*obstruction.strangers, *obstruction.greedy)
+        if holders:
+            self._withheld = True
+            self._notify(
+                LanesWithheld(
+                    holders=tuple(map(str, holders)),
+                    remedy=_END_STRANGERS if obstruction.strangers else _END_RELAYS,
+                )
+            )
+        elif self._withheld:
+            self._withheld = False
+            self._notify(LanesFree())
+        if obstruction.ringers and obstruction.ringers != self._ringers:
+            self._notify(
+                DoorbellHeld(
+                    holders=tuple(map(str, obstruction.ringers)), remedy=_END_STRANGERS
+                )
+            )
+        self._ringers = obstruction.ringers
 
     def _on_lose(self, lanes: Collection[int]) -> None:
         self._lanes.lose(lanes)

@@ -1,0 +1,170 @@
+"""Who may connect may take our advisory locks: it is seen, named and told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox import Message
+from outbox.health import Health
+from outbox.lane import PRIORITIES, lanes_of
+from outbox.lease import Lease, Obstruction
+from outbox.lock import LOCK_CLASS, Lock
+from relay.events import (
+    DoorbellHeld,
+    LanesFree,
+    LanesWithheld,
+    LeaseTaken,
+    RelayStarted,
+)
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, insert, running
+
+LANES = [lane for priority in PRIORITIES for lane in lanes_of(priority)]
+SECOND = timedelta(seconds=1)
+ALL_LANES = f"SELECT pg_advisory_lock({LOCK_CLASS}, n) FROM generate_series(0, 47) n"
+MEMBER = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.MEMBER)})"
+JOINED = f"SELECT pg_advisory_lock_shared({LOCK_CLASS}, {int(Lock.MEMBER)})"
+BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.OUTBOX_DOORBELL)})"
+
+
+@pytest.fixture
+def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
+    """A session of a role that may connect, and nothing else."""
+    execute(database_url, "DROP ROLE IF EXISTS mallory")
+    execute(database_url, "CREATE ROLE mallory LOGIN")
+    with psycopg.connect(
+        database_url.replace("postgres@", "mallory@"),
+        autocommit=True,
+        application_name="just looking",
+    ) as session:
+        yield session
+    execute(database_url, "DROP ROLE mallory")
+
+
+class Watched:
+    """A lease that tells who is in its way."""
+
+    def __init__(self, url: str, patience: timedelta = SECOND) -> None:
+        self.told: asyncio.Queue[Obstruction] = asyncio.Queue()
+        self.held: set[int] = set()
+        self.has_all = asyncio.Event()
+        self.lease = Lease(
+            url,
+            lock_class=LOCK_CLASS,
+            groups=[lanes_of(priority) for priority in PRIORITIES],
+            limit=SECOND,
+            application_name="watched",
+            doorbell=Lock.OUTBOX_DOORBELL,
+            patience=patience,
+            on_take=self._take,
+            on_obstruct=self.told.put_nowait,
+        )
+
+    def _take(self, lanes: object) -> None:
+        assert isinstance(lanes, set)
+        self.held |= lanes
+        if len(self.held) == len(LANES):
+            self.has_all.set()
+
+    async def next(self) -> Obstruction:
+        async with asyncio.timeout(60):
+            return await self.told.get()
+
+
+@asynccontextmanager
+async def watched(url: str, patience: timedelta = SECOND) -> AsyncIterator[Watched]:
+    lease = Watched(url, patience)
+    running = asyncio.create_task(lease.lease.run())
+    try:
+        yield lease
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@pytest.mark.parametrize("lock", [ALL_LANES, MEMBER])
+async def test_a_relay_without_lanes_names_the_stranger_and_goes_on_when_it_is_gone(
+    lock: str,
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+) -> None:
+    mallory.execute(lock)
+    health = Health(RelayStarted, {LanesWithheld: LanesFree})
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, lease=SECOND) as relay:
+        (event,) = await relay.events.wait_for(LanesWithheld)
+        for each in relay.events.events:
+            health(each)
+        assert health.waits_for == ["lanes"]
+        (holder,) = event.holders
+        assert f"pid {mallory.info.backend_pid} (role mallory" in holder
+        assert "application 'just looking'" in holder
+        assert "REVOKE CONNECT" in event.remedy
+        assert relay.events.of(LeaseTaken) == []
+
+        mallory.close()
+        await relay.events.wait_for(LanesFree)
+        health(relay.events.of(LanesFree)[0])
+        assert health.waits_for == []
+        insert(database_url, Message("after", b""))
+        await publisher.until_acked(1)
+
+
+async def test_who_holds_the_doorbell_is_told_and_polling_goes_on(
+    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
+) -> None:
+    mallory.execute(BELL)
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, lease=SECOND) as relay:
+        (event,) = await relay.events.wait_for(DoorbellHeld)
+        assert "role mallory" in event.holders[0]
+        insert(database_url, Message("rung", b""))
+        await publisher.until_acked(1)
+        assert relay.events.of(LanesWithheld) == []
+
+
+async def test_a_stranger_among_the_members_takes_nobody_s_share(
+    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
+) -> None:
+    mallory.execute(JOINED)
+    async with watched(database_url) as one:
+        async with asyncio.timeout(60):
+            await one.has_all.wait()
+        assert [each.role for each in (await one.next()).strangers] == ["mallory"]
+        mallory.close()
+        assert await one.next() == Obstruction()
+
+
+async def test_a_relay_that_hands_nothing_over_is_told(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as hung:
+        hung.execute(JOINED)
+        hung.execute(ALL_LANES)
+        async with watched(database_url) as one:
+            told = await one.next()
+            assert told.strangers == ()
+            assert [each.pid for each in told.greedy] == [hung.info.backend_pid]
+            hung.execute("SELECT pg_advisory_unlock_all()")
+            assert await one.next() == Obstruction()
+
+
+async def test_more_relays_than_lanes_are_in_nobody_s_way(database_url: str) -> None:
+    lanes = "SELECT pg_advisory_lock(%s, lane) FROM unnest(%s::int[]) lane"
+    # Of 17 members each of 16 holds one lane of each priority.
+    sessions = [psycopg.connect(database_url, autocommit=True) for _ in range(16)]
+    try:
+        for number, session in enumerate(sessions):
+            session.execute(JOINED)
+            share = [lanes_of(priority)[number] for priority in PRIORITIES]
+            session.execute(lanes, (LOCK_CLASS, share))
+        one = Watched(database_url, patience=timedelta(0))
+        for _ in range(3):
+            await one.lease.beat()
+        assert (one.held, one.lease.obstruction) == (set(), Obstruction())
+        await one.lease._link.close()
+    finally:
+        for session in sessions:
+            session.close()
