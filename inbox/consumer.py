@@ -27,6 +27,7 @@ from inbox.kinds import (
     make_handler,
     most_connections,
 )
+from inbox.leased import sweeping
 from inbox.prepare import Permanent, Terms
 from inbox.receipt import check_text
 from inbox.receive import Reception, receive_all, stop_all
@@ -263,6 +264,8 @@ class Consumer:
         is_long = has_long_handlers(self._routes)
         await check_database(self._handling, retry, observers.notify, is_long=is_long)
         async with AsyncExitStack() as stack:
+            if is_long:
+                await stack.enter_async_context(sweeping(self._handling, self.name))
             flights = self._flights(weights, observers, bounds)
             receptions = [
                 Reception(

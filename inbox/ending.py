@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from inbox.errors import HandlerTimeoutError
 from inbox.handle import Handling
 from inbox.job import AnyJob
 from inbox.lease import End, Lease
 from inbox.prepare import Terms
+from inbox.routes import name_of
 
 # For what is cancelled to end: a handler for the second time, at the end of the drain.
 _LAST_STEPS: Final = 1.0
@@ -62,7 +64,10 @@ async def call_until_end(
         is_told = False
         if not work.done():
             end = _why(lease, stop)
-            job.end()
+            overrun = None
+            if end is End.TIMED_OUT and limit is not None:
+                overrun = HandlerTimeoutError(name_of(handler), limit)
+            job.end(overrun)
             is_told = handling.interrupt(work)
             await asyncio.wait({work})
     except BaseException:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox.errors import JobLostError
+from inbox.errors import HandlerTimeoutError, JobLostError
 from inbox.idle import limit_idle, limit_idle_now
 from inbox.jobs import (
     JobKey,
@@ -61,6 +61,7 @@ class AnyJob:
         self._lease = leased.number
         self._max_idle = max_idle
         self._ending = threading.Event()
+        self._overrun: HandlerTimeoutError | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -75,8 +76,13 @@ class AnyJob:
             self.has_seen_end = True
         return self.has_seen_end
 
-    def end(self) -> None:
-        """Ask the handler to stop."""
+    def end(self, overrun: HandlerTimeoutError | None = None) -> None:
+        """Ask the handler to stop.
+
+        Args:
+            overrun: its time limit is over, so it can't succeed any more.
+        """
+        self._overrun = overrun or self._overrun
         self._ending.set()
 
     def _begin(self, session: Session) -> None:
@@ -90,7 +96,17 @@ class AnyJob:
         if not hold_job(session, self._key, self._lease):
             raise JobLostError(self._key.id)
 
+    def _begin_last(self, session: Session) -> None:
+        self._check_time()
+        self._begin(session)
+
+    def _check_time(self) -> None:
+        if self._overrun is not None:
+            raise self._overrun
+
     def _finish(self, session: Session) -> None:
+        # Last: what is in time here is a success, though the limit ends meanwhile.
+        self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
         if not finish_job(session, self._key, self._lease, done, attempts=attempts):
@@ -143,9 +159,11 @@ class Job(AnyJob):
 
         Raises:
             JobLostError: as `transaction`.
+            HandlerTimeoutError: the time limit is over; nothing was committed, and
+                the attempt has failed.
         """
         with self._sessions() as session, session.begin():
-            self._begin(session)
+            self._begin_last(session)
             with lent(session):
                 yield session
             session.flush()
@@ -192,7 +210,7 @@ class AsyncJob(AnyJob):
     async def finish(self) -> "AsyncIterator[AsyncSession]":
         """Do as `Job.finish`."""
         async with self._sessions() as session, session.begin():
-            await session.run_sync(self._begin)
+            await session.run_sync(self._begin_last)
             async with lent(session):
                 yield session
             await session.flush()

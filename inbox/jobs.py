@@ -135,6 +135,11 @@ def reopen_job(session: Session, key: JobKey) -> None:
     session.execute(_statement("reopen_job"), key.values)
 
 
+def end_abandoned_jobs(session: Session, consumer: str) -> None:
+    """End the jobs of a consumer that are to be cancelled and whose process is gone."""
+    session.execute(_statement("end_abandoned_jobs"), {"consumer": consumer})
+
+
 def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
     """Renew a lease; tell whether the job is to be cancelled, None if it is lost."""
     renewed = _run(session, "renew_job", key, lease, seconds=seconds)

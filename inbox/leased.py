@@ -9,7 +9,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, NoReturn, Protocol
 
@@ -28,6 +29,7 @@ from inbox.jobs import (
     JobState,
     Leased,
     Taking,
+    end_abandoned_jobs,
     queue_job,
     take_job,
 )
@@ -40,6 +42,7 @@ from outbox.retry import RetryPolicy
 
 # So that who waits for a lease to run out finds that it has.
 _AGAIN: Final = 0.2
+_SWEEP: Final = 60.0
 
 
 class LongHandler:
@@ -267,6 +270,28 @@ class LongHandling:
         if not await lease.give_back(one_line(error), is_failed=True):
             raise _lost(lease) from error
         raise error
+
+
+@asynccontextmanager
+async def sweeping(handling: Handling, consumer: str) -> AsyncIterator[None]:
+    """End, from time to time, what was cancelled and lost its process.
+
+    The broker may never hand such a message over again, and an open job holds its day.
+    """
+    sweep = asyncio.create_task(_sweep(handling, consumer))
+    try:
+        yield
+    finally:
+        sweep.cancel()
+        await asyncio.wait({sweep})
+
+
+async def _sweep(handling: Handling, consumer: str) -> None:
+    while True:
+        # What goes wrong here is tried again, and told by whoever handles messages.
+        with suppress(Exception):
+            await transact(handling, end_abandoned_jobs, consumer)
+        await asyncio.sleep(_SWEEP)
 
 
 def _has_receipt(session: Session, key: JobKey) -> bool:

@@ -93,6 +93,11 @@ def _cancel(arguments: argparse.Namespace) -> int:
         reason=arguments.reason,
     )
     named = printable(consumer)
+    if row["state"] == JobState.CANCELLED and known.get(consumer) in OPEN:
+        had = f": its worker {row['worker']} is gone" if row["worker"] else ""
+        said = printable(f"{id} of {consumer} is cancelled{had}, and nobody has it now")
+        sys.stdout.write(f"{said}\n")
+        return 0
     if row["state"] != JobState.WAITING:
         sys.stdout.write(f"{id} of {named} has ended already: {row['state']}\n")
         return 1
@@ -164,6 +169,11 @@ def _row(job: dict[str, Any], now: datetime) -> tuple[str | None, ...]:
         JobState.WAITING: job["cancel_requested_at"],
     }.get(JobState(job["state"]), job["finished_at"])
     passed = str(now - since).partition(".")[0]
+    worker = job["worker"]
+    if job["worker_is_gone"]:
+        worker = f"{worker} (gone)"
+    elif job["finished_at"] is None and job["lease_until"] is None:
+        worker = None  # it had the job before
     return (
         job["state"],
         passed,
@@ -171,5 +181,5 @@ def _row(job: dict[str, Any], now: datetime) -> tuple[str | None, ...]:
         job["consumer"],
         job["topic"],
         str(job["message_id"]),
-        job["worker"],
+        worker,
     )

@@ -1,9 +1,10 @@
 -- Does:  List jobs, those that are open first, then the newest.
 -- Takes: consumer (null: all), states (null: all), max_rows
--- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
+-- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, worker_is_gone (its lease ran out), reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
 -- Index: job_open_idx when only open states are asked for
-SELECT message_id, consumer, state, attempts, topic, key, tenant, worker, reason,
-       queued_at, started_at, cancel_requested_at, finished_at, lease_until
+SELECT message_id, consumer, state, attempts, topic, key, tenant, worker,
+       finished_at IS NULL AND coalesce(lease_until < clock_timestamp(), false) AS worker_is_gone,
+       reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
   FROM inbox.job
  WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
    AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s))

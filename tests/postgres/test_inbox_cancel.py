@@ -1,6 +1,7 @@
 """Long handlers that end otherwise: cancelled, overtaken, out of time, hopeless."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -31,6 +32,7 @@ from tests.fixtures.jobs import (
     note,
 )
 from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
 
 
 @pytest.fixture
@@ -255,3 +257,90 @@ def test_a_lease_that_is_too_short_is_refused(url: str) -> None:
         consumer = consumer_of(sessions)
         with pytest.raises(ConfigError, match="at least a second"):
             consumer.handles(TOPIC, lease=timedelta(milliseconds=1))(print)
+
+
+def abandon(url: str, *, seconds_ago: int) -> Message:
+    """Leave a job as a process does that dies with it, after a cancel."""
+    message = Message(TOPIC, b"")
+    execute(
+        url,
+        "INSERT INTO inbox.job (message_id, message_at, consumer, topic, state, lease,"
+        " attempts, worker, started_at, cancel_requested_at, lease_until) VALUES"
+        f" ('{message.id}', inbox.moment_of('{message.id}'), 'reports', '{TOPIC}',"
+        " 'waiting', 1, 1, 'node-3:1', now(), now(),"
+        f" now() - interval '{seconds_ago} s')",
+    )
+    return message
+
+
+def test_a_cancelled_job_whose_process_died_is_marked(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    abandon(url, seconds_ago=1)
+    alive = abandon(url, seconds_ago=-600)
+
+    assert main(["jobs", "--database", url]) == 0
+    workers = [
+        line.split(maxsplit=6)[6] for line in capsys.readouterr().out.splitlines()
+    ]
+    assert workers == ["worker", "node-3:1 (gone)", "node-3:1"]
+    assert main(["jobs", "--database", url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [job["worker_is_gone"] for job in found] == [True, False]
+    assert found[1]["message_id"] == str(alive.id)
+
+
+async def test_a_cancel_ends_a_job_whose_process_died(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = abandon(url, seconds_ago=1)
+
+    assert await cancel(url, message, "--reason", "wrong customer") == 0
+
+    assert "is cancelled: its worker node-3:1 is gone" in capsys.readouterr().out
+    assert job_of(url)[:5] == ["cancelled", 1, 1, "wrong customer", True]
+    assert await cancel(url, message) == 1
+    assert "has ended already: cancelled" in capsys.readouterr().out
+
+
+async def test_a_cancel_leaves_a_job_to_its_process_while_that_lives(url: str) -> None:
+    message = abandon(url, seconds_ago=-600)
+
+    assert await cancel(url, message) == 0
+
+    assert job_of(url)[0] == "waiting"
+
+
+async def test_a_consumer_ends_what_was_cancelled_and_lost_its_process(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    abandon(url, seconds_ago=1)
+    alive = abandon(url, seconds_ago=-600)
+    consumer = consumer_of(sessions)
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None: ...
+
+    query = "SELECT message_id FROM inbox.job WHERE state = 'waiting'"
+    async with running(consumer):
+        await asyncio.to_thread(
+            wait_for,
+            "the job has ended",
+            lambda: execute(url, query) == [(alive.id,)],
+        )
+
+
+async def test_the_message_of_a_job_that_was_cancelled_so_never_begins(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    message = abandon(url, seconds_ago=1)
+    assert await cancel(url, message) == 0
+    consumer = consumer_of(sessions, message)
+
+    @consumer.handles(TOPIC, lease=LEASE)
+    async def render(job: AsyncJob, message: Message) -> None:
+        await note(job, "begun")
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageCancelled)
+    assert effects(url) == []

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
+from inbox.errors import HandlerTimeoutError, JobLostError
 from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
 from inbox.job import AnyJob, AsyncJob, Job
 from outbox import Message
@@ -150,8 +152,8 @@ async def test_a_function_that_never_looked_has_finished_when_it_returns(
 ) -> None:
     begun, is_told = threading.Event(), threading.Event()
 
-    def end(job: AnyJob) -> None:
-        AnyJob.end(job)
+    def end(job: AnyJob, overrun: HandlerTimeoutError | None = None) -> None:
+        AnyJob.end(job, overrun)
         is_told.set()
 
     monkeypatch.setattr(Job, "end", end)
@@ -254,3 +256,65 @@ async def test_what_is_being_saved_when_the_stop_comes_is_saved(
                 wait_for, "it is to stop", lambda: jobs[0].cancelled
             )
     assert job_of(url) == GIVEN_BACK
+
+
+@pytest.mark.parametrize("is_caught", [False, True], ids=["raises", "caught"])
+async def test_a_function_that_finishes_after_its_time_has_failed(
+    url: str, is_caught: bool
+) -> None:
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+        def render(job: Job, message: Message) -> None:
+            caught = HandlerTimeoutError if is_caught else JobLostError
+            with suppress(caught), job.finish() as session:
+                session.execute(EFFECT, {"what": "late"})
+                wait_for("the time is over", lambda: job.cancelled)
+
+        async with running(consumer) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+    assert "took longer than its time limit" in given_up.reason
+    assert job_of(url)[:2] == ["timed_out", 3]
+    assert effects(url) == []
+    assert receipts(url) == 0
+
+
+async def test_a_function_that_begins_to_finish_after_its_time_has_failed(
+    url: str,
+) -> None:
+    with sessions_of(url) as sessions:
+        consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+        @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+        def render(job: Job, message: Message) -> None:
+            wait_for("the time is over", lambda: job.cancelled)
+            job.save({"attempt": job.attempts})
+            with job.finish() as session:
+                session.execute(EFFECT, {"what": "late"})
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    assert job_of(url)[:2] == ["timed_out", 3]
+    assert job_of(url)[-1] == {"attempt": 3}
+    assert effects(url) == []
+    assert receipts(url) == 0
+
+
+async def test_a_coroutine_that_finishes_after_its_time_has_failed(
+    url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions, Message(TOPIC, b""))
+
+    @consumer.handles(TOPIC, lease=LEASE, time_limit=timedelta(milliseconds=20))
+    async def render(job: AsyncJob, message: Message) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        async with job.finish() as session:
+            await session.execute(EFFECT, {"what": "late"})
+
+    async with running(consumer) as events:
+        await events.wait_for(MessageDeadLettered)
+    assert job_of(url)[:2] == ["timed_out", 3]
+    assert effects(url) == []
+    assert receipts(url) == 0
