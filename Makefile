@@ -32,10 +32,10 @@ IMAGE_EXTRAS := migrations binary asyncpg redis kafka rabbitmq nats sqs http \
 
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test fault bench setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test fault bench setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats pgbouncer faketime
 else
 # make demo ARGS='--broker nats'
@@ -57,7 +57,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fault bench images containers matrix check format lock setup clean packages
+.PHONY: help demo test fault bench wheel images containers matrix check format lock setup clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ fault: packages $(READY) ## Run the tests that break things, in their full numbe
 
 bench: packages $(READY) ## Measure speed and memory, beside other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+wheel: packages $(READY) ## Try the wheel without the lock file, at the lowest and newest versions (ARGS=--full)
+	@test -x $(BIN)/uv || $(PIP) install uv
+	@$(BIN)/python -m tests.install $(ARGS)
 
 images: packages ## Build the images of docker/, without a registry if need be
 	@docker/engine docker/build-images

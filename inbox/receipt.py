@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     TextualSelect,
     Uuid,
+    __version__,
     bindparam,
     select,
     text,
@@ -32,7 +33,7 @@ from inbox.transaction import hold
 from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.causation import note_cause
-from outbox.errors import NotASessionError, shorten
+from outbox.errors import ConfigError, NotASessionError, shorten
 from outbox.identifier import is_uuid7, moment_of
 from outbox.statement import load
 
@@ -87,7 +88,15 @@ class _Insert:
             execution_options={"preserve_rowcount": True},
         )
         held.is_begun = True
-        return cast("CursorResult[Any]", result).rowcount == 1
+        count = cast("CursorResult[Any]", result).rowcount
+        if count < 0:
+            # Taken for a duplicate, every message would be skipped without a word.
+            raise ConfigError(
+                f"rowcount={count} of an INSERT: SQLAlchemy {__version__} doesn't say "
+                "whether the receipt is new; use 2.0.31 or newer, with psycopg or "
+                "asyncpg"
+            )
+        return count == 1
 
 
 _INSERT: Final = _Insert(receipt_table, "message_id", "message_at", "consumer")

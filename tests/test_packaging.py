@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, distribution
@@ -11,14 +10,8 @@ from zipfile import ZipFile
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-# Where each folder of the tree ends up in the wheel.
-MOUNTS = {
-    "outbox": "outbox",
-    "relay": "relay",
-    "inbox": "inbox",
-    "migrations": "outbox/migrations",
-}
+from tests.install.wheel import MOUNTS, ROOT, build_wheel
+
 SHIPPED = {".py", ".sql", ".typed", ".mako"}
 
 # Prints the hash of each file of our packages, as the interpreter finds them.
@@ -52,8 +45,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 engine = create_engine("postgresql+psycopg://")
-add(Session(engine), Message("t", 1))
-add(scoped_session(sessionmaker(engine)), Message("t", 1))
+for session in (Session(engine), scoped_session(sessionmaker(engine))):
+    add(session, Message("t", 1))
+    session.rollback()
 sessions = sessionmaker(engine)
 inbox.Consumer("memory://", sessions, name="c").handles("t")(lambda s, m: None)
 try:
@@ -65,19 +59,7 @@ except NotASessionError:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy, so that nothing is left in the tree."""
-    source = tmp_path_factory.mktemp("source")
-    for folder in MOUNTS:
-        shutil.copytree(
-            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    built = tmp_path_factory.mktemp("built")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    subprocess.run([*build, "--outdir", built, source], check=True, capture_output=True)
-    (path,) = built.glob("*.whl")
-    return path
+    return build_wheel(tmp_path_factory.mktemp("built"))
 
 
 def files_found(**environment: str) -> dict[str, str]:

@@ -1,23 +1,125 @@
-"""FastStream: subscribers behind a middleware that knows the receipts."""
+"""FastStream: a subscriber behind a middleware that knows the receipts.
 
-from typing import Annotated
+python -m examples.frameworks.faststream_app
 
-from faststream import Context
-from faststream.nats import NatsBroker
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+The broker is that of PILLARBOX_BROKER_URL. Each keeps what is published while this is
+down, and gives again what was not acked; FastStream's defaults do neither, on Kafka
+they even ack before the handler runs.
+"""
+
+import asyncio
+import os
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from faststream import AckPolicy, Context, FastStream
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from examples.frameworks.billing import invoice
 from inbox.frameworks.faststream import Idempotent
+from outbox.database import sqlalchemy_url
+
+TOPIC = "orders.placed"
+CONSUMER = "billing"
+# Without it a message whose handler failed is given up, or was acked before.
+AGAIN = AckPolicy.NACK_ON_ERROR
 
 
-def make_broker(url: str, sessions: async_sessionmaker[AsyncSession]) -> NatsBroker:
-    """Make a broker whose subscribers bill each order once."""
-    broker = NatsBroker(url, middlewares=[Idempotent(sessions, consumer="billing")])
+async def bill(
+    order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
+) -> None:
+    """Bill an order once, however often its message comes."""
+    await session.execute(invoice(order["order_id"]))
 
-    @broker.subscriber("orders.placed")
-    async def bill(
-        order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
-    ) -> None:
-        await session.execute(invoice(order["order_id"]))
 
+def nats_broker(url: str, once: Idempotent) -> Any:
+    """A durable on the stream that the relay publishes to, fetched by all replicas."""
+    from faststream.nats import JStream, NatsBroker, PullSub
+
+    broker = NatsBroker(url, middlewares=[once])
+    stream = JStream("ORDERS", declare=False)  # the relay's, with its own settings
+    broker.subscriber(
+        TOPIC, stream=stream, durable=CONSUMER, pull_sub=PullSub(), ack_policy=AGAIN
+    )(bill)
     return broker
+
+
+def redis_broker(url: str, once: Idempotent) -> Any:
+    """A group on the stream; the second subscriber takes over what was left behind."""
+    from faststream.redis import RedisBroker, StreamSub
+
+    broker = RedisBroker(url, middlewares=[once])
+    # Each replica has a name, and finds by it what it was given and didn't ack.
+    member = os.environ.get("HOSTNAME", "one")
+    new = StreamSub(TOPIC, group=CONSUMER, consumer=member)
+    # Longer than a handler takes: in milliseconds.
+    left = StreamSub(TOPIC, group=CONSUMER, consumer=member, min_idle_time=60_000)
+    for stream in (new, left):
+        broker.subscriber(stream=stream, ack_policy=AGAIN)(bill)
+    return broker
+
+
+def rabbitmq_broker(url: str, once: Idempotent) -> Any:
+    """A durable queue at the exchange of the relay."""
+    from faststream.rabbit import (
+        ExchangeType,
+        RabbitBroker,
+        RabbitExchange,
+        RabbitQueue,
+    )
+
+    broker = RabbitBroker(url, middlewares=[once])
+    queue = RabbitQueue(CONSUMER, durable=True, routing_key=TOPIC)
+    exchange = RabbitExchange("outbox", type=ExchangeType.TOPIC, durable=True)
+    broker.subscriber(queue, exchange, ack_policy=AGAIN)(bill)
+    return broker
+
+
+def kafka_broker(url: str, once: Idempotent) -> Any:
+    """A group that commits what was handled, with aiokafka."""
+    from faststream.kafka import KafkaBroker
+
+    broker = KafkaBroker(urlsplit(url).netloc, middlewares=[once])
+    broker.subscriber(
+        TOPIC, group_id=CONSUMER, auto_offset_reset="earliest", ack_policy=AGAIN
+    )(bill)
+    return broker
+
+
+def confluent_broker(url: str, once: Idempotent) -> Any:
+    """The same with librdkafka."""
+    from faststream.confluent import KafkaBroker
+
+    broker = KafkaBroker(urlsplit(url).netloc, middlewares=[once])
+    broker.subscriber(
+        TOPIC, group_id=CONSUMER, auto_offset_reset="earliest", ack_policy=AGAIN
+    )(bill)
+    return broker
+
+
+BROKERS = {
+    "amqp": rabbitmq_broker,
+    "confluent": confluent_broker,
+    "kafka": kafka_broker,
+    "nats": nats_broker,
+    "redis": redis_broker,
+}
+
+
+def make_broker(url: str, sessions: async_sessionmaker[AsyncSession]) -> Any:
+    """Make the broker of a URL, whose subscriber bills each order once."""
+    once = Idempotent(sessions, consumer=CONSUMER)
+    return BROKERS[urlsplit(url).scheme](url, once)
+
+
+async def main() -> None:
+    """Bill orders until SIGTERM."""
+    engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
+    sessions = async_sessionmaker(engine)
+    broker = make_broker(os.environ["PILLARBOX_BROKER_URL"], sessions)
+    await FastStream(broker).run()
+    await engine.dispose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -2,12 +2,13 @@
 
     broker = NatsBroker(middlewares=[Idempotent(sessions, consumer="billing")])
 
-    @broker.subscriber("orders.placed")
+    @broker.subscriber("orders.placed", stream="ORDERS", durable="billing")
     async def bill(order: Order, session: Annotated[AsyncSession, Context("session")]):
         session.add(Invoice(order_id=order.id))
 
 Receipt and effects commit before FastStream acks. A handler that raises undoes both,
-and what FastStream then does is by its own `ack_policy`.
+and what FastStream then does is by its own `ack_policy`: only `NACK_ON_ERROR` has the
+message come again. Entries of Redis streams that our publisher wrote are read as such.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,10 +16,16 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from faststream import BaseMiddleware, ContextRepo
-from faststream.message import SourceType, StreamMessage
-from faststream.response import PublishCommand
-from faststream.response.publish_type import PublishType
+try:
+    from faststream import BaseMiddleware, ContextRepo
+    from faststream.message import SourceType, StreamMessage
+    from faststream.response import PublishCommand
+    from faststream.response.publish_type import PublishType
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"inbox.frameworks.faststream: {error}; pip install 'pillarbox[faststream]'",
+        name=error.name,
+    ) from error
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
@@ -27,18 +34,36 @@ from inbox.idempotent import record_receipt_async
 from inbox.idle import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
 from inbox.receipt import MessageId, check_text
 from inbox.transaction import lent
+from outbox.errors import InvalidMessageError
+from outbox.headers import to_headers
+from outbox.wire import PAYLOAD, from_fields
 
-_PREFIXES: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
+# Under which our publishers write the attributes of a message, by FastStream's broker.
+_PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "confluent": ("ce_",),
+    "kafka": ("ce_",),
+    "nats": ("ce-",),
+    "rabbit": ("cloudEvents:", "cloudEvents_"),
+    "redis": ("ce-",),
+}
+_ANY: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
 
 
 def event_id(message: StreamMessage[Any]) -> MessageId:
     """Read the id that our publishers write, whatever the broker.
 
     Raises:
-        InvalidReceiptError: there is none.
+        InvalidReceiptError: there is none, or it is a batch, which has many.
     """
+    if message.batch_headers:
+        raise InvalidReceiptError(
+            f"batch of {len(message.batch_headers)} messages: has no one id, and a "
+            "receipt for all of them would skip the new ones beside a known one; "
+            "subscribe to single messages"
+        )
     headers: Mapping[str, Any] = message.headers or {}
-    for prefix in _PREFIXES:
+    prefixes = _PREFIXES.get(_broker_of(message), _ANY)
+    for prefix in prefixes:
         value = headers.get(f"{prefix}id")
         if value:
             try:
@@ -49,9 +74,43 @@ def event_id(message: StreamMessage[Any]) -> MessageId:
                     "of such messages"
                 ) from error
     raise InvalidReceiptError(
-        "message id: there is no header ce-id; pass key=… that reads the id of such "
-        "messages"
+        f"message id: there is no header {prefixes[0]}id; pass key=… that reads the id "
+        "of such messages"
     )
+
+
+def _broker_of(message: StreamMessage[Any]) -> str:
+    for kind in type(message).__mro__:
+        package, _, rest = kind.__module__.partition(".")
+        if package == "faststream":
+            return rest.partition(".")[0]
+    return ""
+
+
+def unfold(message: StreamMessage[Any]) -> None:
+    """Make body and headers of what our publisher wrote to a Redis stream, in place.
+
+    FastStream knows entries of its own only; others it takes for a body, fields and
+    all. What came by another way is left as it is.
+
+    Raises:
+        InvalidReceiptError: the entry has our fields, and they are no message.
+    """
+    raw = message.raw_message
+    if _broker_of(message) != "redis" or raw.get("type") != "stream":
+        return
+    fields: Mapping[bytes, bytes] = raw["data"]
+    if PAYLOAD not in fields or b"id" not in fields:
+        return
+    try:
+        found = from_fields(fields)
+    except InvalidMessageError as error:
+        raise InvalidReceiptError(f"entry of {raw['channel']}: {error}") from error
+    message.body = found.payload
+    message.headers = to_headers(found, "ce-")
+    message.content_type = found.content_type
+    message.message_id = str(found.id)
+    message.clear_cache()
 
 
 class Idempotent:
@@ -127,6 +186,7 @@ class _Once(BaseMiddleware[Any, Any]):
     ) -> Any:
         if msg.source_type is SourceType.RESPONSE:
             return await call_next(msg)
+        unfold(msg)
         id = self._key(msg)
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)

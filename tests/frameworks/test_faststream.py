@@ -1,4 +1,4 @@
-"""The guard as a middleware of FastStream, with a real NATS."""
+"""The guard as a middleware of FastStream, with a real NATS and a real Redis."""
 
 import asyncio
 import json
@@ -9,17 +9,28 @@ from uuid import UUID
 
 import pytest
 from faststream import Context
+from faststream.confluent.message import KafkaMessage as ConfluentMessage
+from faststream.kafka.message import KafkaMessage
 from faststream.nats import NatsBroker
+from faststream.nats.message import NatsBatchMessage, NatsMessage
+from faststream.rabbit.message import RabbitMessage
+from faststream.redis import RedisBroker, StreamSub
+from faststream.redis.message import (
+    FAKE_CONSUMER,
+    RedisListMessage,
+    RedisStreamMessage,
+)
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from examples.frameworks.faststream_app import make_broker
+from examples.frameworks.billing import invoice
 from inbox import InvalidReceiptError
-from inbox.frameworks.faststream import Idempotent
-from outbox import ConfigError, uuid7
+from inbox.frameworks.faststream import Idempotent, event_id, unfold
+from outbox import ConfigError, Message, uuid7
+from outbox.headers import from_headers
 from outbox.testing.nats import NatsServer
+from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
-from tests.fixtures.relay import execute
 
 
 async def ask(broker: NatsBroker, id: UUID, order: dict[str, int]) -> None:
@@ -28,23 +39,6 @@ async def ask(broker: NatsBroker, id: UUID, order: dict[str, int]) -> None:
     await broker.request(
         json.dumps(order), "orders.placed", headers=headers, timeout=60
     )
-
-
-async def test_a_message_that_comes_twice_is_handled_once(
-    url: str, shared_nats: NatsServer, invoices: Callable[[], list[int]]
-) -> None:
-    first, second = uuid7(), uuid7()
-    async with (
-        async_sessions_of(url) as sessions,
-        make_broker(shared_nats.url, sessions) as broker,
-    ):
-        await broker.start()
-        for id, order_id in ((first, 1), (first, 1), (second, 2), (first, 1)):
-            await ask(broker, id, {"order_id": order_id})
-
-    assert invoices() == [1, 2]
-    ((receipts,),) = execute(url, "SELECT count(*) FROM inbox.receipt")
-    assert receipts == 2
 
 
 async def test_what_a_duplicate_gives_is_not_published(
@@ -122,3 +116,95 @@ def test_a_limit_that_no_handler_can_keep_is_refused() -> None:
 def test_a_consumer_without_name_is_refused() -> None:
     with pytest.raises(InvalidReceiptError, match="consumer ''"):
         Idempotent(None, consumer="")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["list", "channel"])
+async def test_over_redis_a_header_of_faststreams_own_has_the_id(
+    way: str, url: str, redis_url: str, invoices: Callable[[], list[int]]
+) -> None:
+    seen = asyncio.Queue[int]()
+    async with async_sessions_of(url) as sessions:
+        broker = RedisBroker(
+            redis_url, middlewares=[Idempotent(sessions, consumer="billing")]
+        )
+        target: dict[str, Any] = {way: "orders.placed"}
+        subscriber: Any = broker.subscriber(**target)
+
+        @subscriber  # type: ignore[untyped-decorator]
+        async def bill(
+            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
+        ) -> None:
+            await session.execute(invoice(order["order_id"]))
+            seen.put_nowait(order["order_id"])
+
+        async with broker:
+            await broker.start()
+            one, two = uuid7(), uuid7()
+            for id, number in ((one, 1), (one, 1), (two, 2)):
+                headers = {"ce-id": str(id)}
+                await broker.publish({"order_id": number}, headers=headers, **target)
+            async with asyncio.timeout(60):
+                assert [await seen.get(), await seen.get()] == [1, 2]
+    assert invoices() == [1, 2]
+
+
+async def test_an_entry_of_a_redis_stream_is_read_as_the_message_it_is(
+    url: str, redis_url: str
+) -> None:
+    order = Message("orders", {"n": 1}, key="k", tenant="acme", headers={"a": "b"})
+    seen = asyncio.Queue[tuple[Any, dict[str, Any]]]()
+    async with async_sessions_of(url) as sessions:
+        broker = RedisBroker(
+            redis_url, middlewares=[Idempotent(sessions, consumer="billing")]
+        )
+
+        @broker.subscriber(stream=StreamSub("orders", last_id="0"))
+        async def look(
+            body: Any, headers: Annotated[dict[str, Any], Context("message.headers")]
+        ) -> None:
+            seen.put_nowait((body, headers))
+
+        async with broker, RedisPublisher.from_url(redis_url) as publisher:
+            await publisher.publish([order])
+            await broker.start()
+            async with asyncio.timeout(60):
+                body, headers = await seen.get()
+    assert body == {"n": 1}
+    found = from_headers(headers, order.payload, "ce-")
+    assert found == order
+
+
+def test_each_broker_has_its_own_name_for_the_id() -> None:
+    mine, forged = uuid7(), uuid7()
+    names = {"ce-id", "ce_id", "cloudEvents:id"}
+    kinds: tuple[tuple[Any, str], ...] = (
+        (NatsMessage, "ce-id"),
+        (RedisListMessage, "ce-id"),
+        (RabbitMessage, "cloudEvents:id"),
+        (KafkaMessage, "ce_id"),
+        (ConfluentMessage, "ce_id"),
+    )
+    for kind, name in kinds:
+        headers = dict.fromkeys(names, str(forged)) | {name: str(mine)}
+        options: dict[str, Any] = {}
+        if kind in {KafkaMessage, ConfluentMessage}:
+            options = {"consumer": None}
+        message = kind(raw_message={}, body=b"", headers=headers, **options)
+        assert event_id(message) == mine, kind
+
+
+def test_a_batch_is_refused_for_it_has_many_ids() -> None:
+    headers = [{"ce-id": str(uuid7())} for _ in range(2)]
+    batch: Any = NatsBatchMessage(
+        raw_message=[], body=[b"", b""], headers=headers[0], batch_headers=headers
+    )
+    with pytest.raises(InvalidReceiptError, match="batch of 2 messages"):
+        event_id(batch)
+
+
+def test_an_entry_whose_fields_are_no_message_is_refused() -> None:
+    fields = {b"id": b"none", b"topic": b"t", b"payload": b"1"}
+    raw: Any = {"type": "stream", "channel": "orders", "data": fields}
+    entry = RedisStreamMessage(raw, b"", consumer=FAKE_CONSUMER, group=None)
+    with pytest.raises(InvalidReceiptError, match=r"entry of orders: .*id"):
+        unfold(entry)

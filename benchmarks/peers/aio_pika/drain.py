@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-import aio_pika  # type: ignore[import-not-found]  # in its own environment
+import aio_pika  # in its own environment
 
 from benchmarks.drain import main
 from outbox.message import Message

@@ -1,0 +1,1 @@
+"""The wheel in bare environments: `python -m tests.install`."""

@@ -1,0 +1,268 @@
+"""Install the wheel without the lock file, and have it do what it promises.
+
+    python -m tests.install            the core and all extras, and each one's imports
+    python -m tests.install --full     each extra alone from `add` to its handler, too
+    python -m tests.install redis nats these extras
+
+Each is installed at the lowest versions that pyproject.toml allows, and at the newest.
+Prints a table, and ends with 1 if something failed.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from examples.shop.brokers import broker
+from outbox.errors import ConfigError
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.install.wheel import ROOT, build_wheel
+
+HERE: Final = Path(__file__).parent
+UV: Final = Path(sys.executable).with_name("uv")
+RESOLUTIONS: Final = {"lowest": "lowest-direct", "newest": "highest"}
+BROKERS: Final = {
+    "redis": "redis",
+    "rabbitmq": "rabbitmq",
+    "nats": "nats",
+    "kafka": "kafka",
+    "sqs": "sns",
+    "http": "http",
+}
+"""The extras for brokers, and the private server of each."""
+SCHEMAS: Final = ("jsonschema", "msgspec", "pydantic")
+DRIVERS: Final = {"asyncio": "psycopg", "asyncpg": "asyncpg"}
+
+
+class Environment:
+    """A bare virtual environment with the wheel and some of its extras."""
+
+    def __init__(self, folder: Path, python: str, extras: Sequence[str]) -> None:
+        self._folder = folder
+        self._extras = extras
+        self._python = folder / "bin" / "python"
+        self._application = folder / "application"
+        run([UV, "venv", "--quiet", "--no-config", "--python", python, folder])
+        self.python = run([self._python, "--version"]).split()[1]
+        # Where nothing else is that could be imported.
+        self._application.mkdir()
+        shutil.copy(HERE / "app.py", self._application)
+
+    def install(self, wheel: Path, resolution: str) -> None:
+        """Install by the wheel's own bounds, whatever is locked."""
+        chosen = f"[{','.join(self._extras)}]" if self._extras else ""
+        # Behind the publisher of webhooks is a server, which is not ours to choose.
+        others = ["uvicorn"] if "http" in self._extras else []
+        run(
+            # The bounds are pyproject.toml's: a wheel's own don't count as direct.
+            [
+                *(UV, "pip", "install", "--quiet", "--no-config"),
+                *("--python", self._python),
+                *("--resolution", RESOLUTIONS[resolution]),
+                *("--only-binary", ":all:"),
+                *("--requirements", ROOT / "pyproject.toml"),
+                *(f"--extra={extra}" for extra in self._extras),
+                f"pillarbox{chosen} @ {wheel.as_uri()}",
+                *others,
+            ]
+        )
+
+    def versions(self) -> Mapping[str, str]:
+        """Give what is installed, by name."""
+        said = run([UV, "pip", "freeze", "--quiet", "--python", self._python])
+        lines = (line.partition("==") for line in said.splitlines())
+        return {name: version for name, _, version in lines if version}
+
+    def probe(self, *arguments: str, **environment: str) -> None:
+        """Run the probe in it."""
+        run(
+            [self._python, "-I", HERE / "probe.py", *arguments],
+            cwd=self._application,
+            env=clean_environment()
+            | {"PYTHONPATH": str(self._application)}
+            | environment,
+        )
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Run a command, and give what it prints.
+
+    Raises:
+        RuntimeError: it failed; with what it said.
+    """
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=env
+    )
+    if ended.returncode != 0:
+        raise RuntimeError(f"{ended.stdout}{ended.stderr}".strip())
+    return ended.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """Give ours without what points to this environment or to a database."""
+    ours = ("PYTHON", "VIRTUAL_ENV", "PILLARBOX_", "APP_", "SHOP_")
+    return {name: v for name, v in os.environ.items() if not name.startswith(ours)}
+
+
+def declared() -> dict[str, list[str]]:
+    """Give the requirements of each extra, as pyproject.toml has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    return extras | {"": project["dependencies"]}
+
+
+def send_messages(
+    environment: Environment, extras: Sequence[str], server: PostgresServer
+) -> None:
+    """From `add` to the handler, in each way that the extras open."""
+    for name, sessions, schema in ways(extras):
+        database = f"installed_{uuid4().hex}"
+        server.create_database(database)
+        url = server.database_url(database)
+        if "migrations" not in extras:
+            migrate(url, with_cron=False)
+        try:
+            with broker(name, url) as chosen:
+                environment.probe(
+                    "messages",
+                    name,
+                    PILLARBOX_DATABASE_URL=url,
+                    PILLARBOX_BROKER_URL=chosen.url,
+                    APP_EXTRAS=" ".join(extras),
+                    APP_SESSIONS=sessions,
+                    SHOP_PORT=str(chosen.port or ""),
+                    **({"APP_SCHEMA": schema} if schema else {}),
+                    **chosen.environment,
+                )
+        finally:
+            server.drop_database(database)
+
+
+def ways(extras: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Give broker, sessions and schema of each way that is worth going."""
+    brokers = [BROKERS[extra] for extra in extras if extra in BROKERS]
+    drivers = [DRIVERS[extra] for extra in extras if extra in DRIVERS]
+    schemas = [extra for extra in extras if extra in SCHEMAS]
+    for name in brokers:
+        yield name, "plain", ""
+    for driver in drivers:
+        yield "postgres", driver, ""
+    for schema in schemas:
+        yield "postgres", "plain", schema
+    if not (brokers or drivers or schemas):
+        yield "postgres", "plain", ""
+
+
+def main() -> int:
+    """Try all that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.install", description=__doc__
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    known = sorted(declared().keys() - {""})
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(known))
+    parser.add_argument("--full", action="store_true", help="see above")
+    parser.add_argument(
+        "--python",
+        action="append",
+        metavar="PATH",
+        help="for these interpreters, and not for the one that runs this",
+    )
+    options = parser.parse_args()
+    if unknown := set(options.extras) - set(known):
+        parser.error(f"no such extra: {', '.join(unknown)}")
+    sets = [[extra] for extra in options.extras] or [[], known, *([e] for e in known)]
+    if "PIP_CERT" in os.environ:
+        # pip's variable, which uv doesn't know.
+        os.environ.setdefault("SSL_CERT_FILE", os.environ["PIP_CERT"])
+    started = time.monotonic()
+    results: list[bool] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        wheel = build_wheel(folder / "wheel")
+        url = os.environ.get("PILLARBOX_DATABASE_URL") or None
+        server = stack.enter_context(postgres_server(url, durable=False, docker=False))
+        print("| Python | extras | versions | seconds | result |")
+        print("|---|---|---|---|---|", flush=True)
+        for python in options.python or [sys.executable]:
+            for extras in sets:
+                whole = options.full or len(extras) != 1 or bool(options.extras)
+                for resolution in RESOLUTIONS:
+                    environment = Environment(
+                        folder / uuid4().hex, python, tuple(extras)
+                    )
+                    results.append(
+                        tried(
+                            environment, extras, resolution, wheel, server, whole=whole
+                        )
+                    )
+    failed = results.count(False)
+    seconds = time.monotonic() - started
+    print(f"\n{results.count(True)} passed, {failed} failed in {seconds:.0f} s")
+    return 1 if failed else 0
+
+
+def tried(
+    environment: Environment,
+    extras: Sequence[str],
+    resolution: str,
+    wheel: Path,
+    server: PostgresServer,
+    *,
+    whole: bool,
+) -> bool:
+    """Try one environment, add a line to the table, and tell whether all went well."""
+    started = time.monotonic()
+    problem = None
+    versions: Mapping[str, str] = {}
+    try:
+        environment.install(wheel, resolution)
+        versions = environment.versions()
+        environment.probe("imports", *extras)
+        if whole:
+            environment.probe("commands")
+            send_messages(environment, extras, server)
+    except (RuntimeError, ConfigError) as error:
+        problem = str(error)
+    name = "all" if len(extras) > 1 else extras[0] if extras else "none"
+    shown = f"{resolution}: " + ", ".join(
+        f"{package} {version}"
+        for package, version in versions.items()
+        if is_declared(package, extras)
+    )
+    seconds = time.monotonic() - started
+    result = "failed" if problem else "ok"
+    print(
+        f"| {environment.python} | {name} | {shown} | {seconds:.0f} | {result} |",
+        flush=True,
+    )
+    if problem:
+        print(f"\n{problem}\n", file=sys.stderr, flush=True)
+    return problem is None
+
+
+def is_declared(package: str, extras: Sequence[str]) -> bool:
+    """Tell whether pyproject.toml names a package for these extras."""
+    requirements = declared()
+    lines = [line for extra in ("", *extras) for line in requirements[extra]]
+    names = [line.replace("_", "-").lower() for line in lines]
+    return any(name.startswith(package.replace("_", "-").lower()) for name in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""An application of nothing but what is installed: `inbox run app:consumer`.
+
+As `app:hook` it is a webhook's. `APP_SESSIONS` names its sessions: `plain`, or the
+driver of async ones. `APP_SCHEMA` names the library that describes its payloads.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import Consumer
+from inbox.webhook import webhook_app
+from outbox import REGISTRY, Message
+from outbox.database import sqlalchemy_url
+
+TOPIC = "demo.orders"
+EFFECT = text("INSERT INTO effect VALUES (:n)")
+URL = sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"])
+KIND = os.environ["APP_SESSIONS"]
+
+
+@dataclass
+class Order:
+    """What an order's payload looks like."""
+
+    n: int
+
+
+def schema(library: str) -> Any:
+    """Describe an order in the words of a library."""
+    match library:
+        case "jsonschema":
+            return {"type": "object", "properties": {"n": {"type": "integer"}}}
+        case "msgspec":
+            import msgspec
+
+            return msgspec.defstruct("Order", [("n", int)])
+        case "pydantic":
+            import pydantic
+
+            return pydantic.create_model("Order", n=(int, ...))
+    return Order
+
+
+if "APP_SCHEMA" in os.environ:
+    REGISTRY.register(TOPIC, schema(os.environ["APP_SCHEMA"]))
+
+
+def handle(session: Session, message: Message) -> None:
+    """Write the number of an order down."""
+    session.execute(EFFECT, message.json())
+
+
+async def handle_async(session: Any, message: Message) -> None:
+    """Do the same in an `AsyncSession`."""
+    await session.execute(EFFECT, message.json())
+
+
+sessions: Any
+handler: Any
+if KIND == "plain":
+    sessions, handler = sessionmaker(create_engine(URL)), handle
+else:
+    from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+    engine = create_async_engine(URL.replace("psycopg", KIND, 1))
+    sessions, handler = async_sessionmaker(engine), handle_async
+
+if "SHOP_SECRET" in os.environ:
+    secret = os.environ["SHOP_SECRET"]
+    hook = webhook_app({TOPIC: handler}, sessions, name="billing", secrets=[secret])
+else:
+    broker = os.environ["PILLARBOX_BROKER_URL"]
+    consumer = Consumer(broker, sessions, name="billing")
+    consumer.handles(TOPIC)(handler)

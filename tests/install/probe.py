@@ -1,0 +1,372 @@
+"""What an environment can do that has the wheel: run with its own interpreter.
+
+    python -I probe.py imports EXTRA…
+    python -I probe.py commands
+    python -I probe.py messages NAME
+
+Prints what fails, and ends with 1 then.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import pkgutil
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points, metadata
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+SCRIPTS = Path(sys.executable).parent
+SECONDS = 120
+ORDERS = 3
+EFFECTS = (
+    "CREATE TABLE effect (n integer)",
+    """CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN NOTIFY effect; RETURN NULL; END $$""",
+    "CREATE TRIGGER tell AFTER INSERT ON effect EXECUTE FUNCTION tell()",
+    "LISTEN effect",
+)
+
+# The modules of each extra; all others have to do with the core alone.
+MODULES = {
+    "faststream": ("inbox.frameworks.faststream",),
+    "http": ("relay.publishers.http",),
+    "jsonschema": ("outbox.validators.json_schema",),
+    "kafka": (
+        "inbox.sources.kafka",
+        "outbox.kafka",
+        "outbox.testing.kafka_cluster",
+        "relay.publishers.kafka",
+    ),
+    "metrics": ("outbox.observers.prometheus",),
+    "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
+    "msgspec": ("outbox.validators.msgspec",),
+    "nats": (
+        "inbox.sources.nats",
+        "outbox.nats",
+        "outbox.nats_client",
+        "outbox.nats_parser",
+        "relay.publishers.nats",
+    ),
+    "pydantic": ("outbox.validators.pydantic",),
+    "rabbitmq": (
+        "inbox.sources.rabbitmq",
+        "outbox.amqp",
+        "outbox.amqp_frame",
+        "outbox.rabbitmq",
+        "outbox.rabbitmq_message",
+        "relay.publishers.rabbitmq",
+    ),
+    "redis": ("inbox.sources.redis", "outbox.redis", "relay.publishers.redis"),
+    "sqs": ("inbox.sources.sqs", "outbox.sqs", "relay.publishers.sqs"),
+}
+# These run when Alembic runs them, or in an environment that has pytest.
+NOT_TRIED = (
+    "inbox.testing",
+    "outbox.migrations.env",
+    "outbox.testing.conformance",
+    "outbox.testing.plugin",
+    "relay.testing",
+)
+
+
+def check_imports(extras: list[str]) -> Iterator[str]:
+    """Import every module that these extras promise."""
+    for name in modules():
+        owner = next((e for e in MODULES if within(name, MODULES[e])), None)
+        if owner is None or owner in extras:
+            try:
+                importlib.import_module(name)
+            except Exception:  # noqa: BLE001 (reports every module, not the first)
+                yield f"import {name}:\n{traceback.format_exc()}"
+    yield from check_refusals(extras)
+
+
+def modules() -> Iterator[str]:
+    """Give the names of all modules of ours."""
+    found = ["outbox", "relay", "inbox", "outbox.migrations"]
+    while found:
+        name = found.pop()
+        if within(name, NOT_TRIED):
+            continue
+        yield name
+        folders = [str(part) for part in path_of(name)]
+        found += [m.name for m in pkgutil.iter_modules(folders, f"{name}.")]
+
+
+def path_of(name: str) -> list[Path]:
+    """Give the folder of a package without importing it; nothing for a module."""
+    for entry in sys.path:
+        folder = Path(entry, *name.split("."))
+        if (folder / "__init__.py").exists():
+            return [folder]
+    return []
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    """Tell whether a module is one of these, or in one of them."""
+    return any(
+        name == package or name.startswith(f"{package}.") for package in packages
+    )
+
+
+def check_refusals(extras: list[str]) -> Iterator[str]:
+    """What an absent extra would do is refused in a sentence that names it."""
+    from outbox import ConfigError
+    from outbox.entry_points import implementation
+
+    for group in ("relay.publishers", "inbox.sources"):
+        for point in entry_points(group=group):
+            owner = next((e for e in MODULES if within(point.module, MODULES[e])), None)
+            if owner is None or owner in extras:
+                continue
+            try:
+                implementation(group, f"{point.name}://")
+            except ConfigError as error:
+                if f"'pillarbox[{owner}]'" not in str(error):
+                    yield f"{group} {point.name}: doesn't name {owner}: {error}"
+            except Exception:  # noqa: BLE001 (a finding like others)
+                yield f"{group} {point.name}: {traceback.format_exc()}"
+            else:
+                # Another extra brings its library as well.
+                continue
+    if "migrations" not in extras:
+        said = run("outbox", "migrate", "--sql", status=2)
+        if "'pillarbox[migrations]'" not in said:
+            yield f"outbox migrate: doesn't name the extra: {said}"
+    if "faststream" not in extras:
+        try:
+            importlib.import_module("inbox.frameworks.faststream")
+        except ImportError as error:
+            if "'pillarbox[faststream]'" not in str(error):
+                yield f"inbox.frameworks.faststream: doesn't name the extra: {error}"
+
+
+def check_commands() -> Iterator[str]:
+    """Every command has a --help, and every console script starts."""
+    for point in entry_points(group="console_scripts"):
+        if point.dist is None or point.dist.name != "pillarbox":
+            continue
+        run(point.name, "--help")
+        waiting: list[tuple[str, ...]] = [()]
+        while waiting:
+            command = waiting.pop()
+            try:
+                said = help_of(point.load(), command)
+            except Exception:  # noqa: BLE001 (a finding like others)
+                yield f"{point.name} {' '.join(command)}:\n{traceback.format_exc()}"
+                continue
+            # argparse lists a command's own below its title, indented by four.
+            listed = said.partition("COMMAND\n")[2].partition("\noptions:")[0]
+            names = re.findall(r"^    ([a-z][a-z-]*)", listed, re.MULTILINE)
+            waiting += [(*command, name) for name in names]
+
+
+def help_of(main: Callable[[list[str]], object], command: tuple[str, ...]) -> str:
+    """Give what a command says to --help."""
+    said = io.StringIO()
+    status: object = None
+    with contextlib.redirect_stdout(said):
+        try:
+            main([*command, "--help"])
+        except SystemExit as end:
+            status = end.code
+    if status != 0:
+        raise RuntimeError(f"ended with {status}: {said.getvalue()}")
+    return said.getvalue()
+
+
+def check_messages(name: str) -> Iterator[str]:
+    """Add, relay and handle: each order once, and none that was rolled back."""
+    extras = os.environ["APP_EXTRAS"].split()
+    if "migrations" in extras:
+        # pg_cron runs in one database of a server, which isn't this one.
+        run("outbox", "migrate", "--without-cron")
+    import psycopg
+
+    url = os.environ["PILLARBOX_DATABASE_URL"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in EFFECTS:
+            connection.execute(statement)
+        options = ["--metrics-port", "0"] if "metrics" in extras else []
+        with consumer() as consuming:
+            consuming.wait_for_line("Uvicorn running", "ConsumerStarted")
+            add_orders()
+            with Running("relay", "run", *options) as relaying:
+                if options:
+                    yield from check_metrics(relaying)
+                deadline = time.monotonic() + SECONDS
+                effects = 0
+                while effects < ORDERS and time.monotonic() < deadline:
+                    effects += len([*connection.notifies(timeout=1, stop_after=1)])
+                    if not (consuming.is_running() and relaying.is_running()):
+                        break
+        found = connection.execute("SELECT n FROM effect ORDER BY n").fetchall()
+        if found != [(1,), (2,), (3,)]:
+            yield f"{name}: effects {found}, not 1, 2, 3"
+            yield consuming.log()
+            yield relaying.log()
+        for process in (consuming, relaying):
+            # Uvicorn ends by the signal that it was sent.
+            if process.status not in {0, -signal.SIGTERM}:
+                yield f"{process.name}: ended with {process.status}: {process.log()}"
+
+
+def add_orders() -> None:
+    """Add three orders in two transactions, and one that is rolled back."""
+    from outbox import InvalidMessageError, Message, add
+
+    app: Any = importlib.import_module("app")
+    if app.KIND == "plain":
+        for numbers in ((1, 2), (4,), (3,)):
+            with (
+                contextlib.suppress(ZeroDivisionError),
+                app.sessions.begin() as session,
+            ):
+                add(session, *(Message(app.TOPIC, {"n": n}, key="k") for n in numbers))
+                1 / (4 - numbers[0])
+    else:
+        import asyncio
+
+        asyncio.run(add_orders_async(app))
+    if "APP_SCHEMA" in os.environ:
+        with contextlib.suppress(InvalidMessageError):
+            add(app.sessions(), Message(app.TOPIC, {"n": "one"}))
+            raise RuntimeError("a payload that doesn't fit its schema was added")
+
+
+async def add_orders_async(app: Any) -> None:
+    """Do the same in an `AsyncSession`."""
+    from outbox import Message, add
+
+    for numbers in ((1, 2), (4,), (3,)):
+        with contextlib.suppress(ZeroDivisionError):
+            async with app.sessions.begin() as session:
+                add(session, *(Message(app.TOPIC, {"n": n}, key="k") for n in numbers))
+                1 / (4 - numbers[0])
+    await app.engine.dispose()
+
+
+def check_metrics(relaying: "Running") -> Iterator[str]:
+    """The relay serves metrics."""
+    line = relaying.wait_for_line("metrics are served on port")
+    port = line.split("port ")[1].split()[0]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        if "pillarbox_" not in answer.read().decode():
+            yield "metrics: none of ours is served"
+
+
+def consumer() -> "Running":
+    """Give what handles the messages."""
+    if "SHOP_SECRET" in os.environ:
+        return Running("uvicorn", "app:hook", "--port", os.environ["SHOP_PORT"])
+    return Running("inbox", "run", "app:consumer")
+
+
+class Running:
+    """A console script of this environment, which is ended after the block."""
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        self.name = name
+        self.status: int | None = None
+        self._lines: list[str] = []
+        self._new: Queue[str | None] = Queue()
+        self._process = subprocess.Popen(
+            [sys.executable, SCRIPTS / name, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = Thread(target=self._read)
+        self._reader.start()
+
+    def __enter__(self) -> "Running":
+        """Give it as it runs."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ask it to end, and wait for that."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self.status = self._process.wait()
+        self._reader.join()
+
+    def is_running(self) -> bool:
+        """Tell whether it has not ended."""
+        return self._process.poll() is None
+
+    def log(self) -> str:
+        """Give what it has written so far."""
+        return "".join(self._lines)
+
+    def wait_for_line(self, *texts: str) -> str:
+        """Wait for a line with one of these texts.
+
+        Raises:
+            RuntimeError: it ended without one.
+        """
+        while line := self._new.get(timeout=SECONDS):
+            if any(text in line for text in texts):
+                return line
+        raise RuntimeError(f"{self.name}: ended before {texts}: {self.log()}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line)
+            self._new.put(line)
+        self._new.put(None)
+
+
+def run(command: str, *arguments: str, status: int = 0) -> str:
+    """Run a console script to its end, and give what it says."""
+    ended = subprocess.run(
+        [sys.executable, SCRIPTS / command, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != status:
+        raise RuntimeError(f"{command}: ended with {ended.returncode}: {ended.stdout}")
+    return ended.stdout
+
+
+def main() -> int:
+    """Check what the command line names."""
+    what, *arguments = sys.argv[1:]
+    provided = set(metadata("pillarbox").get_all("Provides-Extra") or ())
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        match what:
+            case "imports":
+                unknown = {*MODULES, *arguments} - provided
+                findings = [f"no such extra: {name}" for name in unknown]
+                findings += check_imports(arguments)
+            case "commands":
+                findings = [*check_commands()]
+            case _:
+                findings = [*check_messages(*arguments)]
+    except Exception:  # noqa: BLE001 (a finding like others)
+        findings = [traceback.format_exc()]
+    print("\n".join(findings))
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
