@@ -27,6 +27,11 @@ class Breaker:
         self._waited = True
         self._trial = asyncio.Lock()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the broker was there when it was last heard of."""
+        return self._closed
+
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
         """Let one batch through: at once while closed, else as the only trial."""
@@ -41,7 +46,7 @@ class Breaker:
             yield
 
     def close(self) -> None:
-        """Say that the broker took a batch."""
+        """Say that the broker took a batch, or gave a sign of life."""
         if not self._closed:
             self._closed = self._waited = True
             self._delay = 0.0

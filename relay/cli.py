@@ -103,6 +103,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     for name, meaning in (
         ("lease", "how long a relay that hangs keeps its lanes"),
         ("poll-interval", "how often to look without being woken"),
+        ("broker-check-interval", "how often to ask the broker for a sign of life"),
         ("publish-timeout", "after that the broker counts as away"),
         ("drain", "how long to wait for what is in flight at the end"),
     ):
@@ -160,6 +161,7 @@ def _run(arguments: argparse.Namespace) -> int:
         max_payload_bytes=arguments.max_payload_bytes,
         lease=timedelta(seconds=arguments.lease),
         poll_interval=timedelta(seconds=arguments.poll_interval),
+        broker_check_interval=timedelta(seconds=arguments.broker_check_interval),
         publish_timeout=timedelta(seconds=arguments.publish_timeout),
         drain=timedelta(seconds=arguments.drain),
         strict_order=arguments.strict_order,

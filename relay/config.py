@@ -30,6 +30,8 @@ class RelayConfig:
         lease: how long a relay that hangs keeps its lanes.
         poll_interval: how often an idle relay looks without being woken.
         sweep_interval: how often it looks for rows that committed late.
+        broker_check_interval: how often an idle relay asks its broker for a sign of
+            life, if the publisher can.
         publish_timeout: after that the broker counts as away.
         drain: how long a stopping relay waits for what is in flight.
         strict_order: publish one message of a key at a time, for brokers that can
@@ -48,6 +50,7 @@ class RelayConfig:
     lease: timedelta = timedelta(seconds=10)
     poll_interval: timedelta = timedelta(seconds=1)
     sweep_interval: timedelta = timedelta(seconds=5)
+    broker_check_interval: timedelta = timedelta(seconds=10)
     publish_timeout: timedelta = timedelta(seconds=30)
     drain: timedelta = timedelta(seconds=20)
     strict_order: bool = False
@@ -65,7 +68,13 @@ class RelayConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        for name in ("poll_interval", "sweep_interval", "publish_timeout", "drain"):
+        for name in (
+            "poll_interval",
+            "sweep_interval",
+            "broker_check_interval",
+            "publish_timeout",
+            "drain",
+        ):
             if getattr(self, name) <= timedelta(0):
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
         if self.lease < timedelta(seconds=1):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from outbox.message import Message
 
@@ -56,4 +56,23 @@ class Publisher(Protocol):
         Raises:
             BrokerUnavailableError: the broker is away, no message is to blame;
                 any of the batch may have arrived. The next call reconnects.
+        """
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """What a `Publisher` may have besides: a sign of life from its broker.
+
+    With it an idle relay notices that its broker is away, and back. Without it the
+    relay learns that from the next message.
+    """
+
+    async def check(self) -> None:
+        """Ask the broker for an answer, by one cheap round trip that publishes nothing.
+
+        Connects again if need be. Called between calls of `publish`, or beside one;
+        cancelled when it takes too long.
+
+        Raises:
+            BrokerUnavailableError: the broker is away, or would take no message now.
         """

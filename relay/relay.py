@@ -24,6 +24,7 @@ from outbox.lease import Lease, LockHolder, Obstruction
 from outbox.lock import LOCK_CLASS, Lock
 from outbox.pooler import refuse_pooler_async
 from relay.breaker import Breaker
+from relay.broker_check import check_broker
 from relay.claim import claim_batch
 from relay.config import RelayConfig
 from relay.events import (
@@ -151,6 +152,7 @@ class Relay:
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
                     group.create_task(self._tend()),
+                    group.create_task(self._check_broker()),
                     group.create_task(self._oversized.run()),
                 ]
                 workers = [
@@ -200,6 +202,14 @@ class Relay:
 
     async def _tend(self) -> None:
         await tend_lanes(self._lanes, self._sweep_link, self._config, self._notify)
+
+    async def _check_broker(self) -> None:
+        await check_broker(
+            self._publisher,
+            self._lanes,
+            self._breaker,
+            self._config.broker_check_interval.total_seconds(),
+        )
 
     def _worker(self) -> Worker:
         return Worker(

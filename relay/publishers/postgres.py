@@ -119,6 +119,20 @@ class PostgresPublisher:
         self._entered = False
         await self._link.close()
 
+    async def check(self) -> None:
+        """Insert no delivery, as at the start.
+
+        Raises:
+            BrokerUnavailableError: the connection broke and can't be opened again, or
+                nothing may be written.
+        """
+        try:
+            await self._insert([])
+        except psycopg.ProgrammingError as error:
+            raise BrokerUnavailableError(
+                f"{self._name}: {message_of(error)}"
+            ) from error
+
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Insert the deliveries of a batch, in its order.
 

@@ -81,6 +81,18 @@ class RedisPublisher:
         self._entered = False
         await self._client.aclose()
 
+    async def check(self) -> None:
+        """Ask Redis for a PONG.
+
+        Raises:
+            BrokerUnavailableError: it doesn't come.
+        """
+        try:
+            with cancellable():
+                await self._client.ping()
+        except BROKEN as error:
+            raise redis_away(self._url, error) from error
+
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Append the batch to its streams, in its order.
 

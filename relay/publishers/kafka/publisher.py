@@ -139,6 +139,16 @@ class KafkaPublisher:
         self._producers = {}
         await asyncio.gather(*(producer.close() for producer in producers))
 
+    async def check(self) -> None:
+        """Ask for the metadata of a topic that is there.
+
+        Raises:
+            BrokerUnavailableError: no broker answers.
+        """
+        # Only one that is known: to ask for another might create it.
+        topic = next(iter(self._known), None)
+        await self._current().topics(self._until(), topic)
+
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Send the batch in its order and wait for the reports.
 

@@ -37,6 +37,7 @@ from relay.publishers.nats.puback import (
 _OPTIONS: Final = ("max_payload_bytes",)
 # No answer for so long, with answers outstanding, means that none will come.
 _PATIENCE: Final = 10.0
+_PONG: Final = 5
 _RECENTLY: Final = 30.0
 
 
@@ -91,6 +92,21 @@ class NatsPublisher:
         async with self._connecting:
             if self._connection is not None:
                 await self._connection.drop("publisher was left")
+
+    async def check(self) -> None:
+        """Ask NATS for a PONG.
+
+        Raises:
+            BrokerUnavailableError: it doesn't come.
+        """
+        try:
+            connection = await self._connected()
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
+        try:
+            await connection.client.flush(timeout=_PONG)
+        except (NatsError, OSError, TimeoutError) as error:
+            raise await connection.drop(error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Send the batch in its order, and wait for JetStream's answers.

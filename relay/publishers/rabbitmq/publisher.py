@@ -128,6 +128,26 @@ class RabbitMQPublisher:
         if link is not None:
             await link.close()
 
+    async def check(self) -> None:
+        """Open and close a channel.
+
+        Raises:
+            BrokerUnavailableError: RabbitMQ doesn't answer, or takes nothing now.
+        """
+        try:
+            link = (await self._connected()).link
+            if link.blocked.done():
+                raise self._takes_nothing(link.blocked.result())
+            try:
+                await (await link.channel()).close()
+            except (asyncio.CancelledError, TimeoutError):
+                link.abort()
+                raise
+        except ConfigError as error:
+            raise BrokerUnavailableError(str(error)) from error
+        except BROKEN as error:
+            raise rabbitmq_away(self._url, error) from error
+
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Publish the batch in its order, and gather its confirms.
 

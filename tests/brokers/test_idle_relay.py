@@ -1,0 +1,118 @@
+"""A relay that has nothing to publish notices that its broker is away, and back."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from outbox import Message
+from outbox.entry_points import implementation
+from outbox.health import Health
+from outbox.testing.nats import nats_server
+from outbox.testing.rabbitmq import rabbitmq_server
+from outbox.testing.redis import redis_server
+from outbox.testing.server import PrivateServer
+from relay.events import BatchSettled, BrokerFound, BrokerLost, RelayStarted
+from relay.publisher import Checkable, Publisher
+from tests.fixtures.nats import make_stream
+from tests.fixtures.proxy import MakeProxy
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import Running, execute, insert, running
+
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "redis": redis_server,
+    "nats": nats_server,
+    "rabbitmq": rabbitmq_server,
+}
+OFTEN = timedelta(milliseconds=200)
+
+
+@pytest.fixture(params=SERVERS)
+def broker(request: pytest.FixtureRequest) -> Iterator[PrivateServer]:
+    with SERVERS[request.param]() as server:
+        yield server
+
+
+async def make_ready(url: str) -> None:
+    if url.startswith("nats:"):
+        await make_stream(url, "orders", "orders")
+
+
+def publisher_of(url: str) -> Publisher:
+    found = implementation("relay.publishers", url)
+    return cast("Publisher", found.from_url(url))
+
+
+def waits_for(relay: Running) -> list[str]:
+    """What `/ready` says of the events so far."""
+    health = Health(RelayStarted, {BrokerLost: BrokerFound})
+    for event in relay.events.events:
+        health(event)
+    return health.waits_for
+
+
+async def test_an_idle_relay_is_not_ready_while_its_broker_is_dead(
+    database_url: str, broker: Any
+) -> None:
+    await make_ready(broker.url)
+    async with running(
+        database_url, publisher_of(broker.url), broker_check_interval=OFTEN
+    ) as relay:
+        assert waits_for(relay) == []
+        await asyncio.to_thread(broker.kill)
+        await relay.events.wait_for(BrokerLost)
+        assert waits_for(relay) == ["broker"]
+
+        await asyncio.to_thread(broker.start)
+        await relay.events.wait_for(BrokerFound, timeout=120)
+        await make_ready(broker.url)
+        assert waits_for(relay) == []
+
+
+async def test_an_idle_relay_is_not_ready_while_its_database_broker_is_away(
+    database_url: str, proxy: MakeProxy
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
+    broker, url = proxy(database_url)
+    async with running(
+        database_url, publisher_of(url), broker_check_interval=OFTEN
+    ) as relay:
+        broker.refuse()
+        broker.cut()
+        await relay.events.wait_for(BrokerLost)
+        broker.accept()
+        await relay.events.wait_for(BrokerFound)
+        assert waits_for(relay) == []
+        insert(database_url, Message("orders", b""))
+        (settled,) = await relay.events.wait_for(BatchSettled)
+        assert settled.published == 1
+
+
+async def test_a_publisher_without_a_check_works_as_before(database_url: str) -> None:
+    publisher = ScriptedPublisher()
+    assert not isinstance(publisher, Checkable)
+    async with running(
+        database_url, publisher, broker_check_interval=timedelta(milliseconds=1)
+    ) as relay:
+        insert(database_url, Message("orders", b""))
+        await publisher.until_acked(1)
+        assert relay.events.of(BrokerLost) == []
+
+
+async def test_whatever_a_check_raises_the_relay_lives(database_url: str) -> None:
+    class Strange(ScriptedPublisher):
+        async def check(self) -> None:
+            raise ValueError("no such thing")
+
+    publisher = Strange()
+    async with running(database_url, publisher, broker_check_interval=OFTEN) as relay:
+        (lost,) = await relay.events.wait_for(BrokerLost)
+        assert lost.reason == "ValueError: no such thing"
+        insert(database_url, Message("orders", b""))
+        await publisher.until_acked(1)
+        await relay.events.wait_for(BrokerFound)
