@@ -4,11 +4,13 @@ The version table lies in the schema `outbox`, so that the user's own migrations
 and ours never meet. One transaction holds it all: nothing is half made. A second one
 validates what the first added without reading the rows that were there, for which it
 would have held its locks. In both the search_path is pinned: an administrator runs
-them, and must run nothing of others.
+them, and must run nothing of others. And no lock is waited for longer than the
+lock_timeout: behind a lock that is waited for, writers queue.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,8 @@ from sqlalchemy import Connection, create_engine, event, pool, text
 from outbox.database import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 from outbox.migrations.script import run
 
+_LOCK_TIMEOUT = timedelta(seconds=10)
+_TURNS = 12
 _settings: dict[str, Any] = {
     "version_table": "alembic_version",
     "version_table_schema": "outbox",
@@ -33,16 +37,24 @@ def _run_all() -> None:
     options = context.config.attributes
     # In a transaction of the caller's the locks would be held while rows are read.
     is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
-    with context.begin_transaction(), _pinned_search_path():
-        # Two migrations at once would race for CREATE SCHEMA.
+    with context.begin_transaction(), _pinned_settings():
+        # Two migrations at once would race for CREATE SCHEMA. Behind this lock nobody
+        # queues but they, and each takes a while.
+        context.execute(_lock_timeout(_TURNS))
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
+        context.execute(_lock_timeout())
         if options.get("remove", False):
             _remove()
         else:
             _make(options.get("from_version"), with_cron=options.get("with_cron", True))
     if is_ours and not options.get("remove", False) and _has_limits():
-        with context.begin_transaction(), _pinned_search_path():
+        with context.begin_transaction(), _pinned_settings():
             run_now("validate.sql")
+
+
+def _lock_timeout(times: int = 1) -> str:
+    timeout = context.config.attributes.get("lock_timeout", _LOCK_TIMEOUT)
+    return f"SET LOCAL lock_timeout = {round(timeout.total_seconds() * 1000) * times}"
 
 
 def _has_limits() -> bool:
@@ -96,24 +108,35 @@ def _online(connection: Connection) -> None:
 
 
 @contextmanager
-def _pinned_search_path() -> Iterator[None]:
-    """Pin it for the transaction, and give the session back what it had before."""
+def _pinned_settings() -> Iterator[None]:
+    """Pin them for the transaction, and give the session back what it had before."""
     if context.is_offline_mode():
         context.execute(PIN_SEARCH_PATH_LOCALLY)
+        context.execute(_lock_timeout())
         yield
         return
     connection = context.get_bind()
-    path = connection.scalar(text("SELECT pg_catalog.current_setting('search_path')"))
+    before = connection.execute(
+        text(
+            "SELECT pg_catalog.current_setting('search_path') AS path,"
+            " pg_catalog.current_setting('lock_timeout') AS timeout"
+        )
+    ).one()
     connection.execute(text(PIN_SEARCH_PATH_LOCALLY))
+    connection.execute(text(_lock_timeout()))
     # For the session, since pg_partman's routines set it for more than the transaction.
-    restore = text("SELECT pg_catalog.set_config('search_path', :path, false)")
+    restore = text(
+        "SELECT pg_catalog.set_config('search_path', :path, false),"
+        " pg_catalog.set_config('lock_timeout', :timeout, false)"
+    )
+    values = {"path": before.path, "timeout": before.timeout}
     try:
         yield
     except CommandError:
         # Unlike an error of the database, this one doesn't end the user's transaction.
-        connection.execute(restore, {"path": path})
+        connection.execute(restore, values)
         raise
-    connection.execute(restore, {"path": path})
+    connection.execute(restore, values)
 
 
 def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:

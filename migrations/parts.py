@@ -9,6 +9,7 @@ _FOR_BOTH: Final = (
     "BEGIN",
     "COMMIT",
     "SET LOCAL search_path",
+    "SET LOCAL lock_timeout",
     "SELECT pg_catalog.pg_advisory_xact_lock",
     "DO $version$",
 )

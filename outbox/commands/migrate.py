@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from datetime import timedelta
+from typing import Any
 
 from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.errors import ConfigError, MigrationError
-from outbox.migrate import migrate, migration_sql, unmigrate
+from outbox.migrate import LOCK_TIMEOUT, migrate, migration_sql, unmigrate
 from outbox.table import printable
 from outbox.url import without_password
 
@@ -40,6 +42,15 @@ def add_to(subcommands: Subcommands) -> None:
         action="store_true",
         help="no pg_cron job: call outbox maintain hourly from elsewhere",
     )
+    parser.add_argument(
+        "--lock-timeout",
+        type=float,
+        default=LOCK_TIMEOUT.total_seconds(),
+        metavar="SECONDS",
+        help="how long to wait for a lock that another session holds (default:"
+        " %(default)g), while writers queue; for the end of another migration twelve"
+        " times as long",
+    )
     parser.add_argument("--role-prefix", default="pillarbox", metavar="NAME")
     parser.add_argument("--partman-schema", default="partman", metavar="NAME")
     parser.set_defaults(run=_run)
@@ -50,9 +61,10 @@ def _tell(line: str) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    names = {
+    names: dict[str, Any] = {
         "role_prefix": arguments.role_prefix,
         "partman_schema": arguments.partman_schema,
+        "lock_timeout": timedelta(seconds=arguments.lock_timeout),
     }
     with_cron = not arguments.without_cron
     if arguments.sql:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -99,7 +100,7 @@ def test_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> N
 def test_names_of_roles_and_of_the_extension_s_schema_can_be_chosen(
     empty_database_url: str,
 ) -> None:
-    names = {"role_prefix": "other_app", "partman_schema": "parts"}
+    names: dict[str, Any] = {"role_prefix": "other_app", "partman_schema": "parts"}
     migrate(empty_database_url, with_cron=False, **names)
     try:
         owners = execute(

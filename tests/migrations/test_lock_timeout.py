@@ -1,0 +1,75 @@
+"""A migration that others keep from a lock ends, and names them."""
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox.cli import main
+from outbox.errors import ConfigError, MigrationError
+from outbox.lock import LOCK_CLASS, Lock
+from outbox.migrate import migrate, migration_sql
+from outbox.migrations.parts import Part
+from tests.fixtures.relay import execute
+from tests.migrations.catalog import snapshot
+from tests.migrations.test_step_back import step
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+SHORT = timedelta(milliseconds=300)
+
+
+def test_a_stranger_with_the_lock_of_migrations_is_named(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with psycopg.connect(
+        database_url, autocommit=True, application_name="just looking"
+    ) as stranger:
+        pid = stranger.info.backend_pid
+        stranger.execute(
+            "SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, int(Lock.MIGRATION))
+        )
+        options = ["--without-cron", "--lock-timeout", "0.05"]
+        assert main(["migrate", "--database", database_url, *options]) == 2
+
+    said = capsys.readouterr().err
+    assert f"pid {pid} (role postgres" in said
+    assert "application 'just looking'" in said
+    assert "holds the lock of migrations" in said
+    assert "nothing was changed" in said
+    assert "--lock-timeout" in said
+
+
+def test_a_long_transaction_on_a_table_is_named_and_nothing_changes(
+    empty_database_url: str,
+) -> None:
+    url = empty_database_url
+    migrate(url, with_cron=False)
+    step(url, "0005")
+    before = snapshot(url)
+    with psycopg.connect(url) as reader:
+        reader.execute("SELECT count(*) FROM outbox.message")
+        with pytest.raises(MigrationError, match=r"holds a lock on outbox\.message"):
+            migrate(url, with_cron=False, lock_timeout=SHORT)
+        assert snapshot(url) == before
+    migrate(url, with_cron=False, lock_timeout=SHORT)
+    assert execute(url, "SELECT version_num FROM outbox.alembic_version") == [("0006",)]
+
+
+@pytest.mark.parametrize("part", [None, *Part])
+def test_the_printed_sql_waits_no_longer_either(part: str | None) -> None:
+    printed = migration_sql(part=part, lock_timeout=SHORT)
+    limits = [
+        line.removeprefix("SET LOCAL lock_timeout = ")
+        for line in printed.splitlines()
+        if line.startswith("SET LOCAL lock_timeout")
+    ]
+    # For each transaction, and in the first one more while it waits for its turn.
+    assert limits == ["300;", "3600;", "300;", "300;"]
+    assert printed.count("BEGIN;") == 2
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_timeout_that_is_none_is_refused(seconds: int) -> None:
+    with pytest.raises(ConfigError, match="lock_timeout="):
+        migration_sql(lock_timeout=timedelta(seconds=seconds))
