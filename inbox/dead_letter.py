@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import bindparam, insert, null, select, text
 from sqlalchemy.orm import Session
 
-from inbox.errors import TransactionEndedError
+from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
 from inbox.handle import Handling
 from inbox.idle import limit_idle_now
+from inbox.recent import Recent
 from inbox.schema import dead_letter_table
 from outbox import codec
 from outbox.dead_letters import SHORTENED, TOPIC_HEADER
@@ -75,6 +76,29 @@ class Failure:
     reason: str
     stacktrace: str | None
     is_new: bool = True
+
+
+class Stacktraces:
+    """Gives the stack trace of each message's first failure, and no other.
+
+    So that a log has it once, and a line for each attempt.
+    """
+
+    def __init__(self) -> None:
+        self._told: Recent[bool] = Recent()
+
+    def first(
+        self, message: Message, failure: str | BaseException, said: Failure
+    ) -> str | None:
+        """Give it, unless one was given of this message, or it tells nothing."""
+        if isinstance(failure, DeadLetter) and failure.__cause__ is None:
+            return None  # a decision, and no failure
+        if isinstance(failure, InvalidReceiptError) or said.stacktrace is None:
+            return None
+        if self._told.get(message.id):
+            return None
+        self._told.note(message.id, True)
+        return said.stacktrace
 
 
 class DeadLetterWriter:

@@ -79,13 +79,17 @@ class MessageCancelled(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(DeliveryEvent):
-    """The handler raised; nothing of it is left, and it is called again."""
+    """The handler raised; nothing of it is left, and it is called again.
+
+    `stacktrace` is as in a dead letter, of the message's first failure in this process.
+    """
 
     level = logging.WARNING
 
     attempts: int
     reason: str
     seconds_until_retry: float
+    stacktrace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +102,16 @@ class RetryRequested(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(DeliveryEvent):
-    """The message was given up; it is in `inbox.dead_letter`."""
+    """The message was given up; it is in `inbox.dead_letter`.
+
+    `stacktrace` is that of the dead letter, unless the message's was told before.
+    """
 
     level = logging.ERROR
 
     attempts: int
     reason: str
+    stacktrace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

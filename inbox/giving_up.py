@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from inbox.dead_letter import DeadLetterWriter, Failure
+from inbox.dead_letter import DeadLetterWriter, Failure, Stacktraces
 from inbox.events import DeadLetterRepeated, MessageDeadLettered
 from inbox.flight import Flight
 from inbox.handle import connection_broke
@@ -33,12 +33,17 @@ _OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
 class GivingUp:
-    """Writes the dead letters of one run of a consumer, and acks what they are of."""
+    """Writes the dead letters of one run of a consumer, and acks what they are of.
+
+    Attributes:
+        stacktraces: those that the run has told.
+    """
 
     def __init__(
         self, dead_letters: DeadLetterWriter, outage: Outage, observers: Observers
     ) -> None:
         self._dead_letters = dead_letters
+        self.stacktraces = Stacktraces()
         self._outage = outage
         self._notify = observers.notify
 
@@ -76,8 +81,14 @@ class GivingUp:
         self._outage.end()
         about = about_message(self._dead_letters.consumer, delivery.message)
         if written.is_new:
+            trace = self.stacktraces.first(delivery.message, failure, written)
             self._notify(
-                MessageDeadLettered(**about, attempts=attempts, reason=written.reason)
+                MessageDeadLettered(
+                    **about,
+                    attempts=attempts,
+                    reason=written.reason,
+                    stacktrace=trace,
+                )
             )
         else:
             self._notify(DeadLetterRepeated(**about))

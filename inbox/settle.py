@@ -245,12 +245,15 @@ class Settlement:
         self, delivery: Delivery, trial: Trial, failure: BaseException, flight: Flight
     ) -> bool:
         delay = trial.retry.delay(trial.attempts)
+        said = self._dead_letters.describe(failure)
+        traces = self._giving_up.stacktraces
         self._notify(
             HandlerFailed(
                 **self._about(delivery.message),
                 attempts=trial.attempts,
-                reason=self._dead_letters.describe(failure).reason,
+                reason=said.reason,
                 seconds_until_retry=delay.total_seconds(),
+                stacktrace=traces.first(delivery.message, failure, said),
             )
         )
         due = time.monotonic() + delay.total_seconds()

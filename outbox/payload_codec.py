@@ -9,13 +9,13 @@ decodes, the broker hold the encoded payload; two headers say how it comes back:
 Topic, key and headers stay as they are: what is to be secret belongs in the payload.
 """
 
-import importlib
 import re
 from collections.abc import Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from outbox.codec import BINARY
-from outbox.errors import CodecError, ConfigError, one_line, shorten
+from outbox.errors import CodecError, ConfigError, shorten
+from outbox.import_path import import_object
 from outbox.message import Message
 
 CODEC_HEADER: Final = "pillarbox-codec"
@@ -144,15 +144,9 @@ def load_codec(path: str) -> PayloadCodec:
     """Import the codec that `module:name` names.
 
     Raises:
-        ConfigError: the path is none, or there is no codec.
+        ConfigError: as `import_object`, or it is no codec.
     """
-    module_name, separator, name = path.partition(":")
-    if not separator or not module_name or not name:
-        raise ConfigError(f"codec {path!r}: write module:name, e.g. app:codec")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except Exception as error:
-        raise ConfigError(f"codec {path!r}: can't be had: {one_line(error)}") from error
+    found = import_object("codec", path)
     if not isinstance(found, PayloadCodec) or isinstance(found, type):
         raise ConfigError(
             f"codec {path!r}: is a {type(found).__name__}, and should be an object "

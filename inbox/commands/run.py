@@ -1,7 +1,6 @@
 """`inbox run`: the consumer as a process."""
 
 import argparse
-import importlib
 import logging
 import os
 import sys
@@ -9,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from inbox.blocked import BlockedKeys
 from inbox.consumer import Consumer
@@ -29,6 +28,7 @@ from outbox.dead_letters.options import add_schedule, schedule_of
 from outbox.errors import ConfigError, one_line
 from outbox.events import Event, Observer, Observers
 from outbox.health import Health
+from outbox.import_path import import_object, where
 from outbox.metrics import add_metrics, serve_metrics
 from outbox.observers.logging import LogEvents
 
@@ -180,32 +180,21 @@ def load_consumer(path: str) -> Consumer:
     """Import the consumer that `module:name` names.
 
     Raises:
-        ConfigError: the path is none, or there is no consumer.
+        ConfigError: as `import_object`, or it is no consumer and gives none.
     """
-    module_name, separator, name = path.partition(":")
-    if not separator or not module_name or not name:
-        raise ConfigError(f"consumer {path!r}: write module:name, e.g. app:consumer")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            f"consumer {path!r}: can't import {module_name!r}: {one_line(error)}"
-        ) from error
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = import_object("consumer", path)
     if callable(found) and not isinstance(found, Consumer):
         try:
             found = found()
         except Exception as error:
             raise ConfigError(
-                f"consumer {path!r}: {name!r} raised {one_line(error)}"
+                f"consumer {path!r}: {path.partition(':')[2]!r} raised "
+                f"{one_line(error)} ({where(error)})"
             ) from error
     if not isinstance(found, Consumer):
         raise ConfigError(
-            f"consumer {path!r}: {name!r} in {module_name!r} is "
-            f"{'not there' if found is None else f'a {type(found).__name__}'}, "
-            "and should be an inbox.Consumer"
+            f"consumer {path!r}: is a {type(found).__name__}, and should be an "
+            "inbox.Consumer, or a function that returns one"
         )
     return found
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from inbox.content import check_content
-from inbox.dead_letter import DeadLetterWriter
+from inbox.dead_letter import DeadLetterWriter, Stacktraces
 from inbox.errors import (
     DeadLetter,
     InvalidReceiptError,
@@ -154,6 +154,7 @@ class WebhookApp:
     ) -> None:
         self._routes = routes
         self._handling = handling
+        self._stacktraces = Stacktraces()
         self._verifier = verifier
         self._name = name
         self._max_payload_bytes = max_payload_bytes
@@ -248,7 +249,7 @@ class WebhookApp:
             return await self._end(message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
-            return self._fail(message, status, one_line(error))
+            return self._fail(message, status, one_line(error), error=error)
         about = self._about(message)
         if is_new:
             self._notify(MessageHandled(**about, seconds=time.monotonic() - started))
@@ -290,9 +291,17 @@ class WebhookApp:
         status: int,
         reason: str,
         headers: tuple[tuple[str, str], ...] = (),
+        *,
+        error: Exception | None = None,
     ) -> _Answer:
+        trace = None
+        if error is not None:
+            said = DeadLetterWriter(self._name, self._handling).describe(error)
+            trace = self._stacktraces.first(message, error, said)
         self._notify(
-            WebhookFailed(**self._about(message), status=status, reason=reason)
+            WebhookFailed(
+                **self._about(message), status=status, reason=reason, stacktrace=trace
+            )
         )
         # What failed here is nothing for the sender's eyes.
         return _Answer(status, "not handled now; send it again", headers)

@@ -20,9 +20,13 @@ class WebhookRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookFailed(DeliveryEvent):
-    """A message could not be handled now; nothing is left of it, and it comes again."""
+    """A message could not be handled now; nothing is left of it, and it comes again.
+
+    `stacktrace` is what its handler raised, for the first time in this process.
+    """
 
     level = logging.WARNING
 
     status: int
     reason: str
+    stacktrace: str | None = None

@@ -16,6 +16,9 @@ from typing_extensions import override
 from outbox.events import Event
 from outbox.table import printable
 
+STACKTRACE: Final = "stacktrace"
+"""The field of an event that is logged as lines of its own, where it isn't None."""
+
 _MAX_VALUE: Final = 300
 # Of whom it is remembered that something was told.
 _MAX_REPEATED: Final = 10_000
@@ -149,7 +152,12 @@ class _Repeats:
 
 def _log(logger: logging.Logger, event: Event, **more: object) -> None:
     values = {field.name: getattr(event, field.name) for field in fields(event)} | more
+    # Too long for one line, and for a sum.
+    trace = values.pop(STACKTRACE, None)
     text = " ".join(f"{name}={_short(value)}" for name, value in values.items())
+    if trace is not None and not more:
+        values[STACKTRACE] = trace
+        text += "\n" + printable(trace, lines=True).rstrip()
     logger.log(
         event.level,
         "%s %s",

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
-from inbox import Consumer
+from inbox import Consumer, DeadLetter
 from inbox.events import HandlerFailed, MessageDeadLettered
 from inbox.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.latecomers import RetentionFoundShort
 from outbox.retry import RetryPolicy
-from tests.fixtures.consumers import QUICK, async_sessions_of, running
+from tests.fixtures.consumers import (
+    QUICK,
+    async_sessions_of,
+    running,
+    sessions_of,
+)
 
 TWICE = RetryPolicy(
     max_attempts=2,
@@ -97,3 +103,55 @@ async def test_a_handler_that_outlasts_its_receipts_is_told_of(
         consumer.handles("own", retry=patient)(fail)
         async with running(consumer) as events:
             await events.wait_for(RetentionFoundShort)
+
+
+async def test_a_failing_handler_tells_its_stack_trace_once_for_each_message(
+    database_url: str,
+) -> None:
+    def handle(session: Session, message: Message) -> None:
+        raise ValueError(f"no customer of hunter2, attempt of {message.topic}")
+
+    with sessions_of(database_url) as sessions:
+        messages = [Message("a", b""), Message("b", b"")]
+        consumer = Consumer(
+            MemorySource(*messages),
+            sessions,
+            name="billing",
+            retry=QUICK,
+            redact=lambda said: said.replace("hunter2", "…"),
+        )
+        consumer.handles("*")(handle)
+        async with running(consumer) as events:
+            given_up = await events.wait_for(MessageDeadLettered, 2)
+            failed = await events.wait_for(HandlerFailed, 4)
+
+    for message in messages:
+        first, second = [one for one in failed if one.id == message.id]
+        assert first.stacktrace is not None
+        assert 'raise ValueError(f"no customer' in first.stacktrace
+        assert f"ValueError: no customer of …, attempt of {message.topic}" in (
+            first.stacktrace
+        )
+        assert second.stacktrace is None
+        assert second.attempts == 2
+    assert [one.stacktrace for one in given_up] == [None, None]
+
+
+async def test_a_dead_letter_at_the_first_attempt_tells_its_stack_trace(
+    database_url: str,
+) -> None:
+    def handle(session: Session, message: Message) -> None:
+        if message.topic == "decided":
+            raise DeadLetter("a test order")
+        raise KeyError("currency")
+
+    with sessions_of(database_url) as sessions:
+        source = MemorySource(Message("decided", b""), Message("failed", b""))
+        consumer = Consumer(source, sessions, name="billing")
+        consumer.handles("*", permanent=KeyError)(handle)
+        async with running(consumer) as events:
+            given_up = await events.wait_for(MessageDeadLettered, 2)
+
+    traces = {one.topic: one.stacktrace for one in given_up}
+    assert traces["decided"] is None
+    assert 'raise KeyError("currency")' in (traces["failed"] or "")

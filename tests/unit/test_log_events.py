@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from typing_extensions import override
 
+from inbox.events import HandlerFailed
 from outbox import uuid7
 from outbox.events import Event
 from outbox.observers.logging import LogEvents
@@ -125,3 +126,28 @@ def test_a_flood_of_keys_is_remembered_within_bounds(
     for number in range(10_000):
         log(blocked(f"k{number}", 1))
     assert about(caplog, "key=first")[-1].endswith("repeated=1")
+
+
+def test_a_stack_trace_is_lines_of_its_own_in_which_nothing_is_obeyed(
+    log: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    about = {"consumer": "billing", "id": uuid7(), "topic": "t", "key": None}
+    trace = "Traceback:\n  File\n    raise\nValueError: \x1b[2J\n"
+    for attempts, stacktrace in ((1, trace), (2, None)):
+        log(
+            HandlerFailed(
+                **about,  # type: ignore[arg-type]
+                attempts=attempts,
+                reason="ValueError",
+                seconds_until_retry=1.0,
+                stacktrace=stacktrace,
+            )
+        )
+
+    first, second = caplog.records
+    head, *lines = first.getMessage().splitlines()
+    assert "stacktrace" not in head
+    assert lines == ["Traceback:", "  File", "    raise", r"ValueError: \x1b[2J"]
+    assert first.__dict__["values"]["stacktrace"] == trace
+    assert len(second.getMessage().splitlines()) == 1
+    assert "attempts=2" in second.getMessage()

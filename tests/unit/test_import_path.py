@@ -1,0 +1,107 @@
+"""What a path of a command names, and where its import fails."""
+
+from pathlib import Path
+
+import pytest
+
+from inbox.commands.run import load_consumer
+from outbox.errors import ConfigError
+from outbox.import_path import import_object
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_consumer(path)
+    said = str(refused.value)
+    assert "\n" not in said
+    return said
+
+
+def test_the_object_of_a_path_is_found(folder: Path) -> None:
+    (folder / "import_good.py").write_text("class Apps:\n    codec = 'it'\n")
+    assert import_object("codec", "import_good:Apps.codec") == "it"
+
+
+@pytest.mark.parametrize("path", ["app", ":consumer", "app:", ""])
+def test_what_is_no_path_is_refused(path: str) -> None:
+    assert "write module:name, e.g. app:consumer" in refusal(path)
+
+
+def test_a_module_that_is_not_there_is_told_from_one_that_fails(folder: Path) -> None:
+    (folder / "import_missing.py").write_text("import os\n\nimport import_nowhere\n")
+
+    not_there = refusal("import_nowhere:consumer")
+    fails = refusal("import_missing:consumer")
+
+    assert f"No module named 'import_nowhere' in {folder}" in not_there
+    assert "set PYTHONPATH" in not_there
+    assert "can't import 'import_missing': ModuleNotFoundError" in fails
+    assert fails.endswith(f"({folder / 'import_missing.py'}, line 3)")
+
+
+def test_a_package_without_the_module_is_told(folder: Path) -> None:
+    (folder / "import_package").mkdir()
+    (folder / "import_package" / "__init__.py").write_text("")
+
+    said = refusal("import_package.app:consumer")
+
+    assert "No module named 'import_package.app' in" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "line"),
+    [
+        ("import os\nfrom os import nothing\n", "ImportError: cannot import name", 2),
+        ("x = 1\n\nx.y\n", "AttributeError: 'int' object", 3),
+        ("x = 1\nx = = 2\n", "SyntaxError: invalid syntax", 2),
+        ("import json\n\n\njson.loads('{')\n", "JSONDecodeError: Expecting", 4),
+    ],
+)
+def test_the_line_where_an_import_fails_is_told(
+    folder: Path, code: str, error: str, line: int
+) -> None:
+    name = f"import_broken_{line}"
+    (folder / f"{name}.py").write_text(code)
+
+    said = refusal(f"{name}:consumer")
+
+    assert f"can't import '{name}': {error}" in said
+    assert said.endswith(f"({folder / name}.py, line {line})")
+
+
+def test_the_line_of_a_module_further_in_is_told(folder: Path) -> None:
+    (folder / "import_outer.py").write_text("import import_inner\n")
+    (folder / "import_inner.py").write_text("\n1 / 0\n")
+
+    said = refusal("import_outer:consumer")
+
+    assert said.endswith(f"({folder / 'import_inner.py'}, line 2)")
+
+
+def test_a_name_that_is_not_there_is_told_with_the_file(folder: Path) -> None:
+    (folder / "import_named.py").write_text("consumers = 1\n")
+
+    assert refusal("import_named:consumer").endswith(
+        f"'consumer' is not in import_named ({folder / 'import_named.py'})"
+    )
+    assert "is a int, and should be an inbox.Consumer" in refusal(
+        "import_named:consumers"
+    )
+
+
+def test_a_function_that_fails_to_give_a_consumer_is_told_with_its_line(
+    folder: Path,
+) -> None:
+    (folder / "import_made.py").write_text("def make():\n    raise KeyError('URL')\n")
+
+    said = refusal("import_made:make")
+
+    assert "'make' raised KeyError: 'URL'" in said
+    assert said.endswith(f"({folder / 'import_made.py'}, line 2)")
