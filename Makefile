@@ -32,10 +32,10 @@ IMAGE_EXTRAS := migrations binary asyncpg redis kafka rabbitmq nats sqs http \
 
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv
-ifneq ($(filter demo test fault bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
-ifneq ($(filter test fault bench wheel setup,$(MAKECMDGOALS)),)
+ifneq ($(filter test clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += redis rabbitmq nats pgbouncer faketime
 else
 # make demo ARGS='--broker nats'
@@ -57,13 +57,13 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fault bench wheel images containers matrix check format lock setup clean packages
+.PHONY: help demo test clock fault bench wheel images containers matrix check format lock setup clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DATABASE_URL=postgresql://…  use that PostgreSQL and install none'
-	@echo '  ARGS="…"                     arguments for demo, test and bench'
+	@echo '  ARGS="…"                     arguments for demo, test, clock and bench'
 	@echo '  PYTHON=…                     the Python (3.11 or newer) to build .venv with'
 
 demo: packages $(READY) ## Run the example shop from order to delivery, with killed processes and a failing handler
@@ -71,6 +71,9 @@ demo: packages $(READY) ## Run the example shop from order to delivery, with kil
 
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
 	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
+
+clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--short)
+	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages $(READY) ## Run the tests that break things, in their full numbers
 	@$(BIN)/pytest -m fault --full $(ARGS)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 import pytest
@@ -9,9 +10,19 @@ import pytest
 from outbox.cli import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, one_at_a_time
+from tests.fixtures.waiting import let_pass
 
 Findings: TypeAlias = list[dict[str, str]]
 Doctor: TypeAlias = Callable[[str], tuple[int, Findings]]
+
+
+@pytest.fixture(autouse=True)
+def one_day() -> None:
+    """Let no day end while a test counts days: near midnight, wait for the next."""
+    now = datetime.now(UTC)
+    midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0)
+    if midnight - now < timedelta(minutes=1):
+        let_pass((midnight - now).total_seconds())
 
 
 @pytest.fixture
