@@ -15,7 +15,7 @@ from outbox.checks.retention import check_configuration, check_retention
 from outbox.checks.roles import check_roles
 from outbox.checks.schema import check_schema, newest_version, read_version
 from outbox.checks.sessions import check_backlog, check_pins
-from outbox.checks.upkeep import check_upkeep
+from outbox.checks.upkeep import check_standby, check_upkeep
 from outbox.errors import PoolerError, UpkeepError
 from outbox.pooler import refuse_pooler
 from outbox.statement import load
@@ -23,6 +23,7 @@ from outbox.statement import load
 APPLICATION_NAME: Final = "outbox doctor"
 
 CHECKS: Final[dict[str, Check]] = {
+    "standby": check_standby,
     "schema": check_schema,
     "extensions": check_extensions,
     "roles": check_roles,

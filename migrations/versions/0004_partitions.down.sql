@@ -26,7 +26,7 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text),
     outbox.make_partitions_at(text, timestamptz[]), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
-    outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.holder_of_lock(bigint), outbox.clock_problem(),
+    outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.holder_of_lock(bigint), outbox.clock_problem(), outbox.place(),
     outbox.archive_problem(text), outbox.archive_partition(text, regclass, timestamptz, timestamptz),
     outbox.accept_clock(), outbox.note_failure(text), outbox.note_success();
 DROP TABLE outbox.upkeep, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;

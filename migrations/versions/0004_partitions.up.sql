@@ -56,6 +56,7 @@ CREATE TABLE outbox.upkeep (
     is_it         boolean     NOT NULL DEFAULT true,
     awaited_at    timestamptz NOT NULL DEFAULT now(),
     succeeded_at  timestamptz,
+    succeeded_in  text,
     accepted_at   timestamptz,
     failed_at     timestamptz,
     failure       text,
@@ -68,19 +69,36 @@ INSERT INTO outbox.upkeep DEFAULT VALUES;
 COMMENT ON TABLE outbox.upkeep IS 'how the last upkeep ended, whatever drives it: one row, written by outbox.maintain()';
 COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'since when it is to run: when the tables were made';
 COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last did all that it had to; null: never';
+COMMENT ON COLUMN outbox.upkeep.succeeded_in IS 'outbox.place() of then: another one means that this database was restored, or its server took over';
 COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() vouched for the clock; null: not since the last success';
 COMMENT ON COLUMN outbox.upkeep.failed_at IS 'when it last failed; null: it has succeeded since';
 COMMENT ON COLUMN outbox.upkeep.failure IS 'what it could not do; null: it has succeeded since';
 COMMENT ON COLUMN outbox.upkeep.longest_pause IS
     'a last success longer ago than this is taken for a clock that jumped: nothing is dropped until outbox.accept_clock()';
 
+CREATE FUNCTION outbox.place() RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_database oid := (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+BEGIN
+    RETURN format('%s/%s/%s', (SELECT s.system_identifier FROM pg_control_system() s),
+                  CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, v_database);
+-- Some managed services hide these.
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+    RETURN v_database;
+END
+$body$;
+COMMENT ON FUNCTION outbox.place IS 'where this is: the server, its timeline, which is another after a restore, and the database';
+
 CREATE FUNCTION outbox.note_success() RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    INSERT INTO outbox.upkeep AS u (succeeded_at) VALUES (clock_timestamp())
+    INSERT INTO outbox.upkeep AS u (succeeded_at, succeeded_in) VALUES (clock_timestamp(), outbox.place())
         ON CONFLICT (is_it) DO UPDATE
-        SET succeeded_at = EXCLUDED.succeeded_at, accepted_at = NULL, failed_at = NULL, failure = NULL;
+        SET succeeded_at = EXCLUDED.succeeded_at, succeeded_in = EXCLUDED.succeeded_in, accepted_at = NULL, failed_at = NULL, failure = NULL;
 END;
 COMMENT ON FUNCTION outbox.note_success IS 'record that the upkeep succeeded now';
 

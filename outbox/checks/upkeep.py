@@ -36,6 +36,8 @@ class Upkeep(NamedTuple):
     Attributes:
         failure: what it could not do; None if it has succeeded since.
         clock_problem: why nothing is dropped by this clock; None if it is plausible.
+        was_elsewhere: whether it was on another server or in another database, of which
+            this is a copy, or before this server took over.
     """
 
     succeeded_at: datetime | None
@@ -44,16 +46,27 @@ class Upkeep(NamedTuple):
     failed_at: datetime | None
     failure: str | None
     clock_problem: str | None
+    was_elsewhere: bool
 
     @property
     def is_fresh(self) -> bool:
-        """Tell whether it succeeded lately."""
-        return _is_fresh(self.succeeded_at, self.now)
+        """Tell whether it succeeded lately, and here."""
+        return not self.was_elsewhere and _is_fresh(self.succeeded_at, self.now)
+
+    @property
+    def is_copied(self) -> bool:
+        """Tell whether a late success is one of elsewhere, and says nothing of here."""
+        return self.was_elsewhere and _is_fresh(self.succeeded_at, self.now)
+
+    @property
+    def is_new(self) -> bool:
+        """Tell whether the tables were made lately."""
+        return _is_fresh(self.awaited_at, self.now)
 
     @property
     def is_awaited(self) -> bool:
         """Tell whether it never ran, and is not late yet."""
-        return self.succeeded_at is None and _is_fresh(self.awaited_at, self.now)
+        return self.succeeded_at is None and self.is_new
 
 
 def find_cron(connection: AdministrationConnection) -> CronHome:
@@ -64,6 +77,26 @@ def find_cron(connection: AdministrationConnection) -> CronHome:
 def read_upkeep(connection: AdministrationConnection) -> Upkeep:
     """Read when the upkeep last succeeded."""
     return Upkeep(*connection.execute(load("outbox", "read_upkeep")).fetchall()[0])
+
+
+def is_standby(connection: AdministrationConnection) -> bool:
+    """Tell whether this server replays what another one does."""
+    return connection.execute(load("outbox", "is_standby")).fetchone() == (True,)
+
+
+def check_standby(
+    connection: AdministrationConnection, _names: Names
+) -> Iterator[Finding]:
+    """Say what can't be seen on a standby, and where a remedy has to be run."""
+    if is_standby(connection):
+        yield Finding(
+            check="standby",
+            severity=Severity.UNKNOWN,
+            finding="this server is a standby: pg_cron's launcher, the sessions, locks"
+            " and replication slots of its primary can't be seen here",
+            remedy="run outbox doctor on the primary as well, and every remedy there:"
+            " a standby takes no changes",
+        )
 
 
 def check_upkeep(
@@ -90,7 +123,16 @@ def check_upkeep(
         )
     if upkeep.is_fresh:
         return
-    if upkeep.is_awaited:
+    if (upkeep.is_awaited or upkeep.is_copied) and find_cron(connection).is_here:
+        return  # not yet due: what is wrong with the jobs, the check of pg_cron says
+    if upkeep.is_copied:
+        severity = Severity.WARNING
+        finding = (
+            f"the upkeep last succeeded at {upkeep.succeeded_at:%F %R}, elsewhere: this"
+            " database was restored from there, or its server took over since. Nothing"
+            " is known to drive the upkeep here"
+        )
+    elif upkeep.is_awaited:
         severity, finding = Severity.WARNING, "the upkeep has not run yet"
     elif upkeep.succeeded_at is None:
         severity, finding = Severity.ERROR, "the upkeep never succeeded"

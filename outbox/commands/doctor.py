@@ -1,7 +1,7 @@
 """`outbox doctor`: what is wrong, and what to paste to mend it.
 
-Exit status 0: nothing found (or only what this role may not look at), 1: warnings,
-3: errors, 2: it could not look at all.
+Exit status 0: all was looked at and nothing found, 1: warnings, 3: errors, 4: no error,
+but not all could be looked at, 2: it could not look at all.
 """
 
 import argparse
@@ -16,7 +16,8 @@ from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
 from outbox.doctor import APPLICATION_NAME, check_pooler, examine
 from outbox.table import printable
 
-_STATUS: Final = {Severity.ERROR: 3, Severity.WARNING: 1, Severity.UNKNOWN: 0}
+# The worst first. What nobody looked at may be worse than a warning.
+_STATUS: Final = {Severity.ERROR: 3, Severity.UNKNOWN: 4, Severity.WARNING: 1}
 
 
 def add_to(subcommands: Subcommands) -> None:
@@ -24,7 +25,8 @@ def add_to(subcommands: Subcommands) -> None:
     parser = subcommands.add_parser(
         "doctor",
         help="check everything, with a remedy for each finding",
-        epilog="exit status: 0 well, 1 warnings, 3 errors, 2 could not look",
+        epilog="exit status: 0 well, 1 warnings, 3 errors, 4 no error, but this role may"
+        " not see everything, 2 could not look",
     )
     add_database(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -39,7 +41,8 @@ def _run(arguments: argparse.Namespace) -> int:
             connection.execute("SET timezone = 'UTC'")
             found |= dict(examine(connection))
     findings = [finding for check in found.values() for finding in check]
-    status = max((_STATUS[f.severity] for f in findings), default=0)
+    severities = {finding.severity for finding in findings}
+    status = next((code for each, code in _STATUS.items() if each in severities), 0)
     if arguments.json:
         report = {
             "status": status,

@@ -8,7 +8,7 @@ import pytest
 from outbox.cli import main
 from outbox.identifier import uuid7
 from outbox.migrate import migrate
-from outbox.testing.postgres import postgres_server
+from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute
 from tests.migrations.broken import BROKEN
@@ -172,9 +172,61 @@ def test_the_monitor_looks_at_most_and_says_what_it_may_not(
 ) -> None:
     status, findings = doctor(f"{database_url}?options=-crole%3Dpillarbox_monitor")
 
-    assert status in {0, 1}
+    assert status == 4
     assert {f["check"] for f in findings} == {"pins"}
     assert {f["severity"] for f in findings} == {"unknown"}
+
+
+def test_what_the_application_may_not_see_has_a_status_of_its_own(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    assert doctor(database_url) == (0, [])
+
+    status, findings = doctor(f"{database_url}?options=-crole%3Dpillarbox_application")
+
+    assert status == 4
+    assert {f["severity"] for f in findings} == {"unknown"}
+    assert len({f["check"] for f in findings}) > 5
+
+
+def test_an_error_outweighs_what_is_unknown_and_that_a_warning(
+    database_url: str, doctor: Doctor
+) -> None:
+    monitor = f"{database_url}?options=-crole%3Dpillarbox_monitor"
+    execute(database_url, "CALL outbox.maintain()")
+    execute(
+        database_url,
+        "UPDATE outbox.upkeep SET failed_at = now(), failure = 'of this hour'",
+    )
+    status, findings = doctor(monitor)
+    assert (status, {f["severity"] for f in findings}) == (4, {"unknown", "warning"})
+
+    execute(
+        database_url,
+        "UPDATE outbox.upkeep SET succeeded_at = now() - interval '4 hours'",
+    )
+    assert doctor(monitor)[0] == 3
+
+
+def test_a_copy_says_that_nothing_drives_its_upkeep(
+    database_url: str, server: PostgresServer, doctor: Doctor
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    assert doctor(database_url) == (0, [])
+    name = database_url.rpartition("/")[2].partition("?")[0]
+    server.create_database(f"{name}_copy", name)
+    copy = server.database_url(f"{name}_copy")
+
+    try:
+        status, (found,) = doctor(copy)
+        assert (status, found["check"]) == (1, "upkeep")
+        assert "Nothing is known to drive the upkeep here" in found["finding"]
+        assert "outbox maintain" in found["remedy"]
+        execute(copy, "CALL outbox.maintain()")
+        assert doctor(copy) == (0, [])
+    finally:
+        server.drop_database(f"{name}_copy")
 
 
 def test_a_database_without_the_schema(empty_database_url: str) -> None:
