@@ -25,8 +25,8 @@ def add_to(subcommands: Subcommands) -> None:
     parser = subcommands.add_parser(
         "doctor",
         help="check everything, with a remedy for each finding",
-        epilog="exit status: 0 well, 1 warnings, 3 errors, 4 no error, but this role may"
-        " not see everything, 2 could not look",
+        epilog="exit status: 0 well, 1 warnings, 3 errors, 4 no error, but not all"
+        " could be looked at, 2 could not look",
     )
     add_database(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

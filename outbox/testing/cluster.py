@@ -21,7 +21,7 @@ from outbox.testing.lifetime import (
     watched,
 )
 
-__all__ = ["Cluster", "StopMode", "find_binaries", "private_cluster"]
+__all__ = ["Cluster", "StopMode", "find_binaries", "private_cluster", "private_standby"]
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -74,10 +74,29 @@ class Cluster:
             *("postgres", "--single", "-F", "-D", self._data, "postgres"),
             commands="CREATE DATABASE pillarbox;\n",
         )
+        self._configure(SETTINGS | dict(settings))
+        self._start_anywhere()
+
+    def follow(self, primary: str) -> None:
+        """Make the cluster a streaming standby of a primary, and start it."""
+        self._run(
+            *("pg_basebackup", "--dbname", primary, "--pgdata", self._data),
+            *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+        )
+        self._configure({})
+        self._start_anywhere()
+
+    def promote(self) -> None:
+        """Make a standby a primary of its own."""
+        self._run("pg_ctl", "promote", *self._common())
+
+    def _configure(self, settings: Mapping[str, str]) -> None:
         sockets = {"unix_socket_directories": str(self._directory)}
         with (self._data / "postgresql.conf").open("a") as configuration:
-            for name, value in (SETTINGS | sockets | dict(settings)).items():
+            for name, value in {**settings, **sockets}.items():
                 configuration.write(f"{name} = {quoted(value)}\n")
+
+    def _start_anywhere(self) -> None:
         attempts = 5
         while True:
             attempts -= 1
@@ -150,6 +169,21 @@ def private_cluster(
             finally:
                 if cluster.pid_file.exists():
                     cluster.stop("immediate")
+
+
+@contextmanager
+def private_standby(primary: str) -> Iterator[Cluster]:
+    """Give a running standby of the cluster at a URL, gone after the block."""
+    user = unprivileged_user()
+    with private_directory("pillarbox-standby-", owner=user, durable=False) as folder:
+        standby = Cluster(find_binaries(), folder, user)
+        with watched(folder, standby.pid_file, signal.SIGQUIT):
+            try:
+                standby.follow(primary)
+                yield standby
+            finally:
+                if standby.pid_file.exists():
+                    standby.stop("immediate")
 
 
 def find_binaries() -> Path:
