@@ -36,7 +36,7 @@ class Event(BaseModel):
 
 
 async def transaction() -> AsyncIterator[AsyncSession]:
-    """Give a session that commits before the answer is sent."""
+    """Give a session; the route commits it, for what is done here comes too late."""
     async with sessions() as session:
         yield session
 

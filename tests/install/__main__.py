@@ -175,7 +175,8 @@ def main() -> int:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     known = sorted(declared().keys() - {""})
-    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(known))
+    names = {"none": [], "all": known} | {extra: [extra] for extra in known}
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(names))
     parser.add_argument("--full", action="store_true", help="see above")
     parser.add_argument(
         "--python",
@@ -184,9 +185,9 @@ def main() -> int:
         help="for these interpreters, and not for the one that runs this",
     )
     options = parser.parse_args()
-    if unknown := set(options.extras) - set(known):
+    if unknown := set(options.extras) - set(names):
         parser.error(f"no such extra: {', '.join(unknown)}")
-    sets = [[extra] for extra in options.extras] or [[], known, *([e] for e in known)]
+    sets = [names[name] for name in options.extras or names]
     if "PIP_CERT" in os.environ:
         # pip's variable, which uv doesn't know.
         os.environ.setdefault("SSL_CERT_FILE", os.environ["PIP_CERT"])

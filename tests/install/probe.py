@@ -198,7 +198,7 @@ def check_messages(name: str) -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in EFFECTS:
             connection.execute(statement)
-        options = ["--metrics-port", "0"] if "metrics" in extras else []
+        options = ["--metrics-listen", "127.0.0.1:0"] if "metrics" in extras else []
         with consumer() as consuming:
             consuming.wait_for_line("Uvicorn running", "ConsumerStarted")
             add_orders()
@@ -259,9 +259,9 @@ async def add_orders_async(app: Any) -> None:
 
 def check_metrics(relaying: "Running") -> Iterator[str]:
     """The relay serves metrics."""
-    line = relaying.wait_for_line("metrics are served on port")
-    port = line.split("port ")[1].split()[0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    line = relaying.wait_for_line("metrics endpoint listening on")
+    address = line.split("listening on ")[1].split()[0]
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         if "pillarbox_" not in answer.read().decode():
             yield "metrics: none of ours is served"
 

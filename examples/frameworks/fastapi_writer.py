@@ -1,0 +1,81 @@
+"""FastAPI: a route that writes its rows and its messages, and answers after the commit.
+
+uvicorn examples.frameworks.fastapi_writer:app
+
+A dependency with `yield` ends after the response is sent: a commit there that fails
+comes too late, for the client has its 201. With `scope="function"` (FastAPI 0.121 or
+newer) it ends before, and what it raises goes through the exception handlers.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import outbox
+from outbox import Message
+from outbox.database import sqlalchemy_url
+
+
+class Base(DeclarativeBase):
+    """The application's own tables."""
+
+
+class Order(Base):
+    """One row for each order; its reference is checked when the transaction commits."""
+
+    __tablename__ = "purchase"
+    __table_args__ = (
+        UniqueConstraint("reference", deferrable=True, initially="DEFERRED"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    reference: Mapped[str]
+
+
+class NewOrder(BaseModel):
+    """What the client sends."""
+
+    reference: str
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Keep the engine for as long as the application runs."""
+    engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
+    app.state.sessions = async_sessionmaker(engine)
+    yield
+    await engine.dispose()
+
+
+async def transaction(request: Request) -> AsyncIterator[AsyncSession]:
+    """Give a session, commit its transaction, or roll it back if the route raises."""
+    async with request.app.state.sessions.begin() as session:
+        yield session
+
+
+Transaction = Annotated[AsyncSession, Depends(transaction, scope="function")]
+app = FastAPI(lifespan=lifespan)
+
+
+@app.exception_handler(IntegrityError)
+async def refuse(request: Request, error: IntegrityError) -> JSONResponse:
+    """Answer for a row that the database refuses, in the route or at the commit."""
+    return JSONResponse({"detail": "there is such an order already"}, 409)
+
+
+@app.post("/orders", status_code=201)
+async def place(order: NewOrder, session: Transaction) -> dict[str, str]:
+    """Save an order and its message, or neither."""
+    session.add(Order(reference=order.reference))
+    body = {"reference": order.reference}
+    outbox.add(session, Message("orders.placed", body, key=order.reference))
+    return body
