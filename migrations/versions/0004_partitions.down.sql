@@ -15,6 +15,11 @@ BEGIN
         RAISE EXCEPTION 'partition % is detached and somebody uses it', v_partition
             USING HINT = 'run outbox maintain until it is gone, then this again';
     END IF;
+    SELECT k.partition INTO v_partition FROM outbox.kept_partition k WHERE to_regclass(k.partition) IS NOT NULL;
+    IF FOUND THEN
+        RAISE EXCEPTION 'partition % is kept by the policy: move it out of here, or drop it', v_partition
+            USING HINT = format('for example: ALTER TABLE %s SET SCHEMA public', v_partition);
+    END IF;
 END
 $detached$;
 
@@ -27,6 +32,7 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.make_partitions_at(text, timestamptz[]), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
     outbox.begin_of(interval, timestamptz), outbox.partitions(text), outbox.holder_of_lock(bigint), outbox.clock_problem(), outbox.place(),
+    outbox.put_back_settings(text), outbox.changed_settings(text), outbox.wanted_settings(text),
     outbox.archive_problem(text), outbox.archive_partition(text, regclass, timestamptz, timestamptz),
     outbox.accept_clock(), outbox.note_failure(text), outbox.note_success();
 DROP TABLE outbox.upkeep, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;

@@ -19,6 +19,8 @@ GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor};
 -- As a member of the owner it has this anyway; said here, the role stays while this database needs it.
 GRANT USAGE ON SCHEMA outbox TO {detacher};
 GRANT SELECT ON outbox.retiring_partition, outbox.dropped_partition, outbox.kept_partition TO {maintainer}, {monitor};
+REVOKE ALL ON FUNCTION outbox.put_back_settings(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.put_back_settings(text) TO {maintainer};
 REVOKE ALL ON FUNCTION outbox.note_success(), outbox.note_failure(text), outbox.accept_clock(), outbox.holder_of_lock(bigint),
     outbox.archive_problem(text), outbox.archive_partition(text, regclass, timestamptz, timestamptz) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.note_success(), outbox.note_failure(text), outbox.accept_clock() TO {maintainer};

@@ -14,6 +14,7 @@ CREATE TABLE outbox.partition_policy (
     unsettled    text,
     keep_table   boolean  NOT NULL DEFAULT false,
     archive      text,
+    written      jsonb,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
     CONSTRAINT archive_before_drop_only CHECK (archive IS NULL OR NOT keep_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
@@ -38,6 +39,8 @@ COMMENT ON COLUMN outbox.partition_policy.keep_table IS
     'whether the table of an expired partition is kept after its detach, as an ordinary table, instead of being dropped';
 COMMENT ON COLUMN outbox.partition_policy.archive IS
     'schema.function of yours, called with (schema text, table text, starts_at timestamptz, ends_at timestamptz) before each drop';
+COMMENT ON COLUMN outbox.partition_policy.written IS
+    'what the upkeep last wrote into part_config of pg_partman: what is otherwise there was changed by hand';
 
 -- Each OR says what a partial index demands, word for word: else none is used.
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
@@ -183,6 +186,85 @@ SET search_path = pg_catalog, pg_temp
 RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
 COMMENT ON FUNCTION outbox.begin_of IS 'when the hour, day or week of a moment begins, in UTC';
 
+-- pg_partman's retention is off, ours is outbox.finish_detached(). Should somebody turn it on, then
+-- retention_keep_table makes pg_partman detach what it would have dropped, unsettled rows and all.
+CREATE FUNCTION outbox.wanted_settings(parent text) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET intervalstyle = 'postgres'
+BEGIN ATOMIC
+    SELECT jsonb_build_object(
+               'control', p.control, 'epoch', 'none', 'partition_interval', p.span::text, 'premake', p.premake,
+               'template_table', p.template, 'infinite_time_partitions', true, 'undo_in_progress', false,
+               'automatic_maintenance', CASE WHEN p.automatic THEN 'on' ELSE 'off' END,
+               'retention', NULL, 'retention_schema', NULL, 'retention_keep_table', true, 'retention_keep_index', true,
+               'constraint_cols', NULL, 'inherit_privileges', false, 'ignore_default_data', true, 'jobmon', false)
+      FROM outbox.partition_policy p WHERE p.parent_table = parent;
+END;
+COMMENT ON FUNCTION outbox.wanted_settings IS 'how part_config of pg_partman is to be for a table, as far as this version has the columns';
+
+CREATE FUNCTION outbox.changed_settings(parent text)
+RETURNS TABLE (setting text, found text, wanted text, by_hand boolean)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_found jsonb := (SELECT to_jsonb(c) FROM {partman}.part_config c WHERE c.parent_table = parent);
+    v_wanted jsonb := outbox.wanted_settings(parent);
+    v_written jsonb := (SELECT p.written FROM outbox.partition_policy p WHERE p.parent_table = parent);
+BEGIN
+    BEGIN
+        IF (v_found ->> 'partition_interval')::interval = (v_wanted ->> 'partition_interval')::interval THEN
+            v_wanted := v_wanted || jsonb_build_object('partition_interval', v_found -> 'partition_interval');
+        END IF;
+    EXCEPTION WHEN invalid_datetime_format OR datetime_field_overflow THEN
+        NULL;  -- it is none, so it differs
+    END;
+    RETURN QUERY
+    SELECT w.key, v_found ->> w.key, v_wanted ->> w.key,
+           -- Else the policy was changed since, or this is the first look.
+           coalesce(v_found -> w.key <> v_written -> w.key, false)
+      FROM jsonb_object_keys(v_wanted) AS w (key)
+     WHERE v_found ? w.key AND v_found -> w.key <> v_wanted -> w.key
+     ORDER BY w.key;
+END
+$body$;
+COMMENT ON FUNCTION outbox.changed_settings IS 'what part_config of pg_partman has for a table, and the upkeep wants otherwise';
+
+CREATE FUNCTION outbox.put_back_settings(parent text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '5s'
+AS $body$
+DECLARE
+    v_assignments text[] := '{}';
+    v_by_hand text[] := '{}';
+    s record;
+BEGIN
+    PERFORM FROM {partman}.part_config c WHERE c.parent_table = parent FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    FOR s IN SELECT c.* FROM outbox.changed_settings(parent) c LOOP
+        v_assignments := v_assignments || format('%I = %L', s.setting, s.wanted);
+        IF s.by_hand THEN
+            v_by_hand := v_by_hand || format('%s was %s and is %s again', s.setting, coalesce(s.found, 'null'), coalesce(s.wanted, 'null'));
+        END IF;
+    END LOOP;
+    IF v_assignments <> '{}' THEN
+        EXECUTE format('UPDATE {partman}.part_config SET %s WHERE parent_table = $1', array_to_string(v_assignments, ', ')) USING parent;
+    END IF;
+    UPDATE outbox.partition_policy p SET written = outbox.wanted_settings(parent)
+     WHERE p.parent_table = parent AND p.written IS DISTINCT FROM outbox.wanted_settings(parent);
+    IF v_by_hand <> '{}' THEN
+        RETURN format('somebody changed the settings of pg_partman for %s: %s', parent, array_to_string(v_by_hand, ', '));
+    END IF;
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.put_back_settings IS
+    'write into part_config of pg_partman what the upkeep wants; gives what was changed by hand, to be reported, or null';
+
 -- Runs once for each table: give it to pg_partman, or register what a dump brought along.
 CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
 LANGUAGE plpgsql
@@ -219,16 +301,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    UPDATE {partman}.part_config c
-       SET premake = p.premake,
-           infinite_time_partitions = true,
-           automatic_maintenance = CASE WHEN p.automatic THEN 'on' ELSE 'off' END,
-           retention = NULL,  -- ours: see outbox.detach_expired
-           retention_keep_table = false,
-           inherit_privileges = false,
-           ignore_default_data = true,
-           jobmon = false
-     WHERE c.parent_table = parent;
+    PERFORM outbox.put_back_settings(parent);
 END
 $body$;
 COMMENT ON FUNCTION outbox.adopt_table IS 'put a table of the policy under pg_partman; safe to repeat';
@@ -247,6 +320,7 @@ DECLARE
     v_before int;
     v_missing timestamptz[];
     v_unmade timestamptz;
+    v_changed text;
     v_has_older boolean;
     x record;
 BEGIN
@@ -256,9 +330,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
         PERFORM outbox.adopt_table(parent);
     END IF;
-    UPDATE {partman}.part_config c
-       SET premake = p.premake, automatic_maintenance = CASE WHEN p.automatic THEN 'on' ELSE 'off' END
-     WHERE c.parent_table = parent AND (c.premake <> p.premake OR (c.automatic_maintenance = 'on') <> p.automatic);
+    v_changed := outbox.put_back_settings(parent);
+    IF v_changed IS NOT NULL THEN
+        RAISE WARNING '%', v_changed;
+    END IF;
     -- Trust the catalog, not run_maintenance(): 4.7 makes one more from noon on, 5.0 makes nothing for
     -- an empty table, 5.5 turns errors into warnings, and no version fills a gap.
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;

@@ -290,6 +290,7 @@ DECLARE
     v_newest timestamptz;
     v_leaving text[] := '{}';
     v_reason text;
+    v_own record;
     s record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
@@ -383,6 +384,15 @@ BEGIN
                 DELETE FROM outbox.dropped_partition d
                  WHERE d.parent_table = parent AND d.ends_at < s.ends_at - interval '400 days' - p.retention;
                 IF p.keep_table THEN
+                    -- It is to outlive what it was part of: the sequence, the functions in its constraints.
+                    FOR v_own IN SELECT a.attname FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+                              WHERE d.adrelid = s.partition::regclass
+                    LOOP
+                        EXECUTE format('ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT', s.partition, v_own.attname);
+                    END LOOP;
+                    FOR v_own IN SELECT q.conname FROM pg_constraint q WHERE q.conrelid = s.partition::regclass AND q.contype = 'c' LOOP
+                        EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', s.partition, v_own.conname);
+                    END LOOP;
                     INSERT INTO outbox.kept_partition VALUES (s.partition, parent, s.starts_at, s.ends_at) ON CONFLICT DO NOTHING;
                     outcome := 'kept';
                 ELSE

@@ -96,6 +96,16 @@ BEGIN
     END IF;
     FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
         BEGIN
+            v_problem := outbox.put_back_settings(v_parent);
+            IF v_problem IS NOT NULL THEN
+                v_problems := v_problems || v_problem || '; ';
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            v_problems := v_problems || format('settings of pg_partman for %s: %s; ', v_parent, SQLERRM);
+        END;
+        COMMIT;
+        SET LOCAL search_path = pg_catalog, pg_temp;
+        BEGIN
             PERFORM outbox.make_partitions(v_parent);
         EXCEPTION WHEN OTHERS THEN
             v_problems := v_problems || format('premake of %s: %s; ', v_parent, SQLERRM);

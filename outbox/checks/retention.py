@@ -114,6 +114,16 @@ def check_configuration(
                 " UPDATE outbox.partition_policy SET automatic = true",
             )
 
+    for table, setting, found, wanted in connection.execute(
+        load("outbox", "list_changed_settings")
+    ):
+        yield _found(
+            Severity.WARNING,
+            f"somebody changed pg_partman's {setting} of {table} to {found}; the upkeep"
+            f" wants {wanted}",
+            "outbox maintain  # puts it back, and reports it as a failure",
+        )
+
 
 def _found(severity: Severity, finding: str, remedy: str) -> Finding:
     return Finding(check="retention", severity=severity, finding=finding, remedy=remedy)

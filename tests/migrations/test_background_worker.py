@@ -9,6 +9,8 @@ from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
+from tests.migrations.conftest import Doctor
+from tests.migrations.pasting import paste
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_upkeep import add_old, old_partition
 
@@ -16,9 +18,11 @@ from tests.migrations.test_upkeep import add_old, old_partition
 LEND_THE_DETACHER = """
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET role = 'pillarbox_owner';
 ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET timezone = 'UTC';
-ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET lock_timeout = '5s';
+ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET lock_timeout = '100ms';
 """
 LET_IT = "UPDATE outbox.partition_policy SET automatic = true"
+OF_MESSAGE = " WHERE parent_table = 'outbox.message'"
+RETENTION = "SELECT retention FROM partman.part_config" + OF_MESSAGE
 AHEAD = "SELECT min(ahead) FROM outbox.partition_health"
 ODD = """
 SELECT x.* FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x
@@ -62,8 +66,40 @@ def test_it_makes_the_days_and_drops_none_which_is_left_to_the_command(
     assert execute(url, ODD) == []
     assert len(execute(url, EXPIRED)) == 2
     execute(url, "SELECT outbox.add('t', '{}'::jsonb)")
-    assert main(["maintain", "--database", url]) == 0
+    # It drops, and reports the setting that was changed by hand, once.
+    assert main(["maintain", "--database", url]) == 2
     assert len(execute(url, EXPIRED)) == 1
+    assert main(["maintain", "--database", url]) == 0
+
+
+@pytest.mark.timeout(180)
+def test_a_retention_that_somebody_gives_it_drops_nothing_and_is_put_back(
+    worked: PostgresServer, doctor: Doctor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = worked.url
+    migrate(url, with_cron=False)
+    execute(url, "BEGIN;" + LEND_THE_DETACHER + "COMMIT")
+    execute(url, LET_IT)
+    assert main(["maintain", "--database", url]) == 0
+    old_partition(url, 20)
+    add_old(url, 20)
+    ((day,),) = execute(url, EXPIRED)
+
+    execute(url, "UPDATE partman.part_config SET retention = '7 days'" + OF_MESSAGE)
+
+    wait_for("its detach", lambda: execute(url, EXPIRED) == [], seconds=90)
+    assert execute(url, f"SELECT count(*) FROM {day}") == [(1,)]
+    assert main(["maintain", "--database", url]) == 2
+    said = "retention was 7 days and is null again"
+    assert said in capsys.readouterr().err
+    assert execute(url, RETENTION) == [(None,)]
+    findings = doctor(url)[1]
+    assert any(said in f["finding"] for f in findings if f["check"] == "upkeep")
+    (stray,) = (f for f in findings if f"{day} was detached" in f["finding"])
+    paste(url, stray["remedy"])
+    assert main(["maintain", "--database", url]) == 0
+    assert execute(url, EXPIRED) == [(day,)]
+    assert execute(url, "SELECT count(*) FROM outbox.message") == [(1,)]
 
 
 @pytest.mark.timeout(180)

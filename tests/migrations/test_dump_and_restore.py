@@ -43,6 +43,14 @@ ROUTINES = (
     " || replace(oid::regprocedure::text, ',', ', ') FROM pg_proc"
     " WHERE pronamespace = 'partman'::regnamespace"
 )
+DROPPED = (
+    "INSERT INTO outbox.dropped_partition SELECT 'inbox.receipt', at, at + '1 day', at,"
+    " at + '1 hour' FROM date_trunc('day', now() - interval '20 days') AS at"
+)
+KEPT = (
+    "INSERT INTO outbox.kept_partition"
+    " VALUES ('public.sale', 'inbox.delivery', '2020-01-01', '2020-01-02')"
+)
 HEALTH = (
     "SELECT min(ahead) >= 9, bool_and(has_today), sum(defaults), max(owners)"
     " FROM outbox.partition_health"
@@ -107,6 +115,8 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
         add_old(source, 25)
         fill(source)
         execute(source, "UPDATE outbox.partition_policy SET premake = 9")
+        execute(source, DROPPED)
+        execute(source, KEPT)
         execute(source, "SELECT outbox.finish_detached('outbox.message')")
         execute(source, "CREATE TABLE sale AS SELECT generate_series(1, 9) AS number")
         rows = contents(source)

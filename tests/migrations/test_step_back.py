@@ -59,6 +59,7 @@ def detach(url: str) -> str:
     old_partition(url)
     ((partition,),) = execute(url, EXPIRED)
     execute(url, "SELECT outbox.finish_detached('outbox.message')")
+    execute(url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
     execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
     return str(partition)
 
@@ -78,6 +79,32 @@ def test_a_detached_partition_is_not_forgotten_on_the_way_back(
     step(url, "0003")
 
     assert execute(url, f"SELECT to_regclass('{partition}')") == [(None,)]
+
+
+def test_a_table_that_is_kept_is_in_the_way_until_it_is_moved_and_goes_on_alone(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrations.migrate(url)
+    execute(url, "UPDATE outbox.partition_policy SET keep_table = true")
+    old_partition(url)
+    old_partition(url, table="inbox.job")
+    add_old(url, settled="now()")
+    execute(url, "CALL outbox.maintain()")
+    kept = execute(url, "SELECT partition FROM outbox.kept_partition")
+    assert len(kept) == 2
+    with pytest.raises(MigrationError, match=r"is kept by the policy.*SET SCHEMA"):
+        migrations.unmigrate(url)
+    execute(url, "CREATE SCHEMA mine")
+    for (partition,) in kept:
+        execute(url, f"ALTER TABLE {partition} SET SCHEMA mine")
+
+    migrations.unmigrate(url)
+
+    rows = [
+        execute(url, f"SELECT count(*) FROM mine.{p.split('.')[1]}") for (p,) in kept
+    ]
+    assert sorted(rows) == [[(0,)], [(1,)]]
 
 
 def test_everything_goes_with_a_detached_partition_left_over(

@@ -38,6 +38,9 @@ DEFINERS = {
         "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
     ),
     "outbox.note_success()": ("maintainer", "SELECT outbox.note_success()"),
+    "outbox.put_back_settings(text)": (
+        *("maintainer", "SELECT outbox.put_back_settings('outbox.message')"),
+    ),
     "outbox.note_failure(text)": ("maintainer", "SELECT outbox.note_failure('x')"),
     "outbox.accept_clock()": ("maintainer", "SELECT outbox.accept_clock()"),
     "outbox.upkeep_plan(text)": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),

@@ -1,0 +1,8 @@
+-- Does:  List settings of pg_partman that somebody changed by hand; retention and automatic maintenance are read by another.
+-- Takes: nothing
+-- Gives: parent_table, setting, found, wanted
+-- Index: none
+SELECT p.parent_table, c.setting, coalesce(c.found, 'null'), coalesce(c.wanted, 'null')
+  FROM outbox.partition_policy p, outbox.changed_settings(p.parent_table) c
+ WHERE c.by_hand AND c.setting NOT IN ('retention', 'automatic_maintenance')
+ ORDER BY 1, 2
