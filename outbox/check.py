@@ -15,6 +15,8 @@ class Severity(StrEnum):
     """Messages are refused, lost sight of or will be, or the upkeep does not run."""
     WARNING = "warning"
     """It works, and should be looked at."""
+    HINT = "hint"
+    """As PostgreSQL or we make it; a stricter choice would be safer. No fault."""
     UNKNOWN = "unknown"
     """This role may not look; the remedy says which may."""
 

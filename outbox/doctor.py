@@ -10,6 +10,7 @@ from outbox.check import Check, Finding, Names, Severity
 from outbox.checks.cron import check_cron
 from outbox.checks.extensions import check_extensions
 from outbox.checks.grants import check_grants
+from outbox.checks.locks import check_locks
 from outbox.checks.partitions import check_partitions
 from outbox.checks.retention import check_configuration, check_retention
 from outbox.checks.roles import check_roles
@@ -35,6 +36,7 @@ CHECKS: Final[dict[str, Check]] = {
     "configuration": check_configuration,
     "backlog": check_backlog,
     "pins": check_pins,
+    "locks": check_locks,
 }
 
 

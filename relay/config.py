@@ -24,8 +24,7 @@ class RelayConfig:
         max_batch_bytes: of one claim, headers counted eight times, which is what they
             take in memory; one message always passes.
         max_payload_bytes: a row with a larger payload goes to the dead letters without
-            being loaded. A relay takes about `concurrency` times five times the larger
-            of the two, and 64 MiB.
+            being loaded.
         concurrency: batches in flight at once, of different lanes.
         lease: how long a relay that hangs keeps its lanes.
         poll_interval: how often an idle relay looks without being woken.
@@ -57,6 +56,15 @@ class RelayConfig:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     codec: PayloadCodec | None = None
     weights: Mapping[Priority, int] = field(default_factory=lambda: _WEIGHTS)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most memory that a relay takes, about, whatever is in the rows.
+
+        A batch is in memory up to five times, from libpq's buffer to the publisher's.
+        """
+        largest = max(self.max_batch_bytes, self.max_payload_bytes)
+        return 64 * 1024 * 1024 + self.concurrency * 5 * largest
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""

@@ -3,10 +3,22 @@
 import re
 from collections.abc import Iterator
 from importlib.resources import files
+from typing import Final
 
 from outbox.administration import AdministrationConnection
 from outbox.check import Finding, Names, Severity
 from outbox.statement import load
+
+_WITH_LIMITS: Final = "0006"
+_LIMITS: Final = (
+    "topic_size",
+    "key_size",
+    "tenant_size",
+    "content_type_size",
+    "headers_size",
+    "payload_size",
+    "schema_version_positive",
+)
 
 
 def check_schema(
@@ -27,6 +39,28 @@ def check_schema(
             severity=Severity.WARNING,
             finding=f"the schema has version {found}, this program knows {known}",
             remedy="pip install --upgrade pillarbox",
+        )
+
+    if found is not None and found >= _WITH_LIMITS:
+        yield from _check_limits(connection, names)
+
+
+def _check_limits(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    for limit, is_gone in connection.execute(
+        load("outbox", "list_missing_limits"), {"limits": list(_LIMITS)}
+    ):
+        yield Finding(
+            check="schema",
+            severity=Severity.WARNING,
+            finding=f"the constraint {limit} of outbox.message is gone: whoever may"
+            " insert can add rows that are too large for a relay"
+            if is_gone
+            else f"the constraint {limit} of outbox.message is not validated",
+            remedy="add it again as outbox migrate --sql prints it"
+            if is_gone
+            else names.migrate,
         )
 
 

@@ -1,7 +1,7 @@
 """`outbox doctor`: what is wrong, and what to paste to mend it.
 
-Exit status 0: all was looked at and nothing found, 1: warnings, 3: errors, 4: no error,
-but not all could be looked at, 2: it could not look at all.
+Exit status 0: all was looked at and nothing found but hints, 1: warnings, 3: errors, 4:
+no error, but not all could be looked at, 2: it could not look at all.
 """
 
 import argparse

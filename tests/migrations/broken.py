@@ -20,6 +20,20 @@ BROKEN = {
         "DROP EXTENSION pg_partman CASCADE",
         *("extensions", "error", "is not installed: no partition", "outbox migrate"),
     ),
+    "a limit of the table is gone": (
+        "ALTER TABLE outbox.message DROP CONSTRAINT headers_size",
+        *("schema", "warning", "headers_size of outbox.message is gone", "--sql"),
+    ),
+    "a limit of the table was never validated": (
+        "ALTER TABLE outbox.message DROP CONSTRAINT key_size,"
+        " ADD CONSTRAINT key_size CHECK (octet_length(key) < 2048) NOT VALID",
+        *(
+            "schema",
+            "warning",
+            "key_size of outbox.message is not validated",
+            "migrate",
+        ),
+    ),
     "a partition is half detached": (
         "UPDATE pg_inherits SET inhdetachpending = true"
         f" WHERE inhrelid = {IN_DAYS.format(3)}::regclass",
@@ -50,7 +64,7 @@ BROKEN = {
         SEEN.format(
             "pg_stat_activity",
             "SELECT datname, pid, usename, state, backend_type, application_name,"
-            " now() - interval '2 hours' AS xact_start"
+            " usesysid, client_addr, now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE pid = pg_backend_pid()",
         ),
         *("pins", "warning", "is open for", "SELECT pg_terminate_backend("),

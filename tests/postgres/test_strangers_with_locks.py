@@ -1,6 +1,7 @@
 """Who may connect may take our advisory locks: it is seen, named and told."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -9,6 +10,7 @@ import psycopg
 import pytest
 
 from outbox import Message
+from outbox.cli import main
 from outbox.health import Health
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.lease import Lease, Obstruction
@@ -168,3 +170,48 @@ async def test_more_relays_than_lanes_are_in_nobody_s_way(database_url: str) -> 
     finally:
         for session in sessions:
             session.close()
+
+
+def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What the doctor finds about locks, and its remedy, by severity."""
+    main(["doctor", "--json", "--database", url])
+    report = json.loads(capsys.readouterr().out)
+    return {
+        found["severity"]: f"{found['finding']}; {found['remedy']}"
+        for found in report["findings"]
+        if found["check"] == "locks"
+    }
+
+
+@pytest.mark.parametrize("lock", [ALL_LANES, JOINED])
+def test_the_doctor_names_strangers_with_our_locks(
+    lock: str,
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "error" not in findings(database_url, capsys)
+    mallory.execute(lock)
+
+    said = findings(database_url, capsys)["error"]
+
+    pid = mallory.info.backend_pid
+    assert f"pid {pid} (role mallory, application 'just looking'" in said
+    assert f"SELECT pg_terminate_backend({pid});" in said
+
+
+def test_the_doctor_s_remedy_keeps_strangers_out_and_lets_our_roles_in(
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hint = findings(database_url, capsys)["hint"]
+    remedy = hint.partition("; ")[2]
+    assert remedy.startswith("REVOKE CONNECT ON DATABASE")
+
+    execute(database_url, remedy)
+
+    assert findings(database_url, capsys) == {}
+    query = "SELECT has_database_privilege(%s, current_database(), 'CONNECT')"
+    for role, may in (("mallory", False), ("pillarbox_relay", True)):
+        assert execute(database_url, query, [role]) == [(may,)]

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 import inbox.cli
 import outbox.cli
 import relay.cli
+from relay.config import RelayConfig
 
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 MAINS = {"relay": relay.cli.main, "inbox": inbox.cli.main, "outbox": outbox.cli.main}
@@ -94,6 +96,36 @@ def test_a_pod_runs_without_rights_and_has_its_secrets_from_files(
             variable["value"].startswith(f"{mount['mountPath']}/")
             for mount in container["volumeMounts"]
         )
+
+
+def relays_in_containers() -> Iterator[Any]:
+    """Give the limit in bytes and the arguments of each relay in a container."""
+    for parameter in manifests():
+        pod = pod_of(parameter.values[0])
+        assert pod is not None
+        for container in pod["containers"]:
+            if container["args"][0] == "relay":
+                limit = container["resources"]["limits"]["memory"]
+                yield pytest.param(limit, container["args"], id=parameter.id)
+    service = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["relay"]
+    yield pytest.param(service["mem_limit"], service["command"], id="compose")
+
+
+@pytest.mark.parametrize(("limit", "arguments"), list(relays_in_containers()))
+def test_a_relay_has_the_memory_that_its_batches_may_take(
+    limit: str, arguments: list[str]
+) -> None:
+    given = dict(pairwise(arguments))
+    default = RelayConfig()
+    config = RelayConfig(
+        concurrency=int(given.get("--concurrency", default.concurrency)),
+        max_batch_bytes=int(given.get("--max-batch-bytes", default.max_batch_bytes)),
+        max_payload_bytes=int(
+            given.get("--max-payload-bytes", default.max_payload_bytes)
+        ),
+    )
+    mebibytes = int(re.sub(r"(Mi|m)$", "", limit))
+    assert config.memory_bytes <= mebibytes * 1024 * 1024
 
 
 def test_no_password_stands_in_a_file_of_docker() -> None:

@@ -1,0 +1,5 @@
+-- Does:  List the consumers of the postgres broker, each of which has a lock class of its own.
+-- Takes: nothing
+-- Gives: consumer
+-- Index: subscription_pkey
+SELECT DISTINCT consumer FROM inbox.subscription ORDER BY consumer
