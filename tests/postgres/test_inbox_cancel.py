@@ -9,15 +9,18 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
+from inbox import Consumer
 from inbox.cli import main
 from inbox.errors import JobLostError
 from inbox.events import (
+    ConsumerStarted,
     MessageCancelled,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
 from inbox.job import AsyncJob, Job
+from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
@@ -133,20 +136,24 @@ async def test_who_lost_the_lease_commits_nothing(
 async def test_a_job_that_another_process_has_is_waited_for(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
-    message = Message(TOPIC, b"")
-    execute(
-        url,
-        "INSERT INTO inbox.job (message_id, message_at, consumer, state, lease_until,"
-        f" lease, attempts) VALUES ('{message.id}', inbox.moment_of('{message.id}'),"
-        " 'reports', 'in_progress', now() + interval '500 milliseconds', 1, 1)",
-    )
-    consumer = consumer_of(sessions, message)
+    message, source = Message(TOPIC, b""), MemorySource()
+    consumer = Consumer(source, sessions, name="reports")
 
     @consumer.handles(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         await note(job, f"attempt {job.attempts}")
 
     async with running(consumer) as events:
+        # The lease has to outlast the way to the handler, and begins as late as it can.
+        await events.wait_for(ConsumerStarted)
+        execute(
+            url,
+            "INSERT INTO inbox.job (message_id, message_at, consumer, state,"
+            " lease_until, lease, attempts)"
+            f" VALUES ('{message.id}', inbox.moment_of('{message.id}'), 'reports',"
+            " 'in_progress', clock_timestamp() + interval '3 seconds', 1, 1)",
+        )
+        source.add(message)
         await events.wait_for(RetryRequested)
         await events.wait_for(MessageHandled)
     assert effects(url) == ["attempt 2"]

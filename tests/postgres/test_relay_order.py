@@ -192,20 +192,38 @@ async def test_a_scheduled_message_is_not_published_before_its_time(
     soon = datetime.now(UTC) + timedelta(milliseconds=400)
     insert(
         database_url,
-        Message("later", b"", key="k", available_at=soon),
+        Message("soon", b"", available_at=soon),
         Message("tomorrow", b"", available_at=soon + timedelta(days=1)),
-        Message("now", b"", key="k"),
-        Message("overdue", b"", available_at=soon - timedelta(days=1)),
     )
     publisher = ScriptedPublisher()
 
     async with running(database_url, publisher):
-        await publisher.until(lambda: "later" in publisher.topics())
+        await publisher.until(lambda: "soon" in publisher.topics())
         assert datetime.now(UTC) >= soon
 
-    assert sorted(publisher.topics()[:2]) == ["now", "overdue"]
-    assert publisher.topics()[2:] == ["later"]
+    assert publisher.topics() == ["soon"]
     assert unsettled(database_url) == 1
+
+
+async def test_a_scheduled_message_holds_up_no_other_of_its_key(
+    database_url: str,
+) -> None:
+    now = datetime.now(UTC)
+    insert(
+        database_url,
+        Message("later", b"", key="k", available_at=now + timedelta(hours=1)),
+        Message("now", b"", key="k"),
+        Message("overdue", b"", available_at=now - timedelta(days=1)),
+    )
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher):
+        await publisher.until_acked(2)
+        assert sorted(publisher.topics()) == ["now", "overdue"]
+        make_due(database_url)
+        await publisher.until_acked(3)
+
+    assert publisher.topics()[2:] == ["later"]
 
 
 async def test_an_old_message_that_is_due_goes_before_younger_ones_of_its_key(
