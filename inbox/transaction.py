@@ -5,21 +5,23 @@ could do against that is refused where it does it, or found before the commit:
 
     AUTOCOMMIT                             ──▶ refused before the receipt
     session.commit(), rollback(), close()  ──▶ refused at the call, and at the return
+    COMMIT or ROLLBACK as SQL              ──▶ the same
     a database error without a savepoint   ──▶ refused at the return, and at the commit
-    COMMIT or ROLLBACK past the session    ──▶ found at the return
+    COMMIT or ROLLBACK past SQLAlchemy     ──▶ found at the return
 
 The state of the transaction costs no round trip with psycopg and psycopg2, which know
 it. asyncpg tells only whether there is a transaction; so after a database error, and
 only then, the server is asked by one statement.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, TextClause, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -31,11 +33,22 @@ from inbox.errors import (
 )
 from inbox.schema import receipt_table
 from outbox.add import sync_session
-from outbox.session import AnySession, refuse_autocommit
+from outbox.session import (
+    AnySession,
+    is_async_scoped_session,
+    refuse_autocommit,
+)
 
 _HELD: Final = "inbox.transaction"
 # `begin` is not among them: SQLAlchemy refuses a second one by itself.
 _OF_SESSION: Final = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
+# PostgreSQL itself refuses a COMMIT inside of what is called or done in a transaction.
+_ENDING: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+    r"(commit|end|abort|prepare\s+transaction|"
+    r"rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
 _IN_ERROR: Final = 3  # libpq's PQTRANS_INERROR
 _ABORTED: Final = "25P02"
@@ -101,6 +114,8 @@ class Held:
                 self.connection, name, partial(self.refuse, f"connection.{name}()")
             )
         self._replace(self.connection, "close", self._close_connection)
+        for name in ("execute", "exec_driver_sql"):
+            self._replace(self.connection, name, partial(self._execute, name))
 
     def _replace(self, of: object, name: str, by: Callable[..., None]) -> None:
         self._replaced.append((of, name, vars(of).get(name)))
@@ -122,6 +137,13 @@ class Held:
         """Refuse a call of the handler, and remember that it came."""
         self._refused = TransactionControlError(call)
         raise self._refused
+
+    def _execute(self, name: str, statement: Any, *rest: Any, **options: Any) -> Any:
+        said = statement.text if isinstance(statement, TextClause) else statement
+        if isinstance(said, str) and (found := _ENDING.match(said)):
+            self.refuse(f"{found[1].upper()} as SQL")
+        execute = getattr(type(self.connection), name)
+        return execute(self.connection, statement, *rest, **options)
 
     def _close_connection(self) -> None:
         if self.is_current:
@@ -206,7 +228,8 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
     """
 
     def __init__(self, session: AnySession) -> None:
-        self._session: Any = session
+        # That one has no `run_sync` of its own.
+        self._session: Any = session() if is_async_scoped_session(session) else session
         self._held: Held = sync_session(session).info[_HELD]
 
     def __enter__(self) -> None:

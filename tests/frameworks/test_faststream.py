@@ -4,11 +4,12 @@ import asyncio
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from types import TracebackType
 from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
-from faststream import Context
+from faststream import BaseMiddleware, Context
 from faststream.confluent.message import KafkaMessage as ConfluentMessage
 from faststream.kafka.message import KafkaMessage
 from faststream.nats import NatsBroker
@@ -22,6 +23,7 @@ from faststream.redis.message import (
 )
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
+from typing_extensions import override
 
 from examples.frameworks.billing import invoice
 from inbox import InvalidReceiptError
@@ -31,6 +33,14 @@ from outbox.headers import from_headers
 from outbox.testing.nats import NatsServer
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
+from tests.fixtures.endings import (
+    EFFECT,
+    WAYS,
+    effects,
+    forget,
+    make_effects,
+    receipts,
+)
 
 
 async def ask(broker: NatsBroker, id: UUID, order: dict[str, int]) -> None:
@@ -208,3 +218,53 @@ def test_an_entry_whose_fields_are_no_message_is_refused() -> None:
     entry = RedisStreamMessage(raw, b"", consumer=FAKE_CONSUMER, group=None)
     with pytest.raises(InvalidReceiptError, match=r"entry of orders: .*id"):
         unfold(entry)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
+)
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_what_ends_or_spoils_the_transaction_fails_the_handler(
+    database_url: str, shared_nats: NatsServer, driver: str
+) -> None:
+    make_effects(database_url)
+    raised: asyncio.Queue[BaseException | None] = asyncio.Queue()
+
+    class Note(BaseMiddleware):
+        """Stands where FastStream decides between ack and nack."""
+
+        @override
+        async def after_processed(
+            self,
+            exc_type: type[BaseException] | None = None,
+            exc_val: BaseException | None = None,
+            exc_tb: TracebackType | None = None,
+        ) -> bool | None:
+            raised.put_nowait(exc_val)
+            return True
+
+    async with async_sessions_of(database_url, driver) as sessions:
+        middleware = Idempotent(sessions, consumer="billing")
+        broker = NatsBroker(shared_nats.url, middlewares=[Note, middleware])
+
+        @broker.subscriber("orders.spoiled")
+        async def handle(
+            name: str, session: Annotated[AsyncSession, Context("session")]
+        ) -> None:
+            await session.execute(EFFECT, {"what": "done"})
+            await session.run_sync(WAYS[name].do)
+
+        async with broker:
+            await broker.start()
+            for name, way in WAYS.items():
+                headers = {"ce-id": str(uuid7()), "content-type": "application/json"}
+                await broker.publish(
+                    json.dumps(name), "orders.spoiled", headers=headers
+                )
+                async with asyncio.timeout(60):
+                    error = await raised.get()
+                assert (name, type(error)) == (name, way.raises)
+                kept = int(way.is_committed)
+                found = len(effects(database_url)), receipts(database_url)
+                assert (name, found) == (name, (kept, kept))
+                forget(database_url)

@@ -6,24 +6,39 @@ effects, receipts and dead letters.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
-from inbox import Consumer, UnexpectedRollbackError, guard, idempotent
+from inbox import (
+    Consumer,
+    DeadLetter,
+    TransactionControlError,
+    UnexpectedRollbackError,
+    guard,
+    idempotent,
+)
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
 from outbox import Message, uuid7
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import find, retry_all
 from outbox.events import Event
-from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.consumers import (
+    DRIVERS,
+    QUICK,
+    async_sessions_of,
+    is_plain,
+    running,
+    sessions_by,
+)
 from tests.fixtures.endings import (
     EFFECT,
     RIGHT_WAYS,
@@ -43,8 +58,6 @@ from tests.fixtures.webhook import served, status_of
 Do = Callable[[Session], object]
 
 DONE: Final = {"what": "done"}
-SYNC: Final = "sync psycopg"
-DRIVERS: Final = (SYNC, "psycopg", "asyncpg")
 
 
 @dataclass(frozen=True)
@@ -53,16 +66,6 @@ class Seen:
 
     raised: Exception | None = None
     is_dead: bool = False
-
-
-@asynccontextmanager
-async def sessions_for(url: str, driver: str) -> AsyncIterator[Any]:
-    if driver == SYNC:
-        with sessions_of(url) as plain:
-            yield plain
-    else:
-        async with async_sessions_of(url, driver) as asynchronous:
-            yield asynchronous
 
 
 def handler_of(driver: str, do: Do) -> Any:
@@ -75,7 +78,7 @@ def handler_of(driver: str, do: Do) -> Any:
     async def handle_async(session: AsyncSession, message: Any) -> None:
         await session.run_sync(handle, message)
 
-    return handle if driver == SYNC else handle_async
+    return handle if is_plain(driver) else handle_async
 
 
 async def settle(consumer: Consumer) -> Seen:
@@ -122,7 +125,7 @@ async def by_idempotent_in_consumer(
 async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
     handler: Any = idempotent(consumer="billing")(handler_of(driver, do))
     try:
-        if driver == SYNC:
+        if is_plain(driver):
             with sessions.begin() as session:
                 handler(session, message)
         else:
@@ -136,7 +139,7 @@ async def by_idempotent(sessions: Any, driver: str, message: Message, do: Do) ->
 async def by_guard(sessions: Any, driver: str, message: Message, do: Do) -> Seen:
     handler = handler_of(driver, do)
     try:
-        if driver == SYNC:
+        if is_plain(driver):
             with (
                 sessions.begin() as session,
                 guard(session, message.id, consumer="billing"),
@@ -176,7 +179,7 @@ def url(database_url: str) -> str:
 async def test_what_ends_or_spoils_the_transaction_is_a_failed_attempt(
     driver: str, entry: str, url: str
 ) -> None:
-    async with sessions_for(url, driver) as sessions:
+    async with sessions_by(url, driver) as sessions:
         for name, way in WAYS.items():
             message = Message("orders", name.encode())
             seen = await ENTRIES[entry](sessions, driver, message, way.do)
@@ -203,7 +206,7 @@ def check(name: str, way: Way, seen: Seen, url: str) -> None:
 async def test_savepoints_are_the_handlers_own(
     driver: str, entry: str, url: str
 ) -> None:
-    async with sessions_for(url, driver) as sessions:
+    async with sessions_by(url, driver) as sessions:
         for do in RIGHT_WAYS:
             message = Message("orders", b"1")
             seen = await ENTRIES[entry](sessions, driver, message, do)
@@ -218,8 +221,8 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
     driver: str, url: str
 ) -> None:
     message = Message("orders", b"1")
-    async with sessions_for(url, driver) as sessions:
-        if driver == SYNC:
+    async with sessions_by(url, driver) as sessions:
+        if is_plain(driver):
             session = sessions()
             with guard(session, message.id, consumer="billing"):
                 session.execute(EFFECT, DONE)
@@ -244,9 +247,9 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
 async def test_the_session_is_its_owners_again_after_the_block(
     driver: str, url: str
 ) -> None:
-    async with sessions_for(url, driver) as sessions:
+    async with sessions_by(url, driver) as sessions:
         session = sessions()
-        if driver == SYNC:
+        if is_plain(driver):
             for _ in range(2):
                 with guard(session, uuid7(), consumer="billing"):
                     pass
@@ -284,7 +287,7 @@ async def by_webhook(sessions: Any, driver: str, message: Message, do: Do) -> Se
 async def test_a_web_hook_is_told_to_send_again_what_is_not_committed(
     driver: str, url: str
 ) -> None:
-    async with sessions_for(url, driver) as sessions:
+    async with sessions_by(url, driver) as sessions:
         for name, way in WAYS.items():
             seen = await by_webhook(sessions, driver, Message("orders", b"1"), way.do)
             kept = ["done"] if way.is_committed else []
@@ -312,7 +315,7 @@ async def by_job(
             await session.execute(EFFECT, DONE)
             await session.run_sync(do)
 
-    handler = handle if driver == SYNC else handle_async
+    handler = handle if is_plain(driver) else handle_async
     consumer.handles("*", lease=timedelta(seconds=60))(handler)
     return await settle(consumer)
 
@@ -325,7 +328,7 @@ async def by_job(
 async def test_a_long_handler_ends_none_of_its_transactions_either(
     driver: str, finish: bool, url: str
 ) -> None:
-    async with sessions_for(url, driver) as sessions:
+    async with sessions_by(url, driver) as sessions:
         for name, way in WAYS.items():
             if way.is_committed:
                 continue  # its effect has no receipt to be known by
@@ -371,9 +374,45 @@ async def test_what_was_committed_inside_is_not_retried_by_the_schedule(
     url: str,
 ) -> None:
     async with async_sessions_of(url) as sessions:
-        do = WAYS["COMMIT as SQL"].do
-        seen = await by_consumer(sessions, "psycopg", Message("orders", b"1"), do)
+        do = WAYS["COMMIT by a cursor"].do
+        seen = await by_consumer(sessions, "psycopg async", Message("orders", b"1"), do)
     assert seen.is_dead
     assert execute(url, "SELECT retry_after, status FROM inbox.dead_letter") == [
         (None, "PENDING")
     ]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_retry_of_a_dead_letter_fails_by_what_spoils_its_transaction(
+    driver: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+
+    def fail(session: Session) -> None:
+        raise DeadLetter("broken")
+
+    async with sessions_by(url, driver) as sessions:
+        assert (await by_consumer(sessions, driver, message, fail)).is_dead
+        for name in ("caught error", "commit", "caught refusal", "close"):
+            way = WAYS[name]
+            consumer = consumer_of(sessions, message)
+            consumer.handles("*")(handler_of(driver, way.do))
+            async with consumer.retrier() as retrier:
+                tally = await retry_all(retrier, await find(retrier, Criteria()))
+            assert (name, tally.failed, tally.succeeded) == (name, 1, 0)
+            ((reason, _),) = dead_letters(url)
+            assert reason.startswith(way.raises.__name__)
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+async def test_the_session_of_an_async_scoped_session_is_lent(url: str) -> None:
+    async with async_sessions_of(url, "asyncpg") as sessions:
+        scoped = async_scoped_session(sessions, scopefunc=asyncio.current_task)
+        with pytest.raises(UnexpectedRollbackError):
+            async with scoped.begin(), guard(scoped, uuid7(), consumer="billing"):
+                await scoped().run_sync(catch_an_error)
+        with pytest.raises(TransactionControlError, match=r"session.close\("):
+            async with scoped.begin(), guard(scoped, uuid7(), consumer="billing"):
+                await scoped.remove()
+        await scoped.remove()
+    assert receipts(url) == 0
