@@ -34,6 +34,7 @@ _RESERVED: Final = re.compile(
     r"ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type\Z",
     re.ASCII | re.IGNORECASE,
 )
+_INITIALS: Final = "cCnNpPwW"
 STORED_HEADERS: Final = frozenset({"pillarbox-codec", "pillarbox-content-type"})
 """Reserved headers that a payload codec writes into the table."""
 
@@ -184,7 +185,8 @@ def reserved_header(names: Iterable[str]) -> str | None:
     content type, signatures, NATS' own headers and those of a payload codec.
     """
     for name in names:
-        if _RESERVED.match(name) is not None:
+        # Few names begin so: `traceparent`, for one, is not looked at any further.
+        if name[:1] in _INITIALS and _RESERVED.match(name) is not None:
             return name
     return None
 

@@ -17,6 +17,7 @@ from outbox.limits import (
     MAX_TENANT_BYTES,
     STORED_HEADERS,
     check_reserved,
+    reserved_header,
 )
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
@@ -245,6 +246,8 @@ def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
 
 def problem_of_headers(headers: Mapping[str, str]) -> str | None:
     """Say which header would pass for an attribute; a table takes it, `add` doesn't."""
+    if reserved_header(headers) is None:
+        return None
     try:
         check_reserved(name for name in headers if name not in STORED_HEADERS)
     except InvalidMessageError as error:
