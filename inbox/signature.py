@@ -121,7 +121,7 @@ def _check_annotations(handler: Callable[..., Any], takes: Takes) -> None:
             "takes one message, and with batch= a handler takes (session, messages); "
             "write Sequence[Message], or leave batch out"
         )
-    elif takes is Takes.ONE and typing.get_origin(second) in _MANY:
+    elif takes is Takes.ONE and _is_many(second):
         problem = "takes many messages; register it with batch=…, or let it take one"
     elif is_async(handler) and (_is(first, Session) or _is(first, Job)):
         problem = (
@@ -150,6 +150,13 @@ def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
         return None, None
     first, second, *_ = *names, "", ""
     return hints.get(first), hints.get(second)
+
+
+def _is_many(annotation: object) -> bool:
+    # An @idempotent handler may take a list of whatever it calls a message.
+    return typing.get_origin(annotation) in _MANY and any(
+        _is(one, Message) for one in typing.get_args(annotation)
+    )
 
 
 def _is(annotation: object, *kinds: type) -> bool:

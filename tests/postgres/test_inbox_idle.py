@@ -1,13 +1,14 @@
 """A handler's transaction that stands still is ended, and another one handles it."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
@@ -224,22 +225,30 @@ def fail_in_job(job: Job, _: Message) -> None:
 async def test_every_transaction_about_a_job_is_limited(
     url: str, handler: Any, outcome: type[MessageHandled], noted: list[str]
 ) -> None:
-    seen: list[str] = []
+    seen: defaultdict[object, list[str]] = defaultdict(list)
+
+    def note(connection: Connection, what: str) -> None:
+        seen[connection.connection.dbapi_connection].append(what)
+
     with sessions_of(url) as made:
         engine = made.kw["bind"]
-        event.listen(engine, "begin", lambda _: seen.append("BEGIN"))
+        event.listen(engine, "begin", lambda connection: note(connection, "BEGIN"))
         event.listen(
             engine,
             "before_cursor_execute",
-            lambda *arguments: seen.append(arguments[2]),
+            lambda *arguments: note(arguments[0], arguments[2]),
         )
         consumer = consumer_of(made, Message("orders", b"1"))
         consumer.handles("orders", lease=LEASE)(handler)
         async with running(consumer) as events:
             await events.wait_for(outcome)
 
-    inbox, kept, *first = [then for this, then in pairwise(seen) if this == "BEGIN"]
+    # Each connection by itself, for the transactions of several run side by side.
+    inbox, rights, kept, *first = [
+        then for one in seen.values() for this, then in pairwise(one) if this == "BEGIN"
+    ]
     assert inbox.startswith("SELECT 1 FROM inbox.receipt")
+    assert "has_table_privilege" in rights
     assert "outbox.partition_policy" in kept
     assert len(first) > 2
     assert all(statement.startswith("SELECT set_config") for statement in first)

@@ -155,6 +155,15 @@ def test_an_idempotent_handler_is_looked_at_when_it_is_decorated() -> None:
         guard(one)
 
 
+def test_an_idempotent_handler_may_take_any_kind_of_message() -> None:
+    def of_rows(session: Session, rows: list[dict[str, int]]) -> None: ...
+    def of_record(session: Session, record: tuple[str, bytes]) -> None: ...
+
+    for handler in (of_rows, of_record):
+        decorate: Callable[..., Any] = idempotent(consumer="billing")
+        assert callable(decorate(handler))
+
+
 def test_the_handlers_of_a_web_hook_are_looked_at() -> None:
     handler: Any = one
     with pytest.raises(ConfigError, match=r"one\(message\): is called with"):
