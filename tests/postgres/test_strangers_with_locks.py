@@ -3,18 +3,21 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import psycopg
 import pytest
 
+from inbox.source import Delivery
+from inbox.sources.postgres import PostgresSource
 from outbox import Message
 from outbox.cli import main
+from outbox.errors import BrokerUnavailableError
 from outbox.health import Health
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.lease import Lease, Obstruction
-from outbox.lock import LOCK_CLASS, Lock
+from outbox.lock import LOCK_CLASS, Lock, consumer_class
 from relay.events import (
     DoorbellHeld,
     LanesFree,
@@ -22,8 +25,10 @@ from relay.events import (
     LeaseTaken,
     RelayStarted,
 )
+from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, running
+from tests.fixtures.waiting import answer_after
 
 LANES = [lane for priority in PRIORITIES for lane in lanes_of(priority)]
 SECOND = timedelta(seconds=1)
@@ -170,6 +175,34 @@ async def test_more_relays_than_lanes_are_in_nobody_s_way(database_url: str) -> 
     finally:
         for session in sessions:
             session.close()
+
+
+async def receive_for_ever(source: PostgresSource) -> None:
+    while True:
+        await source.receive(limit=1)
+
+
+async def test_a_consumer_without_lanes_names_the_stranger_and_goes_on_when_it_is_gone(
+    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
+) -> None:
+    mallory.execute(
+        "SELECT pg_advisory_lock(%s, n) FROM generate_series(0, 15) n",
+        [consumer_class("billing")],
+    )
+    source = PostgresSource(
+        database_url, consumer="billing", topics=["orders"], lease=SECOND
+    )
+    async with asyncio.timeout(60), source:
+        with pytest.raises(BrokerUnavailableError, match=r"role mallory.*REVOKE"):
+            await receive_for_ever(source)
+        mallory.close()
+        async with PostgresPublisher.from_url(database_url) as publisher:
+            await publisher.publish([Message("orders", b"")])
+        received: list[Delivery] = []
+        while not received:
+            with suppress(BrokerUnavailableError):
+                received += await source.receive(limit=1)
+            await answer_after(0.01)
 
 
 def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

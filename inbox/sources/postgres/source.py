@@ -108,6 +108,7 @@ class PostgresSource:
             groups=[range(BUCKETS)],
             limit=lease,
             application_name=f"{self._application} lease",
+            relation="inbox.delivery",
             on_take=self._take,
             on_lose=self._lose,
         )
@@ -190,10 +191,22 @@ class PostgresSource:
         self._left_out = frozenset(tenants)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what is ready in our lanes; sleep on the doorbell when nothing is."""
+        """Give what is ready in our lanes; sleep on the doorbell when nothing is.
+
+        Raises:
+            BrokerUnavailableError: the database is away, or strangers keep us from
+                every lane; it names them.
+        """
         for task in self._tasks:
             if task.done():
                 task.result()
+        strangers = self._lease.obstruction.strangers
+        if strangers and not self._lease.lanes:
+            raise BrokerUnavailableError(
+                "other sessions hold the advisory locks of this consumer's lanes:"
+                f" {', '.join(map(str, strangers))}; end them, and"
+                " REVOKE CONNECT ON DATABASE … FROM PUBLIC"
+            )
         await self._outcomes.check()
         try:
             return await self._receive(limit)
