@@ -11,6 +11,7 @@ from tests.acceptance.broker_faults import (
     CONCURRENCY,
     IN_FLIGHT,
     LONGEST_WAIT,
+    TO_BE_CUT,
     TOPIC,
     Arrival,
     BrokerFaults,
@@ -51,7 +52,7 @@ class TestKafka(BrokerFaults):
     def arrivals(self) -> Sequence[Arrival]:
         return [
             (str(message.id), message.key or "", int(message.payload))
-            for message in messages(self.server.url, TOPIC, self.count)
+            for message in messages(self.server.url, TOPIC, self.writer.added)
         ]
 
     @override
@@ -67,9 +68,12 @@ class TestKafka(BrokerFaults):
     def test_connection_cut_in_mid_batch(self) -> None:
         relay = self.drain()
         for cut in range(1, 6):
+            self.proxy.stall()
+            self.writer.add(TO_BE_CUT)
             left = self.inspection.unsettled()
             connections = range(self.proxy.connections + 1)
             self.proxy.cut_after(1_000 * cut)
+            self.proxy.resume()
             self.wait_for_another(connections)
             self.wait_for_progress(left)
         self.expect_uncharged(relay, times=5)
@@ -118,7 +122,7 @@ class TestKafka(BrokerFaults):
         self.inspection.wait_until_settled()
         arrivals = self.arrivals()
         assert by_first_appearance(arrivals) == self.writer.numbers()
-        assert len(arrivals) <= self.count + times * IN_FLIGHT
+        assert len(arrivals) <= self.writer.added + times * IN_FLIGHT
         assert self.inspection.charged() == 0
         waits = announced_waits(relay)
         self.figures("lost for so many faults", f"{len(waits)} for {times}")

@@ -63,7 +63,7 @@ class RabbitMQFaults(BrokerFaults):
 
     @override
     def arrivals(self) -> Sequence[Arrival]:
-        messages = drain(self.broker_url(), TOPIC, self.count, seconds=120)
+        messages = drain(self.broker_url(), TOPIC, self.writer.added, seconds=120)
         return [(str(m.id), m.key or "", int(m.payload)) for m in messages]
 
     @override
