@@ -1,6 +1,13 @@
 """Makes the fixtures and the options known to all tests."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast an example is says something about the machine, and nothing about the code.
+settings.register_profile(
+    "pillarbox", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("pillarbox")
 
 pytest_plugins = [
     "tests.fixtures.http",

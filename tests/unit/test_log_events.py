@@ -109,7 +109,7 @@ async def test_an_idle_process_tells_it_too(caplog: pytest.LogCaptureFixture) ->
     logger = logging.getLogger("pillarbox")
     logger.addHandler(handler := Tell())
     try:
-        observer = LogEvents(repeats=timedelta(milliseconds=1))
+        observer = LogEvents(repeats=timedelta(seconds=2))
         observer(blocked("d", 1))
         observer(blocked("d", 2))
         async with asyncio.timeout(60):
