@@ -33,6 +33,29 @@ class BlockedKeysMeasured(Event):
     age: timedelta | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepMeasured(Event):
+    """So long ago the upkeep of the partitions last succeeded; None if it never did.
+
+    Attributes:
+        is_failing: whether it has failed since.
+    """
+
+    level = logging.DEBUG
+
+    age: timedelta | None
+    is_failing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepFailed(Event):
+    """The upkeep of the partitions failed, whatever drives it, or refuses the clock."""
+
+    level = logging.ERROR
+
+    reason: str
+
+
 Observer: TypeAlias = Callable[[Event], None]
 """Called in the task where it happens: be quick, never block, never raise."""
 

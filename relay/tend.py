@@ -3,17 +3,19 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, cast
 
 import psycopg
 
 from outbox.database import Connection, Link
 from outbox.errors import DatabaseUnavailableError, message_of
-from outbox.events import Event
+from outbox.events import Event, UpkeepFailed, UpkeepMeasured
 from outbox.statement import load
 from relay.config import RelayConfig
 from relay.events import DatabaseFound, DatabaseLost
 from relay.lanes import Lanes
+
+_UPKEEP_INTERVAL: Final = 60.0
 
 
 async def tend_lanes(
@@ -26,6 +28,8 @@ async def tend_lanes(
     """
     interval = config.poll_interval.total_seconds()
     next_sweep = 0.0
+    next_look = 0.0
+    failure: str | None = None
     lost = False
     try:
         while True:
@@ -35,6 +39,9 @@ async def tend_lanes(
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + _UPKEEP_INTERVAL
+                    failure = await _look_at_upkeep(link, failure, notify)
                 await _ready_all_due(link, board, config.batch_size)
                 if lost:
                     lost = False
@@ -47,6 +54,26 @@ async def tend_lanes(
             await asyncio.sleep(interval)
     finally:
         await link.close()
+
+
+async def _look_at_upkeep(
+    link: Link, known: str | None, notify: Callable[[Event], None]
+) -> str | None:
+    """Tell how the upkeep is doing, which may run where nobody looks; give its failure.
+
+    A role that may not read it goes on without.
+    """
+    try:
+        async with link.turn:
+            connection = await link.connection()
+            cursor = await connection.execute(load("relay", "measure_upkeep"))
+            age, failure = await cursor.fetchone() or (None, None)
+    except psycopg.errors.InsufficientPrivilege:
+        return known
+    notify(UpkeepMeasured(age=age, is_failing=failure is not None))
+    if failure is not None and failure != known:
+        notify(UpkeepFailed(reason=failure))
+    return cast("str | None", failure)
 
 
 async def _ready_all_due(link: Link, board: Lanes, max_rows: int) -> None:

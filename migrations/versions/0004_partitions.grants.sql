@@ -24,6 +24,6 @@ GRANT EXECUTE ON FUNCTION outbox.put_back_settings(text) TO {maintainer};
 REVOKE ALL ON FUNCTION outbox.note_success(), outbox.note_failure(text), outbox.accept_clock(), outbox.holder_of_lock(bigint),
     outbox.archive_problem(text), outbox.archive_partition(text, regclass, timestamptz, timestamptz) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.note_success(), outbox.note_failure(text), outbox.accept_clock() TO {maintainer};
-GRANT SELECT ON outbox.upkeep TO {maintainer}, {monitor};
+GRANT SELECT ON outbox.upkeep TO {maintainer}, {monitor}, {relay};
 
 RESET ROLE;

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
-from outbox.events import BlockedKeysMeasured, Event
+from outbox.events import BlockedKeysMeasured, Event, UpkeepMeasured
 from outbox.listen_address import ListenAddress, address_of
 
 # Numbers that tell of one message or of the state of things, and add up to nothing.
@@ -83,6 +83,17 @@ class PrometheusEvents:
             ["consumer"],
             registry=self.registry,
         )
+        self._upkeep_age = Gauge(
+            "upkeep_age_seconds",
+            "How long ago the upkeep of the partitions last succeeded.",
+            registry=self.registry,
+        )
+        self._upkeep_failing = Gauge(
+            "upkeep_failing",
+            "1 if the upkeep of the partitions failed since its last success, or"
+            " refuses the server's clock.",
+            registry=self.registry,
+        )
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
@@ -90,6 +101,8 @@ class PrometheusEvents:
             self._measure(event)
         elif isinstance(event, BlockedKeysMeasured):
             self._measure_blocked(event)
+        elif isinstance(event, UpkeepMeasured):
+            self._measure_upkeep(event)
         name = type(event).__name__
         consumer = getattr(event, "consumer", "")
         self._events.labels(name, consumer).inc()
@@ -116,6 +129,11 @@ class PrometheusEvents:
         self._blocked_age.clear()
         if event.age is not None:
             self._blocked_age.labels(event.consumer).set(event.age.total_seconds())
+
+    def _measure_upkeep(self, event: UpkeepMeasured) -> None:
+        self._upkeep_failing.set(event.is_failing)
+        if event.age is not None:
+            self._upkeep_age.set(event.age.total_seconds())
 
     def serve(self, address: ListenAddress) -> "MetricsServer":
         """Answer scrapes on this address, in a thread.

@@ -59,6 +59,7 @@ ALLOWED = {
         DELIVER,
         "SELECT * FROM inbox.subscription",
         "SELECT * FROM outbox.partition_health",
+        "SELECT failure, outbox.clock_problem() FROM outbox.upkeep",
     ],
     "consumer": [
         RECEIVE,

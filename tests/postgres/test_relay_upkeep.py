@@ -1,0 +1,45 @@
+"""A relay tells how the upkeep is doing, which pg_cron may run where nobody looks."""
+
+import pytest
+
+from outbox.events import UpkeepFailed, UpkeepMeasured
+from outbox.observers.prometheus import PrometheusEvents
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, running
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ("failed_at = now(), failure = 'no lock'", "no lock"),
+        ("succeeded_at = now() - interval '20 days'", "the clock jumped ahead"),
+    ],
+)
+async def test_a_failure_of_the_upkeep_is_an_event_and_a_metric(
+    record: str, reason: str, database_url: str
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    execute(database_url, f"UPDATE outbox.upkeep SET {record}")
+
+    async with running(database_url, ScriptedPublisher()) as relay:
+        (failed,) = await relay.events.wait_for(UpkeepFailed)
+
+    assert reason in failed.reason
+    metrics = PrometheusEvents()
+    (measured,) = relay.events.of(UpkeepMeasured)
+    metrics(measured)
+    assert metrics.registry.get_sample_value("upkeep_failing") == 1
+    assert metrics.registry.get_sample_value("upkeep_age_seconds") is not None
+
+
+async def test_an_upkeep_that_is_well_is_measured_and_no_failure(
+    database_url: str,
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+
+    async with running(database_url, ScriptedPublisher()) as relay:
+        (measured,) = await relay.events.wait_for(UpkeepMeasured)
+
+    assert not measured.is_failing
+    assert measured.age is not None
+    assert relay.events.of(UpkeepFailed) == []
