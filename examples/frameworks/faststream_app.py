@@ -90,7 +90,10 @@ def confluent_broker(url: str, once: Idempotent) -> Any:
     """The same with librdkafka."""
     from faststream.confluent import KafkaBroker
 
-    broker = KafkaBroker(urlsplit(url).netloc, middlewares=[once])
+    # Topics are made by who looks after the cluster, with their number of partitions.
+    broker = KafkaBroker(
+        urlsplit(url).netloc, middlewares=[once], allow_auto_create_topics=False
+    )
     broker.subscriber(
         TOPIC, group_id=CONSUMER, auto_offset_reset="earliest", ack_policy=AGAIN
     )(bill)
