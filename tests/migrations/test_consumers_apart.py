@@ -1,0 +1,141 @@
+"""Row-level security between consumers, by the SQL of the page."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import psycopg
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import MessageHandled
+from outbox import Message, uuid7
+from outbox.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from relay.publisher import Acked
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import async_sessions_of, running
+from tests.fixtures.relay import execute
+from tests.migrations.test_documented_sql import blocks, in_psql
+
+LOGINS: Final = {
+    "billing_app": "pillarbox_consumer",
+    "shipping_app": "pillarbox_consumer",
+    "newcomer_app": "pillarbox_consumer",
+    "my_relay": "pillarbox_relay",
+    "my_alarms": "pillarbox_monitor",
+}
+RECEIPT: Final = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT id, inbox.moment_of(id), %s FROM (SELECT %s::uuid AS id) AS m
+"""
+FOREIGN: Final = "INSERT INTO inbox.foreign_receipt VALUES ('stripe', 'evt_1', %s)"
+SUBSCRIBE: Final = "INSERT INTO inbox.subscription VALUES (%s, 'orders')"
+DEAD_LETTER: Final = """
+    INSERT INTO inbox.dead_letter (origin, message_id, topic, attempts,
+        schema_version, content_type, headers, payload, error_reason)
+    VALUES ('consumer:' || %s, 'm', 't', 1, 1, 'text/plain', '{}', '', 'why')
+"""
+
+As: TypeAlias = Callable[[str], str]
+
+
+@pytest.fixture
+def login(private_server: PostgresServer) -> As:
+    """The URL of each login role, in a database with the page's policies."""
+    url = private_server.url
+    migrate(url)
+    for name, role in LOGINS.items():
+        execute(url, f"CREATE ROLE {name} LOGIN")
+        execute(url, f"GRANT {role} TO {name}")
+    start = "### Consumers that must not trust each other"
+    (script,) = blocks("database.md", start, "\n## ")
+    done = in_psql(url, f"\\set ON_ERROR_STOP on\n{script}")
+    assert (done.returncode, done.stderr) == (0, "")
+    return lambda name: url.replace("postgres@", f"{name}@")
+
+
+def count(url: str, table: str) -> int:
+    ((rows,),) = execute(url, f"SELECT count(*) FROM {table}")
+    return int(rows)
+
+
+async def publish(login: As, *payloads: bytes) -> None:
+    async with PostgresPublisher.from_url(login("my_relay")) as publisher:
+        answers = await publisher.publish([Message("orders", p) for p in payloads])
+    assert answers == [Acked()] * len(payloads)
+
+
+async def test_both_consumers_work_and_see_their_own_deliveries_only(
+    login: As,
+) -> None:
+    execute(login("shipping_app"), SUBSCRIBE, ("shipping",))
+    handled: list[bytes] = []
+    async with async_sessions_of(login("billing_app")) as sessions:
+        billing = Consumer(login("billing_app"), sessions, name="billing")
+
+        @billing.handles("orders")
+        async def bill(session: AsyncSession, message: Message) -> None:
+            handled.append(message.payload)
+
+        async with running(billing) as events:
+            await publish(login, b"1", b"2")
+            await events.wait_for(MessageHandled, 2)
+    assert sorted(handled) == [b"1", b"2"]
+
+    shipping = login("shipping_app")
+    unacked = "inbox.delivery WHERE acked_at IS NULL"
+    assert count(shipping, unacked) == count(shipping, "inbox.delivery") == 2
+    assert count(login("billing_app"), "inbox.receipt") == 2
+    assert count(shipping, "inbox.receipt") == 0
+    assert count(login("my_alarms"), "inbox.delivery") == 4
+    assert count(login("my_alarms"), "inbox.receipt") == 2
+
+
+async def test_a_consumer_can_not_read_ack_or_unsubscribe_another(
+    login: As, private_server: PostgresServer
+) -> None:
+    execute(login("billing_app"), SUBSCRIBE, ("billing",))
+    await publish(login, b"secret")
+    execute(login("billing_app"), DEAD_LETTER, ("billing",))
+
+    for stranger in (login("shipping_app"), login("newcomer_app")):
+        execute(stranger, "UPDATE inbox.delivery SET acked_at = now()")
+        execute(stranger, "DELETE FROM inbox.subscription")
+        for table in (
+            *("delivery", "subscription", "dead_letter", "readable_dead_letter"),
+            *("job", "suspect", "receipt", "foreign_receipt"),
+        ):
+            assert count(stranger, f"inbox.{table}") == 0
+
+    url = private_server.url
+    assert count(url, "inbox.delivery WHERE acked_at IS NULL") == 1
+    assert count(url, "inbox.subscription") == 1
+    assert count(login("billing_app"), "inbox.readable_dead_letter") == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "more"),
+    [(RECEIPT, (str(uuid7()),)), (FOREIGN, ()), (SUBSCRIBE, ()), (DEAD_LETTER, ())],
+    ids=["receipt", "foreign receipt", "subscription", "dead letter"],
+)
+def test_a_consumer_can_not_write_in_the_name_of_another(
+    login: As, query: str, more: tuple[Any, ...]
+) -> None:
+    execute(login("billing_app"), query, ("billing", *more))
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        execute(login("shipping_app"), query, ("billing", *more))
+    with psycopg.connect(login("shipping_app"), autocommit=True) as connection:
+        connection.execute("SET ROLE pillarbox_consumer")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(query, ("billing", *more))
+
+
+def test_the_upkeep_runs_as_before(login: As, private_server: PostgresServer) -> None:
+    execute(private_server.url, "CALL outbox.maintain()")
+    execute(private_server.url, "SELECT outbox.trim_foreign_receipts_batch()")
+    ((failed,),) = execute(
+        private_server.url,
+        "SELECT count(*) FROM outbox.partition_health WHERE gaps > 0",
+    )
+    assert failed == 0
