@@ -32,6 +32,7 @@ QUESTIONS = (
     "faststream",
     "aio_pika",
     "fair_share",
+    "blocked_keys",
     "guard",
     "batch_handlers",
     "postgres_source",

@@ -111,6 +111,7 @@ class LiveBatch:
                 "oldest": self._since,
                 "newest": self._since + 2 * SKEW,
                 "blocked": [],
+                "only": None,
                 "max_rows": LIMITS.batch_size,
                 "aside": [],
                 "max_bytes": LIMITS.max_batch_bytes,

@@ -1,8 +1,9 @@
 """Claim: read the next messages of leased lanes. Nothing is locked or written."""
 
 import json
+import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,7 @@ from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.statement import load
 from relay.config import RelayConfig
-from relay.horizon import Horizon
+from relay.crowded import look_into, note, survey
 from relay.lane import Lane, Snapshot
 from relay.lanes import Lanes
 
@@ -69,9 +70,30 @@ async def claim_batch(
 
     At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
     message always passes. A row with a column over its limit is not loaded. Each lane
-    gives a prefix of what is ready, less the keys that are blocked.
+    gives a prefix of what is ready, less the keys that are blocked; a crowded one what
+    is found among a bounded number of ready rows: see `relay/crowded.py`.
     """
+    places = [lane.place() for lane in lanes]
+    try:
+        found = await _claim_by_kind(connection, board, lanes, config)
+    except BaseException:
+        # One of several statements failed, and what another one read is lost.
+        for lane, place in zip(lanes, places, strict=True):
+            lane.go_back_to(place)
+        raise
+    board.served(found.reached)
+    rows = found.rows
+    if config.codec is not None:
+        rows = [decode_row(row, config.codec) for row in rows]
+    return Batch(lanes, rows, found.oversized)
+
+
+async def _claim_by_kind(
+    connection: Connection, board: Lanes, lanes: Sequence[Lane], config: RelayConfig
+) -> "_Found":
     strange = [lane for lane in lanes if lane.strange]
+    ready = [lane for lane in lanes if not lane.crowded]
+    crowded = [lane for lane in lanes if lane.crowded]
     if strange:
         # Before the snapshot: what was given out belongs to transactions it knows.
         now, given_out, transaction_id = await _read_clock(connection)
@@ -81,36 +103,145 @@ async def claim_batch(
         # must be of one moment, or the key's next message comes without its head.
         async with connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            await _acquaint(connection, board.horizon, strange, now, given_out)
-            found = await _claim(connection, board, lanes, config)
+            await _acquaint(connection, board, strange, now, given_out, config)
+            found = await _claim_both(connection, board, lanes, strange, config)
+    elif not crowded:
+        found = await _claim_ready(connection, board, ready, strange, config)
     else:
-        found = await _claim(connection, board, lanes, config)
-    full = len(found) >= config.batch_size
-    rows: list[Claimed] = []
-    oversized: list[Claimed] = []
-    for row in found:
-        match row[_VERDICT]:
-            case "next":
-                full = True
-            case "aside":
-                oversized.append(_read(row, config))
-            case _:
-                rows.append(_read(row, config))
-    last = {row.lane: row.seq for row in rows}
-    if rows:
+        share = _half(config) if ready else config
+        found = _Found()
+        if ready:
+            # Outside, for keys may become free meanwhile: a snapshot that is older
+            # than what is remembered would miss their heads.
+            found = await _claim_ready(connection, board, ready, strange, share)
+        async with connection.transaction():
+            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            found += await _claim_crowded(connection, board, crowded, strange, share)
+    return found
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was claimed, and the lanes that were reached."""
+
+    rows: list[Claimed] = field(default_factory=list)
+    oversized: list[Claimed] = field(default_factory=list)
+    reached: list[Lane] = field(default_factory=list)
+
+    def __add__(self, other: "_Found") -> "_Found":
+        return _Found(
+            self.rows + other.rows,
+            self.oversized + other.oversized,
+            self.reached + other.reached,
+        )
+
+    def read(self, found: Sequence[Sequence[Any]], config: RelayConfig) -> bool:
+        """Sort rows by their verdict; tell whether some are left for the next claim."""
+        full = False
+        for row in found:
+            match row[_VERDICT]:
+                case "next":
+                    full = True
+                case "aside":
+                    self.oversized.append(_read(row, config))
+                case _:
+                    self.rows.append(_read(row, config))
+        return full
+
+
+async def _claim_both(
+    connection: Connection,
+    board: Lanes,
+    lanes: Sequence[Lane],
+    strange: Sequence[Lane],
+    config: RelayConfig,
+) -> _Found:
+    """Claim from lanes of both sorts: each gets half of what may be claimed."""
+    ready = [lane for lane in lanes if not lane.crowded]
+    crowded = [lane for lane in lanes if lane.crowded]
+    if ready and crowded:
+        config = _half(config)
+    found = _Found()
+    if ready or not crowded:
+        found = await _claim_ready(connection, board, ready, strange, config)
+    if crowded:
+        found += await _claim_crowded(connection, board, crowded, strange, config)
+    return found
+
+
+def _half(config: RelayConfig) -> RelayConfig:
+    return replace(
+        config,
+        batch_size=math.ceil(config.batch_size / 2),
+        max_batch_bytes=math.ceil(config.max_batch_bytes / 2),
+    )
+
+
+async def _claim_ready(
+    connection: Connection,
+    board: Lanes,
+    lanes: Sequence[Lane],
+    strange: Sequence[Lane],
+    config: RelayConfig,
+) -> _Found:
+    """Claim what is ready, less the keys that are blocked."""
+    found = await _claim(
+        connection,
+        board,
+        lanes,
+        config,
+        floors=[lane.floor for lane in lanes],
+        blocked=[key for lane in lanes for key in lane.blocked],
+    )
+    claimed = _Found()
+    full = claimed.read(found, config) or len(found) >= config.batch_size
+    last = {row.lane: row.seq for row in claimed.rows}
+    if claimed.rows:
         snapshot = Snapshot.read(found[0][-1])
         for lane in lanes:
             # A strange lane was looked at with this very snapshot already.
             if lane.number in last and lane not in strange:
                 lane.looked_up_to(last[lane.number], snapshot)
-    reached = _reached(lanes, last) if full else lanes
-    for lane in reached:
+    claimed.reached = list(_reached(lanes, last) if full else lanes)
+    for lane in claimed.reached:
         if lane.number not in last:
             lane.found_empty()
-    board.served(reached)
-    if config.codec is not None:
-        rows = [decode_row(row, config.codec) for row in rows]
-    return Batch(lanes, rows, oversized)
+    return claimed
+
+
+async def _claim_crowded(
+    connection: Connection,
+    board: Lanes,
+    lanes: Sequence[Lane],
+    strange: Sequence[Lane],
+    config: RelayConfig,
+) -> _Found:
+    """Claim what a look at crowded lanes found."""
+    oldest, newest = board.bounds(lanes)
+    look = await look_into(
+        connection,
+        lanes,
+        oldest=oldest,
+        newest=newest,
+        aside=list(board.aside),
+        max_rows=config.batch_size,
+    )
+    claimed = _Found()
+    if wanted := look.wanted():
+        asked = [lane for lane in lanes if lane.number in wanted]
+        found = await _claim(
+            connection,
+            board,
+            asked,
+            config,
+            floors=[min(wanted[lane.number]) - 1 for lane in asked],
+            oldest=look.oldest,
+            only=[seq for seqs in wanted.values() for seq in seqs],
+        )
+        claimed.read(found, config)
+        look.cut(row.seq for row in [*claimed.rows, *claimed.oversized])
+    claimed.reached = note(look, lanes, strange=strange)
+    return claimed
 
 
 def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
@@ -120,18 +251,27 @@ def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
 
 
 async def _claim(
-    connection: Connection, board: Lanes, lanes: Sequence[Lane], config: RelayConfig
+    connection: Connection,
+    board: Lanes,
+    lanes: Sequence[Lane],
+    config: RelayConfig,
+    *,
+    floors: Sequence[int],
+    blocked: Sequence[str] = (),
+    oldest: datetime | None = None,
+    only: Sequence[int] | None = None,
 ) -> list[tuple[Any, ...]]:
-    oldest, newest = board.bounds(lanes)
+    since, newest = board.bounds(lanes)
     cursor = connection.cursor(binary=True)
     await cursor.execute(
         load("relay", "claim_batch"),
         {
             "lanes": [lane.number for lane in lanes],
-            "floors": [lane.floor for lane in lanes],
-            "oldest": oldest,
+            "floors": list(floors),
+            "oldest": since if oldest is None else oldest,
             "newest": newest,
-            "blocked": [key for lane in lanes for key in lane.blocked],
+            "blocked": list(blocked),
+            "only": None if only is None else list(only),
             "max_rows": config.batch_size,
             "aside": list(board.aside),
             "max_bytes": config.max_batch_bytes,
@@ -148,17 +288,26 @@ async def _claim(
 
 async def _acquaint(
     connection: Connection,
-    horizon: Horizon,
+    board: Lanes,
     lanes: Sequence[Lane],
     now: datetime,
     given_out: int,
+    config: RelayConfig,
 ) -> None:
     """Read what the database knows of lanes that are new, or may have changed."""
-    blocked = await _list_blocked_keys(connection, lanes)
+    found = await _list_blocked_keys(connection, lanes, config.max_blocked_keys + 1)
+    crowded = [
+        lane for lane in lanes if len(found[lane.number]) > config.max_blocked_keys
+    ]
+    if crowded:
+        await survey(connection, crowded, board.horizon, now, given_out)
+    blocked = {
+        lane.number: set(found[lane.number]) for lane in lanes if lane not in crowded
+    }
     cursor = await connection.execute(
         load("relay", "find_heads"),
         {
-            "lanes": [lane.number for lane in lanes],
+            "lanes": list(blocked),
             "blocked": [key for keys in blocked.values() for key in keys],
         },
     )
@@ -167,7 +316,7 @@ async def _acquaint(
         lane = by_number[number]
         snapshot = Snapshot.read(text)
         head = None if seq is None else (seq, created_at)
-        since = min(now, horizon.since(snapshot.oldest))
+        since = min(now, board.horizon.since(snapshot.oldest))
         lane.acquainted(blocked[number], head, since)
         lane.looked_up_to(given_out if seq is None else seq - 1, snapshot)
 
@@ -179,14 +328,15 @@ async def _read_clock(connection: Connection) -> tuple[datetime, int, int]:
 
 
 async def _list_blocked_keys(
-    connection: Connection, lanes: Sequence[Lane]
-) -> dict[int, set[str]]:
-    blocked: dict[int, set[str]] = {lane.number: set() for lane in lanes}
+    connection: Connection, lanes: Sequence[Lane], max_keys: int
+) -> dict[int, list[str]]:
+    blocked: dict[int, list[str]] = {lane.number: [] for lane in lanes}
     cursor = await connection.execute(
-        load("relay", "list_blocked_keys"), {"lanes": list(blocked)}
+        load("relay", "list_blocked_keys"),
+        {"lanes": list(blocked), "max_keys": max_keys},
     )
     for number, key in await cursor.fetchall():
-        blocked[number].add(key)
+        blocked[number].append(key)
     return blocked
 
 

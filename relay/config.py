@@ -25,6 +25,8 @@ class RelayConfig:
             take in memory; one message always passes.
         max_payload_bytes: a row with a larger payload goes to the dead letters without
             being loaded.
+        max_blocked_keys: of one lane that a claim carries; when more are blocked,
+            claims look them up in the database.
         concurrency: batches in flight at once, of different lanes.
         lease: how long a relay that hangs keeps its lanes.
         poll_interval: how often an idle relay looks without being woken.
@@ -45,6 +47,7 @@ class RelayConfig:
     batch_size: int = 500
     max_batch_bytes: int = 8 * 1024 * 1024
     max_payload_bytes: int = 8 * 1024 * 1024
+    max_blocked_keys: int = 100
     concurrency: int = 3
     lease: timedelta = timedelta(seconds=10)
     poll_interval: timedelta = timedelta(seconds=1)
@@ -76,6 +79,10 @@ class RelayConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.max_blocked_keys < 0:
+            raise ConfigError(
+                f"max_blocked_keys={self.max_blocked_keys}: must be at least 0"
+            )
         for name in (
             "poll_interval",
             "sweep_interval",

@@ -11,6 +11,14 @@ claim may find 12 and not 11, whose transaction is still open; with the floor at
 what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
 look, which began after all transactions of that time had ended, and so found 11.
 (The default of seq gives a transaction its id before it draws a seq.)
+
+A lane is *crowded* while so many of its keys are blocked that no claim can carry them.
+Then they stay in the database: a claim examines a bounded number of ready rows, and
+leaves out each that has a refused message before it. Its floor passes by what is
+blocked, and is not rewound when keys become free, or it would walk over the rows of
+all others again and again. Instead these keys *catch up*: a second position follows
+the floor and finds their rows alone, while the claims above the floor leave them out.
+When it has arrived, all go on together.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -36,21 +44,59 @@ class Snapshot(NamedTuple):
         return cls(int(oldest), int(end))
 
 
+class CatchUp:
+    """Keys that became free in a crowded lane, and how far their rows were found.
+
+    Attributes:
+        keys: those whose refused message is due again.
+        readied: seqs of messages that were due and never refused.
+        position: at or below it nothing of these is left.
+        oldest: none of their rows is older.
+        arrived: the last look came to where the floor was then.
+        moves: how often it was set back: a look that was under way says nothing then.
+    """
+
+    __slots__ = ("arrived", "keys", "moves", "oldest", "position", "readied")
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.readied: set[int] = set()
+        self.position = 2**63 - 1
+        self.oldest = datetime.max.replace(tzinfo=UTC)
+        self.arrived = False
+        self.moves = 0
+
+    def back_to(self, seq: int, created_at: datetime) -> None:
+        """Look for this row and what follows it."""
+        self.position = min(self.position, seq - 1)
+        self.oldest = min(self.oldest, created_at)
+        self.arrived = False
+        self.moves += 1
+
+    def has(self, seq: int, key: str | None) -> bool:
+        """Tell whether this row is found by the catch-up, not by the floor."""
+        return key in self.keys or seq in self.readied
+
+
 class Lane:
     """What this relay knows of one lane that it holds."""
 
     __slots__ = (
         "blocked",
+        "catch_up",
+        "crowded",
         "dry",
         "floor",
         "in_flight",
         "newest",
         "number",
         "oldest",
+        "refused_since",
         "rewound",
         "seen",
         "stirred",
         "strange",
+        "surveyed",
     )
 
     def __init__(self, number: int) -> None:
@@ -59,6 +105,13 @@ class Lane:
         self.oldest = BEGINNING
         self.newest = BEGINNING
         self.blocked: set[str] = set()
+        """Empty while it is crowded."""
+        self.crowded = False
+        self.catch_up: CatchUp | None = None
+        self.refused_since = BEGINNING
+        """In a crowded lane: no refused message is older."""
+        self.surveyed = -1
+        """Up to which seq the last survey of a crowded lane looked for strays."""
         self.strange = True
         """Its blocked keys and its head are to be read from the database."""
         self.dry = False
@@ -80,6 +133,67 @@ class Lane:
             self.rewound = self.floor
         self.seen = None
         self.stir()
+
+    def block(self, key: str, created_at: datetime, *, most: int) -> None:
+        """Hold back a key whose message of that time was refused."""
+        if not self.crowded:
+            self.blocked.add(key)
+            if len(self.blocked) <= most:
+                return
+            self._crowd()
+        self.refused_since = min(self.refused_since, created_at)
+
+    def free(
+        self, seq: int, key: str | None, created_at: datetime, *, refused: bool
+    ) -> None:
+        """Make a message claimable that is due; if it was refused, its key is free."""
+        if not self.crowded:
+            if refused and key is not None:
+                self.blocked.discard(key)
+            self.rewind(seq, created_at)
+            return
+        if self.catch_up is None:
+            self.catch_up = CatchUp()
+        if refused and key is not None:
+            self.catch_up.keys.add(key)
+        else:
+            self.catch_up.readied.add(seq)
+        self.catch_up.back_to(seq, created_at)
+        self.stir()
+
+    def leave(self, seq: int, key: str | None, created_at: datetime) -> None:
+        """Give back a message that was claimed and not published."""
+        if self.catch_up is not None and self.catch_up.has(seq, key):
+            self.catch_up.back_to(seq, created_at)
+            self.stir()
+        else:
+            self.rewind(seq, created_at)
+
+    def end_catch_up(self) -> None:
+        """Go on together: what is between is found by the floor."""
+        if self.catch_up is not None:
+            self.floor = min(self.floor, self.catch_up.position)
+            self.oldest = min(self.oldest, self.catch_up.oldest)
+            self.catch_up = None
+
+    def place(self) -> int:
+        """Give a seq above which a claim that is under way may move things."""
+        if self.catch_up is None:
+            return self.floor
+        return min(self.floor, self.catch_up.position)
+
+    def go_back_to(self, place: int) -> None:
+        """Undo a claim that failed under way: what it read is claimed again."""
+        self.end_catch_up()
+        self.floor = min(self.floor, place)
+        self.seen = None
+        self.stir()
+
+    def _crowd(self) -> None:
+        self.crowded = True
+        self.blocked = set()
+        self.refused_since = BEGINNING
+        self.surveyed = -1
 
     def picked(self) -> None:
         """Begin a flight; what happens from now on concerns its claim."""
@@ -112,6 +226,9 @@ class Lane:
                 return
             if snapshot.oldest >= end:
                 self.floor = max(self.floor, min(seq, seen))
+                if seq < seen:
+                    # Up to there it stays true, and the next look may get further.
+                    return
                 self.seen = None
         if self.seen is None:
             self.seen = (seq, None)
@@ -127,6 +244,8 @@ class Lane:
             since: when the first of the open transactions may have begun to write.
         """
         self.strange = False
+        self.end_catch_up()
+        self.crowded = False
         self.blocked = blocked
         oldest = since if head is None else min(head[1], since)
         # A row that was rewound under way may be older than the head was.
@@ -138,3 +257,35 @@ class Lane:
             self.newest = head[1]
             if head[0] <= self.floor:
                 self.rewind(*head)
+
+    def surveyed_crowd(
+        self,
+        first: datetime | None,
+        stray: tuple[int, datetime] | None,
+        since: datetime,
+        refused_since: datetime,
+        given_out: int,
+    ) -> None:
+        """Learn what the database says of this lane, which has many blocked keys.
+
+        Args:
+            first: `created_at` of its first ready message, blocked or not.
+            stray: seq and `created_at` of one that was passed by and isn't blocked.
+            since: when the first of the open transactions may have begun to write.
+            refused_since: before it there is no refused message.
+            given_out: the last seq that a transaction may have drawn by now.
+        """
+        self.strange = False
+        if not self.crowded:
+            self._crowd()
+        oldest = since if first is None else min(first, since)
+        oldest = oldest - SKEW if oldest > BEGINNING else BEGINNING
+        self.oldest = min(oldest, self.oldest) if self.rewound is not None else oldest
+        if first is not None:
+            self.newest = first
+        # Whoever had the lane before may still refuse what is ready now.
+        self.refused_since = min(refused_since, self.oldest)
+        if stray is not None:
+            self.rewind(*stray)
+        elif self.seen is None and self.rewound is None:
+            self.seen = (given_out, None)

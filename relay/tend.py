@@ -1,8 +1,10 @@
 """What comes round by the clock: due messages, and sweeps for what lies below."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any, Final, cast
 
 import psycopg
@@ -76,23 +78,40 @@ async def _look_at_upkeep(
     return cast("str | None", failure)
 
 
-async def _ready_all_due(link: Link, board: Lanes, max_rows: int) -> None:
+async def _ready_all_due(link: Link, board: Lanes, batch_size: int) -> None:
+    numbers = set(board.numbers())
+    crowded = {n for n in numbers if (lane := board.find(n)) and lane.crowded}
+    # Also without lanes: leases end with the database, and somebody has to say so.
+    open_lanes = numbers - crowded
+    share = math.ceil(batch_size / 4)
     while True:
-        async with link.turn:
-            connection = await link.connection()
-            # Also without lanes: leases end with the database, and somebody has to
-            # say so.
-            rows = await ready_due(connection, board.numbers(), max_rows)
-        for number, seq, key, attempts, created_at in rows:
-            lane = board.find(number)
-            if lane is not None:
-                if attempts:
-                    lane.blocked.discard(key)
-                lane.rewind(seq, created_at)
-        if rows:
-            board.wake()
-        if len(rows) < max_rows:
-            return
+        readied = await _ready_some_due(link, board, open_lanes, share)
+        open_lanes = {
+            number
+            for number, count in readied.items()
+            if count >= share and (lane := board.find(number)) and not lane.crowded
+        }
+        if not open_lanes:
+            break
+    # Those of a crowded lane go a batch at a time, the next when it has caught up.
+    caught_up = {n for n in crowded if (lane := board.find(n)) and not lane.catch_up}
+    if caught_up:
+        await _ready_some_due(link, board, caught_up, batch_size)
+
+
+async def _ready_some_due(
+    link: Link, board: Lanes, lanes: Collection[int], max_rows: int
+) -> Counter[int]:
+    async with link.turn:
+        connection = await link.connection()
+        rows = await ready_due(connection, list(lanes), max_rows)
+    for number, seq, key, attempts, created_at in rows:
+        lane = board.find(number)
+        if lane is not None:
+            lane.free(seq, key, created_at, refused=attempts > 0)
+    if rows:
+        board.wake()
+    return Counter(row[0] for row in rows)
 
 
 async def ready_due(

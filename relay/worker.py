@@ -162,7 +162,9 @@ class Worker:
                     )
                 )
                 continue
-            lanes[row.lane].blocked.add(row.key)
+            lanes[row.lane].block(
+                row.key, row.created_at, most=self._config.max_blocked_keys
+            )
             self._notify(
                 KeyBlocked(
                     id=row.id,
@@ -173,7 +175,7 @@ class Worker:
                 )
             )
         for row in settlement.untouched:
-            lanes[row.lane].rewind(row.seq, row.created_at)
+            lanes[row.lane].leave(row.seq, row.key, row.created_at)
 
     async def _settle(self, settlement: Settlement) -> None:
         """Settle until it is done: to claim again would publish again.

@@ -46,12 +46,13 @@ COMMENT ON COLUMN outbox.message.published_at IS 'when the broker''s ack was wri
 CREATE INDEX message_ready_idx ON outbox.message (lane, seq)
     WHERE available_at IS NULL AND published_at IS NULL AND dead_lettered_at IS NULL;
 -- What waits, apart: a million messages for next week must not lie in the way of a claim.
-CREATE INDEX message_waiting_idx ON outbox.message (available_at)
+CREATE INDEX message_waiting_idx ON outbox.message (lane, available_at)
     WHERE available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL;
 
--- Blocked keys: a nacked head that waits. Holds next to nothing, and no other row pays for it.
+-- Blocked keys: a nacked head, while it waits and until it is settled. Holds next to nothing, and no
+-- other row pays for it.
 CREATE INDEX message_blocked_idx ON outbox.message (lane, key)
-    WHERE attempts > 0 AND available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL;
+    WHERE attempts > 0 AND published_at IS NULL AND dead_lettered_at IS NULL;
 
 -- What a handler added, by the message that it handled: to publish it once more.
 CREATE INDEX message_cause_idx ON outbox.message ((headers ->> 'causation-id')) WHERE headers ? 'causation-id';

@@ -1,5 +1,5 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: lanes, floors (same length), oldest and newest created_at, blocked keys, aside (ids to leave out), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
+-- Takes: lanes, floors (same length), oldest and newest created_at, blocked keys, aside (ids to leave out), only (these seqs; null: all), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
 -- Gives: lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version, too_large (the field that is over its limit), verdict (load, next: it is for the next claim, or, for what is too large, settle or aside), snapshot (in the first row)
 -- Index: message_ready_idx on each partition between oldest and newest
 SELECT lane, seq, id, created_at, attempts,
@@ -68,6 +68,7 @@ SELECT lane, seq, id, created_at, attempts,
                                       AND m.dead_lettered_at IS NULL
                                       AND (m.key IS NULL OR m.key <> ALL (%(blocked)s::text[]))
                                       AND m.id <> ALL (%(aside)s::uuid[])
+                                      AND (%(only)s::bigint[] IS NULL OR m.seq = ANY (%(only)s::bigint[]))
                                     ORDER BY m.seq
                                     LIMIT %(max_rows)s
                                ) AS ready

@@ -1,17 +1,22 @@
 -- Does:  Make messages ready whose moment has come: scheduled ones and retries.
--- Takes: lanes, max_rows
+-- Takes: lanes, max_rows (of each lane)
 -- Gives: lane, seq, key, attempts, created_at of each
 -- Index: message_waiting_idx to find them, message_pkey to update them
 WITH due AS MATERIALIZED (
-    SELECT id, created_at
-      FROM outbox.message
-     -- Not clock_timestamp(), which is volatile: the index would be walked to its end.
-     WHERE available_at <= now()
-       AND published_at IS NULL
-       AND dead_lettered_at IS NULL
-       AND lane = ANY (%(lanes)s::smallint[])
-     ORDER BY available_at
-     LIMIT %(max_rows)s
+    SELECT waiting.id, waiting.created_at
+      FROM unnest(%(lanes)s::smallint[]) AS leased (lane)
+     -- Lane by lane: what waits in others, due or not, does not lie in the way.
+     CROSS JOIN LATERAL (
+         SELECT m.id, m.created_at
+           FROM outbox.message AS m
+          WHERE m.lane = leased.lane
+            -- Not clock_timestamp(), which is volatile: the index would be walked to its end.
+            AND m.available_at <= now()
+            AND m.published_at IS NULL
+            AND m.dead_lettered_at IS NULL
+          ORDER BY m.available_at
+          LIMIT %(max_rows)s
+     ) AS waiting
 )
 UPDATE outbox.message AS m
    SET available_at = NULL

@@ -23,6 +23,7 @@ def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, An
         "oldest": oldest,
         "newest": newest,
         "blocked": [],
+        "only": None,
         "max_rows": 500,
         "aside": [],
         "max_bytes": 8_000_000,
@@ -113,7 +114,7 @@ def test_what_waits_for_later_does_not_lie_in_the_way(explain: Explain) -> None:
 
 
 def test_blocked_keys_are_found_by_their_index(explain: Explain) -> None:
-    plan = explain("list_blocked_keys", lanes=[*range(16, 32)])
+    plan = explain("list_blocked_keys", lanes=[*range(16, 32)], max_keys=101)
 
     assert plan.sequential() == []
     # A day with few rows that wait may be read by the index of those.
@@ -181,3 +182,71 @@ def test_a_batch_of_a_replay_is_found_by_key_in_its_days(
     assert plan.sequential() == []
     assert plan.partitions() == {day(today - DAY)}
     assert plan.indexes() == {"message_pkey"}
+
+
+CROWDED: dict[str, Any] = {
+    "lanes": [*range(16, 32)],
+    "floors": [-1] * 16,
+    "returning": ["k1", "k2"],
+    "aside": [],
+    "max_examined": 625,
+    "max_rows": 500,
+}
+
+
+def days_of(today: datetime) -> dict[str, Any]:
+    return {
+        "oldest": today,
+        "newest": today + DAY - timedelta(hours=1),
+        "refused_since": today,
+    }
+
+
+def test_a_crowded_lane_is_examined_row_by_row_and_heads_are_found_by_their_index(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain("find_unblocked", **CROWDED, **days_of(today))
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(today)}
+    assert plan.indexes() == {"message_ready_idx", "message_blocked_idx"}
+
+
+def test_keys_that_catch_up_are_found_among_what_was_passed(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "find_returning",
+        **{**CROWDED, "floors": [10**9] * 16},
+        **days_of(today),
+        positions=[-1] * 16,
+        readied=[5],
+    )
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(today)}
+    assert "message_ready_idx" in plan.indexes()
+
+
+def test_how_far_a_look_got_is_told_by_the_ready_index(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "find_reach",
+        lanes=[*range(16, 32)],
+        starts=[-1] * 16,
+        ends=[10**9] * 16,
+        oldest=today,
+        newest=today + DAY - timedelta(hours=1),
+        max_examined=625,
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"message_ready_idx"}
+
+
+def test_the_first_refusal_is_found_without_reading_them_all(explain: Explain) -> None:
+    plan = explain("find_first_refusal", lanes=[*range(16, 32)], max_days=40)
+
+    assert plan.sequential() == []
+    assert all(node["Actual Rows"] <= 1 for node in plan.scans())
