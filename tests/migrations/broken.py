@@ -7,7 +7,7 @@ finding and of its remedy.
 MESSAGE = "parent_table = 'outbox.message'"
 IN_DAYS = (
     "(SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '{} days')"
+    " WHERE starts_at = date_trunc('day', now(), 'UTC') + {} * interval '24 hours')"
 )
 # What a check reads is a view of the catalog, and here another: of this database alone.
 SEEN = (

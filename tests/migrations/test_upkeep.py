@@ -53,7 +53,7 @@ def old_partition(url: str, days: int = 20, table: str = "outbox.message") -> No
     execute(
         f"{url}?options=-crole%3Dpillarbox_owner",
         "SELECT partman.create_partition_time(%s,"
-        " ARRAY[date_trunc('day', now(), 'UTC') - %s * interval '1 day'])",
+        " ARRAY[date_trunc('day', now(), 'UTC') - %s * interval '24 hours'])",
         (table, days),
     )
 
@@ -123,7 +123,7 @@ def test_a_day_that_is_missing_ahead_is_made(database_url: str, upkeep: Upkeep) 
             database_url,
             "SELECT partition::text FROM outbox.partitions('outbox.message')"
             " WHERE starts_at = date_trunc('day', now(), 'UTC')"
-            " + %s * interval '1 day'",
+            " + %s * interval '24 hours'",
             (days,),
         )
         execute(database_url, f"DROP TABLE {partition}")
@@ -139,7 +139,7 @@ def test_a_day_that_is_missing_ahead_is_made(database_url: str, upkeep: Upkeep) 
 def test_a_day_whose_name_is_taken_fails_the_run(
     database_url: str, upkeep: Upkeep
 ) -> None:
-    day = "date_trunc('day', now(), 'UTC') + interval '7 days'"
+    day = "date_trunc('day', now(), 'UTC') + interval '168 hours'"
     ahead = "SELECT partition::text FROM outbox.partitions('outbox.message')"
     ((taken,),) = execute(database_url, f"{ahead} WHERE starts_at = {day}")
     execute(database_url, f"DROP TABLE {taken}; CREATE TABLE {taken} ()")
@@ -233,7 +233,7 @@ def test_days_ahead_stay_made_when_retention_fails_in_the_same_run(
     ((ahead,),) = execute(
         database_url,
         "SELECT partition::text FROM outbox.partitions('outbox.message')"
-        " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '3 days'",
+        " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '72 hours'",
     )
     execute(database_url, f"DROP TABLE {ahead}")
     old_partition(database_url)
