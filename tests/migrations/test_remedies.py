@@ -17,6 +17,7 @@ from tests.migrations.test_upkeep import add_old, old_partition
 # What is faked stays as it is, and what was dropped is for a person to find.
 OTHERWISE = {
     "part of the schema is missing",
+    "a limit of the table is gone",
     "nobody relays",
     "a transaction was prepared and forgotten",
     "a transaction stays open",
@@ -105,7 +106,7 @@ def test_a_transaction_that_stays_open_is_ended(
         SEEN.format(
             "pg_stat_activity",
             "SELECT datname, pid, usename, state, backend_type, application_name,"
-            " now() - interval '2 hours' AS xact_start"
+            " usesysid, client_addr, now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE application_name = 'forgotten'",
         ),
     )
@@ -212,14 +213,22 @@ def test_what_should_be_gone_for_hours_says_who_is_in_the_way(
     assert doctor(database_url)[1] == []
 
 
+@pytest.mark.parametrize(
+    ("broken", "source"),
+    [
+        ("part of the schema is missing", "which outbox migrate --sql prints"),
+        ("a limit of the table is gone", "as outbox migrate --sql prints it"),
+    ],
+)
 def test_a_part_of_the_schema_that_was_dropped_is_named_with_its_source(
-    database_url: str, doctor: Doctor
+    broken: str, source: str, database_url: str, doctor: Doctor
 ) -> None:
-    execute(database_url, BROKEN["part of the schema is missing"][0])
+    execute(database_url, BROKEN[broken][0])
 
     remedies = {f["remedy"] for f in doctor(database_url)[1]}
 
-    assert all("which outbox migrate --sql prints" in remedy for remedy in remedies)
+    assert remedies
+    assert all(source in remedy for remedy in remedies)
 
 
 def test_a_schema_of_an_older_version_is_migrated(
