@@ -30,6 +30,11 @@ _ROWS: Final = (
     "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,"
     " key, content_type, headers, payload)"
     " VALUES (outbox.uuid7(), 3, 1, 'billing', 'orders', 'a', 'text/plain', '{}', '1')",
+    "INSERT INTO outbox.dropped_partition (parent_table, starts_at, ends_at)"
+    " VALUES ('outbox.message', '2001-01-01Z', '2001-01-02Z') ON CONFLICT DO NOTHING",
+    "INSERT INTO outbox.kept_partition (partition, parent_table, starts_at, ends_at)"
+    " VALUES ('outbox.message_moved', 'outbox.message', '2001-01-01Z', '2001-01-02Z')"
+    " ON CONFLICT DO NOTHING",
 )
 # Partitions are read through their tables; templates never have a row.
 _TABLES: Final = """
@@ -41,7 +46,7 @@ _TABLES: Final = """
 
 
 def fill(url: str) -> None:
-    """Add rows to every table that the application, relay and consumer write to."""
+    """Add rows where the application, relay, consumer and upkeep write what stays."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in _ROWS:
             connection.execute(statement.encode())

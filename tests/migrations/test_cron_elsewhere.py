@@ -154,7 +154,9 @@ def test_the_doctor_is_content_once_the_upkeep_ran_and_says_who_may_drive_it(
 
     assert main(["doctor", "--json", "--database", elsewhere]) == 1
 
-    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    # To a test's database every role may connect, at which the doctor hints.
+    (found,) = (f for f in findings if f["check"] != "locks")
     assert (found["check"], found["severity"]) == ("upkeep", "warning")
     assert "the upkeep has not run yet" in found["finding"]
     _, _, job = found["remedy"].partition("works in the database pillarbox: ")

@@ -135,7 +135,9 @@ def test_the_doctor_asks_for_the_extension_s_rights_alone(
     call_as_the_maintainer(shared)
 
     assert main(["doctor", "--json", "--database", shared]) == 0
-    assert json.loads(capsys.readouterr().out)["findings"] == []
+    # To a test's database every role may connect, at which the doctor hints.
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [f for f in findings if f["check"] != "locks"] == []
 
     execute(shared, "REVOKE ALL ON public.part_config FROM shared_owner")
     assert main(["doctor", "--json", "--database", shared]) == 3

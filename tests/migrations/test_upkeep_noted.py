@@ -26,11 +26,16 @@ TURN_OFF: Final = "UPDATE cron.job SET active = false"
 
 
 def ask(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[Any]]:
-    """Ask the doctor; give the exit status and all findings but the unknown."""
+    """Ask the doctor; give the exit status and what it knows of all but the locks.
+
+    To a test's database every role may connect, at which it hints.
+    """
     capsys.readouterr()
     status = main(["doctor", "--json", "--database", url])
     findings = json.loads(capsys.readouterr().out)["findings"]
-    return status, [f for f in findings if f["severity"] != "unknown"]
+    return status, [
+        f for f in findings if f["severity"] != "unknown" and f["check"] != "locks"
+    ]
 
 
 @pytest.mark.parametrize(
