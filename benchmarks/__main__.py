@@ -33,6 +33,7 @@ QUESTIONS = (
     "aio_pika",
     "fair_share",
     "blocked_keys",
+    "hostile_rows",
     "guard",
     "batch_handlers",
     "postgres_source",

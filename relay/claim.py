@@ -185,6 +185,9 @@ async def _claim_ready(
     config: RelayConfig,
 ) -> _Found:
     """Claim what is ready, less the keys that are blocked."""
+    worth_reading = board.rows_worth_reading(config.batch_size)
+    if worth_reading < config.batch_size:
+        config = replace(config, batch_size=worth_reading)
     found = await _claim(
         connection,
         board,
@@ -194,7 +197,9 @@ async def _claim_ready(
         blocked=[key for lane in lanes for key in lane.blocked],
     )
     claimed = _Found()
-    full = claimed.read(found, config) or len(found) >= config.batch_size
+    cut = claimed.read(found, config)
+    full = cut or len(found) >= config.batch_size
+    board.note_claim(len(found), cut=cut)
     last = {row.lane: row.seq for row in claimed.rows}
     if claimed.rows:
         snapshot = Snapshot.read(found[0][-1])

@@ -9,12 +9,16 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.lease import Lease
 from relay.horizon import Horizon
 from relay.lane import BEGINNING, SKEW, Lane
+
+_ALL: Final = 1 << 20
+_FEWEST_ROWS: Final = 16
 
 
 class Lanes:
@@ -34,6 +38,7 @@ class Lanes:
         self._work = asyncio.Event()
         self._dry = asyncio.Event()
         self._clock_offset = timedelta(0)
+        self._most_rows = _ALL
         self.horizon = Horizon()
         self.aside: set[UUID] = set()
         """Rows on their way to the dead letters, which claims leave out."""
@@ -102,6 +107,21 @@ class Lanes:
             turns = self._turns[priority_of(lane.number)]
             turns.remove(lane.number)
             turns.append(lane.number)
+
+    def rows_worth_reading(self, batch_size: int) -> int:
+        """Tell how many rows a claim should look at, of at most `batch_size`.
+
+        The server has to read a row's headers to know their size. While few rows fill
+        a claim, reading hundreds of them each time would make all lanes wait.
+        """
+        return min(batch_size, self._most_rows)
+
+    def note_claim(self, rows: int, *, cut: bool) -> None:
+        """Learn how many rows a claim found, and whether its bytes ended it."""
+        if cut:
+            self._most_rows = max(_FEWEST_ROWS, 2 * rows)
+        elif rows >= self._most_rows:
+            self._most_rows = min(_ALL, 2 * self._most_rows)
 
     def owns(self, lanes: Iterable[Lane]) -> bool:
         """Tell whether these lanes may be published from, ever since they were picked.

@@ -48,12 +48,13 @@ SELECT lane, seq, id, created_at, attempts,
                                + coalesce(pg_column_size(tenant), 0) AS stored_bytes
                           FROM (
                               SELECT ready.*,
-                                     -- All other sizes are known without reading the value. Appending
-                                     -- nothing expands it, but not if that alone would cost much.
+                                     -- All other sizes are known without reading the value. The value at
+                                     -- the empty path is all of it, expanded and not walked through; but
+                                     -- not if that alone would cost much.
                                      CASE WHEN pg_column_compression(headers) IS NULL
                                             OR pg_column_size(headers) > %(max_headers)s
                                           THEN pg_column_size(headers)
-                                          ELSE pg_column_size(headers || '{}'::jsonb) END AS header_bytes
+                                          ELSE pg_column_size(headers #> '{}'::text[]) END AS header_bytes
                                 FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
                                CROSS JOIN LATERAL (
                                    SELECT m.lane, m.seq, m.id, m.created_at, m.attempts, m.topic, m.key, m.tenant,

@@ -14,7 +14,7 @@ from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
 from relay.lanes import Lanes
 from tests.fixtures.claimed import HeldLease
-from tests.fixtures.relay import insert
+from tests.fixtures.relay import execute, insert
 
 NACK = """
     UPDATE outbox.message SET attempts = 1, available_at = now() + interval '1 hour'
@@ -98,6 +98,30 @@ async def test_settling_draws_a_transaction_id_even_if_it_finds_no_row(
         await connection.execute(load("relay", name), values)
         cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()")
         assert await cursor.fetchone() != (None,)
+
+
+async def test_large_headers_are_read_by_the_claim_that_loads_them_and_few_before(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message("t", b"", key="same") for _ in range(24)))
+    execute(
+        database_url,
+        "UPDATE outbox.message"
+        " SET headers = jsonb_build_object('h', repeat('x', 250000))",
+    )
+    insert(database_url, *(Message("t", b"", key="same") for _ in range(100)))
+    board = board_of_all_lanes()
+    async with await connect(database_url, application_name="test") as connection:
+        loaded = 0
+        # All of them in the end, and in each claim some.
+        while loaded < 124:
+            board.wake()
+            found = len((await claim(connection, board)).rows)
+            assert found > 0
+            loaded += found
+            # Of all that is ready the server looks at no more than this.
+            worth_reading = board.rows_worth_reading(RelayConfig().batch_size)
+            assert worth_reading <= max(16, 2 * (found + 1))
 
 
 def board_of_all_lanes() -> Lanes:

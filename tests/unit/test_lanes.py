@@ -255,3 +255,25 @@ def test_bounds_follow_the_clock_of_the_database_and_what_lies_beyond() -> None:
     assert abs(newest - now - hour) < minute
     assert board.bounds([empty, old])[0] == now - timedelta(days=3) - hour
     assert board.bounds([ahead]) == (now - hour, now + timedelta(days=2) + hour)
+
+
+def test_a_claim_that_few_rows_fill_lets_the_next_ones_look_at_few() -> None:
+    board = Board()
+    assert board.rows_worth_reading(500) == 500
+
+    board.note_claim(40, cut=True)
+    assert board.rows_worth_reading(500) == 80
+    board.note_claim(5, cut=True)
+    assert board.rows_worth_reading(500) == 16
+
+    # It grows again as soon as bytes end no claim.
+    for worth_reading in (32, 64, 128, 256, 500):
+        board.note_claim(board.rows_worth_reading(500), cut=False)
+        assert board.rows_worth_reading(500) == worth_reading
+
+
+def test_lanes_that_ran_dry_say_nothing_about_how_much_fills_a_claim() -> None:
+    board = Board()
+    board.note_claim(5, cut=True)
+    board.note_claim(15, cut=False)
+    assert board.rows_worth_reading(500) == 16
