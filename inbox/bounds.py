@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from inbox.idle import check_max_idle
 from outbox.errors import ConfigError
+
+MIB: Final = 1024 * 1024
+DEFAULT_HELD_BYTES: Final = 64 * MIB
+_FETCH_BYTES: Final = 8 * MIB
+"""What the `postgres` broker hands over at once; others: see docs/containers.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +25,7 @@ class Bounds:
     max_in_flight_per_tenant: int | None
     max_prefetched: int | None
     max_waiting: int
+    max_held_bytes: int
     max_idle: timedelta | None
     drain: timedelta
 
@@ -29,6 +36,7 @@ class Bounds:
             ("max_in_flight_per_tenant", self.max_in_flight_per_tenant, 1),
             ("max_prefetched", self.max_prefetched, 0),
             ("max_waiting", self.max_waiting, 0),
+            ("max_held_bytes", self.max_held_bytes, 1),
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{field}={value}: must be at least {least}")
@@ -42,3 +50,12 @@ class Bounds:
         if self.max_prefetched is None:
             return 2 * self.max_in_flight
         return self.max_in_flight + self.max_prefetched
+
+    def memory_bytes(self, queues: int = 1) -> int:
+        """Compute the most memory, about, that a consumer takes without its handlers.
+
+        What is held is in memory twice, as the broker's library read it and as the
+        message; what is being fetched up to five times.
+        """
+        each = 2 * self.max_held_bytes + 5 * _FETCH_BYTES
+        return 64 * MIB + queues * each

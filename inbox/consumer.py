@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from inbox.bounds import Bounds
+from inbox.bounds import DEFAULT_HELD_BYTES, Bounds
 from inbox.dead_letter import DeadLetterWriter, Redact
 from inbox.dead_letters import HandlingRetrier
 from inbox.events import ConsumerStarted, ConsumerStopped
@@ -73,6 +73,8 @@ class Consumer:
             among them its tenants take turns. As many again if left out.
         max_waiting: messages that each queue holds that wait behind others of their
             key, or for their retry; when it is reached, no more are fetched.
+        max_held_bytes: of the payloads that each queue holds; when it is reached, no
+            more are fetched. One fetch may go beyond.
         max_idle: how long a handler's transaction may stand still before the server
             ends it; so a process that is frozen keeps its messages no longer.
         retry: backoff and number of attempts for handlers that raise.
@@ -95,6 +97,7 @@ class Consumer:
         max_in_flight_per_tenant: int | None = None,
         max_prefetched: int | None = None,
         max_waiting: int = 1024,
+        max_held_bytes: int = DEFAULT_HELD_BYTES,
         max_idle: timedelta | None = DEFAULT_MAX_IDLE,
         retry: RetryPolicy | None = None,
         drain: timedelta = timedelta(seconds=20),
@@ -110,6 +113,7 @@ class Consumer:
             max_in_flight_per_tenant=max_in_flight_per_tenant,
             max_prefetched=max_prefetched,
             max_waiting=max_waiting,
+            max_held_bytes=max_held_bytes,
             max_idle=max_idle,
             drain=drain,
         )
@@ -329,6 +333,7 @@ class Consumer:
                 queue=queue,
                 max_lines=bounds.max_lines,
                 max_waiting=bounds.max_waiting,
+                max_bytes=bounds.max_held_bytes,
                 in_order=self._serving.keeps_order(queue),
             )
         return flights

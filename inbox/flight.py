@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias
 
+from inbox.bounds import DEFAULT_HELD_BYTES
 from inbox.source import Delivery
 from inbox.turns import Turns
 from outbox.message import Message
@@ -32,6 +33,7 @@ class Flight:
         queue: the name of this one there.
         max_lines: lines at work or waiting for their turn.
         max_waiting: deliveries held that wait behind others, or for their retry.
+        max_bytes: of the payloads held; what is fetched at once may go beyond.
         in_order: with False a message with a key has a line of its own, too.
     """
 
@@ -43,6 +45,7 @@ class Flight:
         queue: str,
         max_lines: int,
         max_waiting: int,
+        max_bytes: int = DEFAULT_HELD_BYTES,
         in_order: bool = True,
     ) -> None:
         self.stopping = asyncio.Event()
@@ -52,6 +55,8 @@ class Flight:
         self._max_lines = max_lines
         self._max_held = max_lines + max_waiting
         self._max_of_tenant = max_lines + max_waiting // 2
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._in_order = in_order
         self._lines: dict[object, deque[Delivery]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,9 +68,18 @@ class Flight:
 
     @property
     def room(self) -> int:
-        """How many more deliveries may be accepted now."""
+        """How many more deliveries may be accepted now.
+
+        Fewer, as their payloads come near to the limit: as many as would still fit if
+        they were like those that are held, but one as long as there is any room.
+        """
         lines = len(self._lines) - self._parked - self._turns.capped(self._queue)
-        return max(0, min(self._max_lines - lines, self._max_held - self._held.total()))
+        held = self._held.total()
+        room = max(0, min(self._max_lines - lines, self._max_held - held))
+        left = self._max_bytes - self._bytes
+        if left <= 0:
+            return 0
+        return min(room, max(1, left * held // self._bytes)) if self._bytes else room
 
     @property
     def crowding(self) -> set[str]:
@@ -110,6 +124,7 @@ class Flight:
         """Put deliveries into their lines, in this order."""
         for delivery in deliveries:
             self._held[delivery.message.tenant] += 1
+            self._bytes += len(delivery.message.payload)
             key = delivery.message.key if self._in_order else None
             name: object = delivery if key is None else key
             if name in self._lines:
@@ -161,6 +176,7 @@ class Flight:
 
     def _let_go(self, delivery: Delivery) -> None:
         tenant = delivery.message.tenant
+        self._bytes -= len(delivery.message.payload)
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]

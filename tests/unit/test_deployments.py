@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,18 @@ import yaml
 import inbox.cli
 import outbox.cli
 import relay.cli
+from inbox.bounds import DEFAULT_HELD_BYTES, MIB, Bounds
 from relay.config import RelayConfig
 
+DEFAULTS = Bounds(
+    max_in_flight=64,
+    max_in_flight_per_tenant=None,
+    max_prefetched=None,
+    max_waiting=1024,
+    max_held_bytes=DEFAULT_HELD_BYTES,
+    max_idle=None,
+    drain=timedelta(seconds=20),
+)
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 MAINS = {"relay": relay.cli.main, "inbox": inbox.cli.main, "outbox": outbox.cli.main}
 
@@ -98,22 +109,33 @@ def test_a_pod_runs_without_rights_and_has_its_secrets_from_files(
         )
 
 
-def relays_in_containers() -> Iterator[Any]:
-    """Give the limit in bytes and the arguments of each relay in a container."""
+def limited(program: str) -> Iterator[Any]:
+    """Give the memory limit in MiB and the arguments of each such process."""
     for parameter in manifests():
         pod = pod_of(parameter.values[0])
         assert pod is not None
         for container in pod["containers"]:
-            if container["args"][0] == "relay":
+            if container["args"][0] == program:
                 limit = container["resources"]["limits"]["memory"]
-                yield pytest.param(limit, container["args"], id=parameter.id)
-    service = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["relay"]
-    yield pytest.param(service["mem_limit"], service["command"], id="compose")
+                yield case(limit, container["args"], parameter.id)
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    for name, service in services.items():
+        if service.get("command", [None])[0] == program:
+            yield case(service["mem_limit"], service["command"], f"compose {name}")
+    for unit in units():
+        settings = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
+        line = shlex.split(settings.get("ExecStart", ""))
+        if line and Path(line[0]).name == program:
+            yield case(settings["MemoryMax"], line, unit.name)
 
 
-@pytest.mark.parametrize(("limit", "arguments"), list(relays_in_containers()))
+def case(limit: str, arguments: list[str], id: str | None) -> Any:
+    return pytest.param(int(re.sub(r"(Mi|m|M)$", "", limit)), arguments, id=id)
+
+
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("relay")))
 def test_a_relay_has_the_memory_that_its_batches_may_take(
-    limit: str, arguments: list[str]
+    mebibytes: int, arguments: list[str]
 ) -> None:
     given = dict(pairwise(arguments))
     default = RelayConfig()
@@ -124,8 +146,23 @@ def test_a_relay_has_the_memory_that_its_batches_may_take(
             given.get("--max-payload-bytes", default.max_payload_bytes)
         ),
     )
-    mebibytes = int(re.sub(r"(Mi|m)$", "", limit))
-    assert config.memory_bytes <= mebibytes * 1024 * 1024
+    assert config.memory_bytes <= mebibytes * MIB
+
+
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("inbox")))
+def test_a_consumer_has_twice_the_memory_that_what_it_holds_may_take(
+    mebibytes: int, arguments: list[str]
+) -> None:
+    del arguments  # handlers are worth as much, whatever they are
+    assert 2 * DEFAULTS.memory_bytes() <= mebibytes * MIB
+
+
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("outbox")))
+def test_a_command_of_the_administrator_has_what_its_process_takes(
+    mebibytes: int, arguments: list[str]
+) -> None:
+    del arguments  # whichever it is, it reads the catalog, and no messages
+    assert mebibytes >= 128
 
 
 def test_no_password_stands_in_a_file_of_docker() -> None:

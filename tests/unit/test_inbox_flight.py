@@ -31,6 +31,7 @@ class Work:
         *,
         max_lines: int | None = None,
         max_per_tenant: int | None = None,
+        max_bytes: int = 1024,
         in_order: bool = True,
     ) -> None:
         self.flight = Flight(
@@ -44,6 +45,7 @@ class Work:
             queue="default",
             max_lines=max_lines or max_in_flight,
             max_waiting=max_waiting,
+            max_bytes=max_bytes,
             in_order=in_order,
         )
         self.begun: list[str] = []
@@ -202,3 +204,35 @@ async def test_without_order_each_message_has_a_line_of_its_own() -> None:
     await work.until(lambda: work.begun == ["a1", "a2"])
     work.end("a1", "a2")
     await work.flight.stop(HOUR)
+
+
+def large(size: int) -> Delivery:
+    return MemoryDelivery(MemorySource(), Message("large", bytes(size)), 0)
+
+
+async def test_payloads_take_room_and_give_it_back() -> None:
+    work = Work(max_in_flight=100, max_bytes=1000)
+    assert work.flight.room == 100
+
+    # As many more as would fit, if they were like these.
+    work.flight.accept([large(200), large(200)])
+    assert work.flight.room == 3
+    # One that is larger than what is left is taken, and then no more.
+    work.flight.accept([large(450)])
+    assert work.flight.room == 1
+    work.flight.accept([large(5000)])
+    assert work.flight.room == 0
+
+    await work.flight.stop(NOW)
+
+
+async def test_room_that_payloads_took_is_back_when_their_handlers_are_done() -> None:
+    work = Work(max_in_flight=100, max_bytes=1000)
+    work.flight.accept([large(5000)])
+    assert work.flight.room == 0
+
+    waiting = asyncio.create_task(work.flight.wait_for_room())
+    await work.until(lambda: work.begun == ["large"])
+    work.end("large")
+
+    assert await waiting == 100
