@@ -156,7 +156,7 @@ async def test_an_unknown_source_lists_those_that_are_installed() -> None:
         ("app", "write module:name"),
         ("app:", "write module:name"),
         ("no_such_module:consumer", "No module named 'no_such_module'"),
-        ("json:consumer", "is not there"),
+        ("json:consumer", "is not in json"),
         ("json:decoder", "is a module"),
     ],
 )
