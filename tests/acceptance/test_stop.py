@@ -56,7 +56,8 @@ def test_an_idle_relay_ends_at_once_when_it_is_terminated(
     relay = relays.start(sink.url)
     inspection.wait_for_sleepers()
     relay.terminate()
-    assert relay.wait(seconds=2) == 0
+    # Half of what it would wait for a batch in flight.
+    assert relay.wait(seconds=10) == 0
     assert not inspection.lanes()
 
 
