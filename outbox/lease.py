@@ -24,6 +24,7 @@ import asyncio
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -73,11 +74,14 @@ class Obstruction:
         greedy: members that have long held more than their share, while we have none.
         ringers: sessions of strangers that hold the doorbell, so that every insert
             pays for a NOTIFY.
+        mufflers: sessions of strangers that have held it in shared mode for as long as
+            a lease, as writers do, and write nothing: it can't be armed.
     """
 
     strangers: tuple[LockHolder, ...] = ()
     greedy: tuple[LockHolder, ...] = ()
     ringers: tuple[LockHolder, ...] = ()
+    mufflers: tuple[LockHolder, ...] = ()
 
 
 class _Seen(NamedTuple):
@@ -93,6 +97,7 @@ class _Seen(NamedTuple):
     is_member: bool
     excludes: bool
     holds_bell: bool
+    muffles: bool
 
     @property
     def counts(self) -> bool:
@@ -148,6 +153,7 @@ class Lease:
         self._doorbell = doorbell
         self._patience = patience.total_seconds()
         self._suspected: frozenset[int] = frozenset()
+        self._muffling: Counter[int] = Counter()
         self._without_since: float | None = None
         self._told = Obstruction()
         self._held: set[int] = set()
@@ -249,6 +255,14 @@ class Lease:
         ]
         ringers = [each for each in others if each.holds_bell and not each.trusted]
         greedy = self._greedy(others, members)
+        # At a writer's first and last moment one of its two locks may be unseen.
+        self._muffling = Counter(
+            {
+                each.pid: self._muffling[each.pid] + 1
+                for each in others
+                if each.muffles and not each.trusted
+            }
+        )
         # Seen twice: a session that just ends is nobody's trouble.
         suspected = frozenset(each.pid for each in (*strangers, *ringers))
         known, self._suspected = self._suspected, suspected
@@ -259,6 +273,7 @@ class Lease:
                     [each for each in strangers if each.pid in known],
                     greedy,
                     [each for each in ringers if each.pid in known],
+                    [each for each in others if self._muffling[each.pid] >= _BEATS],
                 )
             )
         )

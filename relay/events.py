@@ -54,9 +54,15 @@ class LanesFree(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorbellHeld(Event):
-    """A stranger holds the doorbell: every insert sends a NOTIFY. Polling goes on."""
+    """A stranger holds the doorbell. Polling goes on.
+
+    Attributes:
+        shared: as writers hold it, so that relays can't sleep and look every 50 ms;
+            else every insert sends a NOTIFY.
+    """
 
     level = logging.WARNING
+    shared: bool
     holders: tuple[str, ...]
     remedy: str
 

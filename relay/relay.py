@@ -115,7 +115,7 @@ class Relay:
             notify=self._notify,
         )
         self._withheld = False
-        self._ringers: tuple[LockHolder, ...] = ()
+        self._at_the_bell: tuple[tuple[LockHolder, ...], ...] = ((), ())
         self._stop = asyncio.Event()
         self._flying: set[asyncio.Task[Any]] = set()
 
@@ -258,13 +258,21 @@ class Relay:
         elif self._withheld:
             self._withheld = False
             self._notify(LanesFree())
-        if obstruction.ringers and obstruction.ringers != self._ringers:
-            self._notify(
-                DoorbellHeld(
-                    holders=tuple(map(str, obstruction.ringers)), remedy=_END_STRANGERS
+        known, self._at_the_bell = (
+            self._at_the_bell,
+            (obstruction.ringers, obstruction.mufflers),
+        )
+        for shared, (before, now) in enumerate(
+            zip(known, self._at_the_bell, strict=True)
+        ):
+            if now and now != before:
+                self._notify(
+                    DoorbellHeld(
+                        shared=bool(shared),
+                        holders=tuple(map(str, now)),
+                        remedy=_END_STRANGERS,
+                    )
                 )
-            )
-        self._ringers = obstruction.ringers
 
     def _on_lose(self, lanes: Collection[int]) -> None:
         self._lanes.lose(lanes)

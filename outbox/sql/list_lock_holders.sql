@@ -1,23 +1,29 @@
 -- Does:  List the sessions that hold a lane, the member lock or the doorbell of a lock class; doubles as the heartbeat.
 -- Takes: class (int4 of the lock), lanes, member (its object that every member holds in shared mode), bell (the doorbell's object, or null), relation (whoever may update it, or become our role, is trusted)
--- Gives: pid, ours (this very session), role, application, client (null: unknown), trusted, lanes, is_member, excludes (it keeps members out), holds_bell
+-- Gives: pid, ours (this very session), role, application, client (null: unknown), trusted, lanes, is_member, excludes (it keeps members out), holds_bell, muffles (it holds the doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks and pg_stat_activity
 SELECT l.pid, l.pid = pg_catalog.pg_backend_pid() AS ours,
        a.usename::text AS role, a.application_name AS application, a.client_addr::text AS client,
        -- A role that inherits nothing has to become the one that may.
        has_any_column_privilege(a.usesysid, %(relation)s::text, 'UPDATE')
        OR pg_has_role(a.usesysid, current_user, 'MEMBER') AS trusted,
-       coalesce(array_agg(l.objid::bigint::integer) FILTER (WHERE l.granted AND l.objid::bigint = ANY (%(lanes)s::bigint[])), '{}') AS lanes,
-       bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ShareLock' AND l.granted) AS is_member,
+       coalesce(array_agg(l.objid::bigint::integer) FILTER (WHERE l.granted AND l.locktype = 'advisory' AND l.objid::bigint = ANY (%(lanes)s::bigint[])), '{}') AS lanes,
+       coalesce(bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ShareLock' AND l.granted), false) AS is_member,
        -- Who only waits for it keeps them out, too.
-       bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ExclusiveLock') AS excludes,
-       coalesce(bool_or(l.objid = %(bell)s::int::oid AND l.mode = 'ExclusiveLock' AND l.granted), false) AS holds_bell
+       coalesce(bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ExclusiveLock'), false) AS excludes,
+       coalesce(bool_or(l.objid = %(bell)s::int::oid AND l.mode = 'ExclusiveLock' AND l.granted), false) AS holds_bell,
+       -- A writer holds it in shared mode, too, with the table's lock until its transaction ends.
+       -- Both in one look, for pg_locks may be another the next time.
+       coalesce(bool_or(l.objid = %(bell)s::int::oid AND l.mode = 'ShareLock' AND l.granted), false)
+       AND NOT bool_or(l.locktype = 'relation') AS muffles
   FROM pg_catalog.pg_locks AS l
   JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
- WHERE l.locktype = 'advisory'
-   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-   -- pg_locks shows both halves of the key as oid, which has no sign.
-   AND l.classid = (%(class)s::bigint & 4294967295)::oid
-   AND l.objsubid = 2
-   AND (l.objid::bigint = ANY (%(lanes)s::bigint[]) OR l.objid IN (%(member)s::int::oid, %(bell)s::int::oid))
+ WHERE l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+   AND (l.locktype = 'advisory'
+        -- pg_locks shows both halves of the key as oid, which has no sign.
+        AND l.classid = (%(class)s::bigint & 4294967295)::oid
+        AND l.objsubid = 2
+        AND (l.objid::bigint = ANY (%(lanes)s::bigint[]) OR l.objid IN (%(member)s::int::oid, %(bell)s::int::oid))
+        OR l.locktype = 'relation' AND l.relation = %(relation)s::regclass AND l.mode = 'RowExclusiveLock')
  GROUP BY l.pid, a.usename, a.application_name, a.client_addr, a.usesysid
+HAVING bool_or(l.locktype = 'advisory')

@@ -36,6 +36,7 @@ ALL_LANES = f"SELECT pg_advisory_lock({LOCK_CLASS}, n) FROM generate_series(0, 4
 MEMBER = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.MEMBER)})"
 JOINED = f"SELECT pg_advisory_lock_shared({LOCK_CLASS}, {int(Lock.MEMBER)})"
 BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.OUTBOX_DOORBELL)})"
+BELL_SHARED = BELL.replace("pg_advisory_lock", "pg_advisory_lock_shared")
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def mallory(database_url: str) -> Iterator["psycopg.Connection[tuple[object, ...
     ) as session:
         yield session
     execute(database_url, "DROP ROLE mallory")
+
+
+@pytest.fixture
+def importer_url(database_url: str) -> Iterator[str]:
+    """As a role that writes, and that no relay trusts."""
+    execute(database_url, "DROP ROLE IF EXISTS importer")
+    execute(database_url, "CREATE ROLE importer LOGIN IN ROLE pillarbox_application")
+    yield database_url.replace("postgres@", "importer@")
+    execute(database_url, "DROP ROLE importer")
 
 
 class Watched:
@@ -129,9 +139,31 @@ async def test_who_holds_the_doorbell_is_told_and_polling_goes_on(
     async with running(database_url, publisher, lease=SECOND) as relay:
         (event,) = await relay.events.wait_for(DoorbellHeld)
         assert "role mallory" in event.holders[0]
+        assert not event.shared
         insert(database_url, Message("rung", b""))
         await publisher.until_acked(1)
         assert relay.events.of(LanesWithheld) == []
+
+
+async def test_who_keeps_the_doorbell_from_being_armed_is_told_and_a_writer_is_not(
+    database_url: str,
+    importer_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+) -> None:
+    with psycopg.connect(importer_url) as writer:
+        writer.execute("SELECT outbox.add('long import', ''::bytea)")
+        mallory.execute(BELL_SHARED)
+        publisher = ScriptedPublisher()
+        async with running(database_url, publisher, lease=SECOND) as relay:
+            (event,) = await relay.events.wait_for(DoorbellHeld)
+            assert event.shared
+            (holder,) = event.holders
+            assert f"pid {mallory.info.backend_pid} (role mallory" in holder
+            insert(database_url, Message("seen", b""))
+            await publisher.until_acked(1)
+            writer.commit()
+            await publisher.until_acked(2)
+            assert len(relay.events.of(DoorbellHeld)) == 1
 
 
 async def test_a_stranger_among_the_members_takes_nobody_s_share(
