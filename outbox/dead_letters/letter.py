@@ -19,6 +19,8 @@ TOPIC_HEADER: Final = "pillarbox-topic"
 """The header in which a topic is kept that the table's index has no room for."""
 SHORTENED: Final = "…"
 """What the topic ends with then."""
+_DEEPEST: Final = 100
+"""How deep JSON may be nested to be shown as JSON: indents grow with the square."""
 _REMEDY: Final = "add what it was meant to be as a new message, and discard this one"
 
 
@@ -82,12 +84,10 @@ class Letter(Summary):
     @classmethod
     @override
     def of(cls, row: Sequence[Any]) -> Self:
-        """Make it of a row; headers too deep to be read are the text that they are."""
+        """Make it of a row; headers too deep to be shown are the text that they are."""
         letter = super(Letter, cls).of(row)
-        try:
-            return replace(letter, headers=json.loads(letter.headers))
-        except RecursionError:
-            return letter
+        decoded = _loads(letter.headers)
+        return letter if decoded is None else replace(letter, headers=decoded[0])
 
     def message(self) -> Message:
         """Give the message back as it was.
@@ -141,16 +141,35 @@ class Letter(Summary):
 
 
 def decode_json(content_type: str, payload: bytes) -> tuple[Any] | None:
-    """Decode a payload that says it is JSON; None if it says or is something else."""
+    """Decode a payload that says it is JSON.
+
+    None if it says or is something else, or is too deep to be shown.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):
         return None
+    return _loads(payload)
+
+
+def _loads(text: str | bytes) -> tuple[Any] | None:
     try:
-        return (json.loads(payload),)
+        decoded = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    level = [decoded]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return (decoded,)
+    return None
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """`relay dead-letters` and `inbox dead-letters`: one set of commands for two tables."""
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
@@ -139,14 +140,38 @@ def test_show_gives_everything_that_was_kept(
     assert json.loads(capsys.readouterr().out)["payload_json"] == {"order": 17}
 
 
-def test_show_gives_headers_that_are_nested_too_deep_as_text(
+def nested(levels: int) -> str:
+    """Give JSON that is nothing but its brackets."""
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize(
+    "deep", [DEEP, nested(101)], ids=["too deep for Python", "too deep to be indented"]
+)
+def test_show_gives_what_is_nested_too_deep_as_text(
+    deep: str, side: Side, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = Message("t", deep.encode(), content_type="application/json")
+    (id,) = give_up(side.url, message, schema=side.schema, headers=deep)
+
+    assert side.run("show", str(id)) == 0
+    assert capsys.readouterr().out.count(deep) == 2
+    assert side.run("show", str(id), "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["headers"] == deep
+    assert b64decode(shown["payload_base64"]) == deep.encode()
+
+
+def test_show_gives_what_is_nested_less_deep_as_json(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (id,) = give_up(side.url, Message("t", b""), schema=side.schema, headers=DEEP)
-    assert side.run("show", str(id)) == 0
-    assert DEEP in capsys.readouterr().out
+    deep = nested(100)
+    message = Message("t", deep.encode(), content_type="application/json")
+    (id,) = give_up(side.url, message, schema=side.schema, headers=deep)
+
     assert side.run("show", str(id), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["headers"] == DEEP
+    shown = json.loads(capsys.readouterr().out)
+    assert json.dumps(shown["headers"]) == json.dumps(shown["payload_json"]) == deep
 
 
 def test_what_is_not_there_can_not_be_shown(
