@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
 
 import outbox
 from outbox import InvalidMessageError, Limits, Message, NotASessionError
@@ -85,7 +86,7 @@ def test_what_is_taken_for_a_session_is_told_apart(thing: Any, remedy: str) -> N
 
 def test_a_connection_is_told_of_the_statement() -> None:
     with (
-        create_engine("sqlite://").connect() as connection,
+        create_engine("sqlite://", poolclass=NullPool).connect() as connection,
         pytest.raises(
             NotASessionError, match=r"on a connection execute\(outbox\.insert"
         ),
