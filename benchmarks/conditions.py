@@ -105,5 +105,5 @@ class Conditions:
 
 
 def show(label: str, figure: float, unit: str) -> None:
-    """Tell whoever watches how one run went."""
+    """Print how one run went."""
     print(f"  {label}: {quantity(figure, unit)}", file=sys.stderr)

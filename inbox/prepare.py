@@ -39,7 +39,7 @@ class Terms:
         time_limit: after which its work is rolled back and counted as a failure. A
             plain function can't be stopped: it keeps its place in flight until it
             returns.
-        permanent: of the exceptions that it raises, those that no retry would mend.
+        permanent: of the exceptions that it raises, those that no retry would fix.
         retry: backoff and number of attempts; the consumer's if None.
     """
 
@@ -63,7 +63,7 @@ class Terms:
                 )
 
     def judge(self, error: Exception) -> None:
-        """Raise `DeadLetter` for an error that no retry would mend.
+        """Raise `DeadLetter` for an error that no retry would fix.
 
         Decisions and lost connections are left alone, whatever `permanent` says.
         """

@@ -70,7 +70,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
     version = headers.get(f"{prefix}schemaversion", "1")
     if _VERSION.fullmatch(version) is None:
         raise InvalidMessageError(
-            "schemaversion", version, "isn't a whole number from 1", "mend its producer"
+            "schemaversion", version, "isn't a whole number from 1", "fix the producer"
         )
     message = Message(
         _required(headers, prefix, "type"),
@@ -100,5 +100,5 @@ def _id(value: str) -> UUID:
         return UUID(value)
     except ValueError:
         raise InvalidMessageError(
-            "id", value, "isn't a UUID", "mend its producer"
+            "id", value, "isn't a UUID", "fix the producer"
         ) from None

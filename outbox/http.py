@@ -190,5 +190,5 @@ def _decoded(value: str) -> str:
         return unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise InvalidMessageError(
-            "headers", value, "isn't percent-encoded UTF-8", "mend its producer"
+            "headers", value, "isn't percent-encoded UTF-8", "fix the producer"
         ) from None

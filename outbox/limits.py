@@ -170,7 +170,7 @@ def check_received(message: Message) -> None:
             "schema_version",
             message.schema_version,
             f"is above {MAX_SCHEMA_VERSION}",
-            "mend its producer",
+            "fix the producer",
         )
     if is_uuid7(message.id) and message.id.int >> 80 > _LAST_MILLISECOND:
         raise InvalidMessageError(

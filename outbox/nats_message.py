@@ -90,7 +90,7 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
     text = "".join((*headers, *headers.values()))
     if not text.isascii() and _SURROGATES.search(text):
         raise InvalidMessageError(
-            "headers", raw_headers(headers), "aren't all UTF-8", "mend their producer"
+            "headers", raw_headers(headers), "aren't all UTF-8", "fix the producer"
         )
     return from_headers(plain_headers(headers), payload, PREFIX)
 

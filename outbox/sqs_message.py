@@ -159,7 +159,7 @@ def _read_body(body: str, how: str | None) -> bytes:
         except ValueError:
             pass
     raise InvalidMessageError(
-        "payload", body, f"isn't {how!r}, as {BODY} says", "mend its producer"
+        "payload", body, f"isn't {how!r}, as {BODY} says", "fix the producer"
     )
 
 
@@ -176,7 +176,7 @@ def _read_headers(value: str | None) -> dict[str, str]:
         or not _are_text((*own, *own.values()))
     ):
         raise InvalidMessageError(
-            "headers", value, "isn't a JSON object of strings", "mend its producer"
+            "headers", value, "isn't a JSON object of strings", "fix the producer"
         )
     return own
 

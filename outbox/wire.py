@@ -53,7 +53,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
             "schema_version",
             version,
             "isn't a whole number from 1",
-            "mend its producer",
+            "fix the producer",
         )
     message = Message(
         _required(fields, "topic"),
@@ -97,7 +97,7 @@ def _id(value: str) -> UUID:
         return UUID(value)
     except ValueError:
         raise InvalidMessageError(
-            "id", value, "isn't a UUID", "mend its producer"
+            "id", value, "isn't a UUID", "fix the producer"
         ) from None
 
 
@@ -118,11 +118,11 @@ def _decoded(field: str, value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise InvalidMessageError(
-            field, value, "isn't UTF-8", "mend its producer"
+            field, value, "isn't UTF-8", "fix the producer"
         ) from None
 
 
 def _missing(name: str) -> InvalidMessageError:
     return InvalidMessageError(
-        name, None, "is missing among the fields", "mend its producer"
+        name, None, "is missing among the fields", "fix the producer"
     )

@@ -68,7 +68,7 @@ def add_to(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--show-blocked-keys",
         action="store_true",
-        help="name the keys in /blocked, not only how many there are: whoever reaches "
+        help="name the keys in /blocked, not only their number: anyone who reaches "
         "the port can read them",
     )
     parser.set_defaults(run=_run)

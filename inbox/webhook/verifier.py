@@ -104,7 +104,7 @@ class Verifier:
                 "id",
                 str(message.id),
                 f"differs: {PREFIX}id is not {ID}",
-                "mend its producer",
+                "fix the producer",
             )
         return message
 

@@ -39,7 +39,7 @@ def _headers(record: Record) -> dict[str, bytes]:
         pairs = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except UnicodeDecodeError:
         raise InvalidMessageError(
-            "headers", None, "have a name that isn't UTF-8", "mend their producer"
+            "headers", None, "have a name that isn't UTF-8", "fix the producer"
         ) from None
     return {name: value or b"" for name, value in pairs}
 
@@ -49,5 +49,5 @@ def _decoded(name: str, value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise InvalidMessageError(
-            f"header {name}", value, "isn't UTF-8", "mend its producer"
+            f"header {name}", value, "isn't UTF-8", "fix the producer"
         ) from None
