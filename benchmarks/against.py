@@ -1,0 +1,177 @@
+"""Compare HEAD with another commit, in turns, in one call.
+
+    python -m benchmarks.against 2661586 relay_to_nothing writer guard
+
+Each tree runs its own benchmarks in a process of its own, on a PostgreSQL server of its
+own. One run of the one is followed by one run of the other; whoever waits is idle. The
+dependencies are those of this environment in both trees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.conditions import show
+from benchmarks.measure import Answer, Variant, at_least, measure, table
+
+ROOT = Path(__file__).parents[1]
+SITE = ".against"
+LEAST = 0.97
+UNITS = {"writer": "ms", "guard": "ms", "upkeep": "ms"}
+"""Where less is better; everywhere else a figure is a rate."""
+WRITER_MESSAGES = 1
+
+# Runs in either tree. It uses only what the benchmarks of every commit have:
+# `answers(conditions)` calls `measure(subject, *others, runs=…)`.
+DRIVER = """
+import sys
+from contextlib import closing
+from importlib import import_module
+import benchmarks.measure
+from benchmarks.__main__ import SERVER_SETTINGS
+from benchmarks.conditions import Conditions
+from outbox.testing.postgres import postgres_server
+
+question, which = sys.argv[1], int(sys.argv[2])
+
+class Done(BaseException):
+    pass
+
+try:
+    from benchmarks.peers.peer import Peer
+except ImportError:
+    pass
+else:
+    Peer.python = lambda self: sys.executable  # no peer runs, and none is installed
+
+def serve(subject, *others, runs, on_run=None):
+    variant = (subject, *others)[which]
+    for _ in sys.stdin:
+        print(variant.run(), flush=True)
+    raise Done
+
+benchmarks.measure.measure = serve
+module = import_module(f"benchmarks.{question}")
+with postgres_server(None, settings=SERVER_SETTINGS) as server:
+    with closing(Conditions(server=server)) as conditions:
+        try:
+            list(module.answers(conditions))
+        except Done:
+            pass
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against",
+        description="Compare the speed of HEAD with that of another commit.",
+    )
+    parser.add_argument("commit", help="the commit to compare with")
+    parser.add_argument("questions", nargs="+", metavar="question")
+    parser.add_argument("--runs", type=int, default=7, help="of each tree, twice")
+    arguments = parser.parse_args(argv)
+    answers = []
+    with worktree(arguments.commit) as other, worktree("HEAD") as now:
+        for question in arguments.questions:
+            print(f"{question} …", file=sys.stderr)
+            answers.append(
+                compare(question, now, other, arguments.commit, arguments.runs)
+            )
+    print(table(answers))
+    return int(any(answer.missed for answer in answers))
+
+
+def compare(question: str, now: Path, other: Path, commit: str, runs: int) -> Answer:
+    unit = UNITS.get(question, "/s")
+    which = WRITER_MESSAGES if question == "writer" else 0
+    with ExitStack() as stack:
+        ours, theirs = (
+            stack.enter_context(running(tree, question, which)) for tree in (now, other)
+        )
+        found = measure(
+            Variant(label="now", run=ours.figure),
+            Variant(label=commit, run=theirs.figure),
+            runs=runs,
+            on_run=lambda label, figure: show(label, figure, unit),
+        )
+    ratio = found.ratio(commit)
+    return Answer(
+        question=f"{question}: against {commit}",
+        figure=1 / ratio if unit == "ms" else ratio,
+        target=at_least(LEAST),
+        noise=found.noise,
+        detail=f"the speed now divided by the one before: {found.medians(unit)}",
+    )
+
+
+class Tree:
+    """A process that measures once for each line that it is sent."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def figure(self) -> float:
+        if self._process.stdin is None or self._process.stdout is None:
+            raise_gone(self._process)
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise_gone(self._process)
+        return float(line)
+
+
+def raise_gone(process: subprocess.Popen[str]) -> NoReturn:
+    raise RuntimeError(f"the benchmark ended with status {process.wait()}; see above")
+
+
+@contextmanager
+def running(tree: Path, question: str, which: int) -> Iterator[Tree]:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", DRIVER, question, str(which)],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": f"{tree / SITE}:{tree}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Tree(process)
+
+
+@contextmanager
+def worktree(commit: str) -> Iterator[Path]:
+    """Check the commit out into a directory of its own, for the time of the block."""
+    with tempfile.TemporaryDirectory(prefix="pillarbox-against-") as directory:
+        path = Path(directory) / "tree"
+        git("worktree", "add", "--quiet", "--detach", str(path), commit)
+        try:
+            install(path)
+            yield path
+        finally:
+            git("worktree", "remove", "--force", str(path))
+
+
+def install(tree: Path) -> None:
+    """Install the tree into a directory inside it, which its processes import from.
+
+    This environment's own, editable installation would give both trees one schema.
+    """
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    target = ["--no-build-isolation", "--target", str(tree / SITE), str(tree)]
+    subprocess.run([*pip, *target], check=True)
+
+
+def git(*arguments: str) -> None:
+    subprocess.run(["git", "-C", str(ROOT), *arguments], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
