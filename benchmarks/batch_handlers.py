@@ -20,9 +20,9 @@ from benchmarks.workload import TOPIC, Workload
 from inbox.consumer import Consumer
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox.database import sqlalchemy_url
 from outbox.events import Event
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 
 TABLE = "CREATE TABLE effect (id bigserial PRIMARY KEY, payload bytea NOT NULL)"
 EFFECT = text("INSERT INTO effect (payload) VALUES (:payload)")

@@ -13,8 +13,8 @@ from pika import BlockingConnection, URLParameters
 
 from benchmarks.http_sink import http_sink
 from benchmarks.workload import TOPIC
-from outbox.rabbitmq import EXCHANGE
-from outbox.sqs import SqsSettings
+from outbox.brokers.rabbitmq.connection import EXCHANGE
+from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.kafka import kafka_cluster
 from outbox.testing.nats import nats_server
 from outbox.testing.rabbitmq import rabbitmq_server

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from benchmarks.measure import quantity
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 
 PREFIX = "pillarbox_bench"

@@ -20,10 +20,10 @@ from benchmarks.drain import REPOSITORY
 from benchmarks.workload import TOPIC
 from inbox.consumer import Consumer
 from inbox.events import MessageHandled
-from outbox.database import sqlalchemy_url
 from outbox.errors import OutboxError
 from outbox.events import Event
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 
 NAME = "benchmark"
 CONNECTIONS = 16

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.fill import unpublished
 from benchmarks.null_publisher import NullPublisher
 from benchmarks.peers.peer import Peer
-from outbox.entry_points import implementation
+from outbox.brokers.plugins import implementation
 from outbox.errors import OutboxError
 from outbox.events import Event
 from relay.events import BatchSettled

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure, quantity
 from inbox.consumer import Consumer
-from outbox.database import sqlalchemy_url
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 from relay.publishers.postgres import PostgresPublisher
 
 CONNECTIONS = 16

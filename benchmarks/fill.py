@@ -6,9 +6,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from benchmarks.workload import TOPIC, Workload
-from outbox.codec import JSON
-from outbox.identifier import uuid7
+from outbox.json_codec import JSON
 from outbox.lane import Priority, lane_of
+from outbox.message_id import uuid7
 
 COPY = (
     "COPY outbox.message (id, lane, topic, key, content_type, headers, payload)"

@@ -19,8 +19,8 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, Variant, at_most, measure
 from benchmarks.workload import TOPIC, payload
 from inbox.idempotent import idempotent
-from outbox.database import sqlalchemy_url
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 
 Handler: TypeAlias = Callable[[Session, Message], object]
 

@@ -21,10 +21,10 @@ from benchmarks.arrivals import READY
 from benchmarks.drain import REPOSITORY
 from inbox.consumer import Consumer
 from inbox.events import ConsumerStarted
-from outbox.database import sqlalchemy_url
 from outbox.errors import OutboxError
 from outbox.events import Event
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 
 CONNECTIONS = 16
 

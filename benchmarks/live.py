@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 
-from outbox.database import conninfo
 from outbox.lane import Priority, lanes_of
 from outbox.limits import (
     MAX_CONTENT_TYPE_BYTES,
@@ -20,9 +19,10 @@ from outbox.limits import (
     MAX_INDEXED_BYTES,
     MAX_TENANT_BYTES,
 )
-from outbox.statement import load
+from outbox.postgres.connection import conninfo
+from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
-from relay.lane import SKEW
+from relay.lanes.lane import SKEW
 
 LIMITS = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))

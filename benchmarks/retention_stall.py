@@ -28,8 +28,8 @@ from benchmarks.stall import (
     value,
 )
 from benchmarks.stalled_writers import WRITERS
+from outbox.administration.migrate import migrate, unmigrate
 from outbox.errors import OutboxError
-from outbox.migrate import migrate, unmigrate
 
 EXPIRED_DAYS = 3
 ROWS = 1_000

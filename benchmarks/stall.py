@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from benchmarks.history import days_of, fill_messages, make_days
 from benchmarks.stalled_writers import Writers
+from outbox.administration.upkeep import APPLICATION_NAME, maintain
 from outbox.errors import OutboxError
-from outbox.upkeep import APPLICATION_NAME, maintain
 
 Upkeep: TypeAlias = Callable[["psycopg.Connection[Any]", Event], None]
 """Drops what has expired, and sets the event when that has begun."""

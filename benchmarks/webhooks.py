@@ -26,7 +26,7 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.drain import draining
 from benchmarks.handling import handling
 from benchmarks.measure import Answer, Variant, measure
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

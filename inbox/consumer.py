@@ -13,37 +13,37 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from inbox.bounds import DEFAULT_HELD_BYTES, Bounds
-from inbox.dead_letter import DeadLetterWriter, Redact
-from inbox.dead_letters import HandlingRetrier
+from inbox.consuming.dispatch import Flight
+from inbox.consuming.fair_scheduler import Turns
+from inbox.consuming.fetch import Reception, receive_all, stop_all
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, Bounds
+from inbox.consuming.queues import Order, Serving
+from inbox.consuming.settlement import Settlement
+from inbox.dead_letters.retry import HandlingRetrier
+from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
-from inbox.flight import Flight
-from inbox.handle import check_database
-from inbox.idle import DEFAULT_MAX_IDLE
-from inbox.kinds import (
+from inbox.handlers.executor import check_database
+from inbox.handlers.idle_timeout import DEFAULT_MAX_IDLE
+from inbox.handlers.prepare import Permanent, Terms
+from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
     longest_retry,
     make_handler,
     most_connections,
 )
-from inbox.leased import sweeping
-from inbox.prepare import Permanent, Terms
+from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
+from inbox.handlers.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
+from inbox.handlers.signature import Takes, check_signature
+from inbox.handlers.upcasting import Upcaster, Versions
+from inbox.jobs.runner import sweeping
 from inbox.receipt import check_text
-from inbox.receive import Reception, receive_all, stop_all
-from inbox.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
-from inbox.serving import Order, Serving
-from inbox.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
-from inbox.settle import Settlement
-from inbox.signature import Takes, check_signature
 from inbox.source import Delivery, Source
-from inbox.turns import Turns
-from inbox.versions import Upcaster, Versions
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.payload_codec import PayloadCodec
-from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.retry import RetryPolicy
+from outbox.schema_registry import REGISTRY, SchemaRegistry
 
 H = TypeVar("H", bound=Callable[..., Any])
 U = TypeVar("U", bound=Upcaster)
@@ -161,9 +161,9 @@ class Consumer:
             time_limit: after which its work is rolled back and counts as failed.
             permanent: exceptions that make a dead letter at once, or what tells them.
             retry: its own backoff and number of attempts, instead of the consumer's.
-            lease: for long handlers `(job, message)`, see `inbox.job`: how long a
+            lease: for long handlers `(job, message)`, see `inbox.jobs`: how long a
                 process that hangs keeps a job.
-            batch: for handlers `(session, messages)`, see `inbox.batch`: how many.
+            batch: for handlers `(session, messages)`: how many at once.
 
         Raises:
             ConfigError: the topic has a handler already or can't be used, the queue

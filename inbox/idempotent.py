@@ -20,9 +20,9 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, DuplicateMessageError
+from inbox.handlers.signature import Takes, check_signature, is_async, refuse_awaitable
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.replay import replay_caused_by
-from inbox.signature import Takes, check_signature, is_async, refuse_awaitable
 from inbox.transaction import lent
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message

@@ -27,15 +27,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
-from inbox.idle import LIMITS_IDLE, max_idle_of
+from inbox.handlers.idle_timeout import LIMITS_IDLE, max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
 from inbox.transaction import hold
 from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.causation import note_cause
 from outbox.errors import ConfigError, NotASessionError, shorten
-from outbox.identifier import is_uuid7, moment_of
-from outbox.statement import load
+from outbox.message_id import is_uuid7, moment_of
+from outbox.postgres.sql_files import load
 
 # Together they are the key of an index, which takes about 2.7 KB.
 _MAX_NAME_BYTES: Final = 512

@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
-from outbox.statement import load
+from outbox.postgres.sql_files import load
 
 
 def replay_caused_by(session: Session, message_id: UUID) -> int:

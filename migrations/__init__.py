@@ -1,1 +1,1 @@
-"""Alembic migrations; `outbox.migrate` runs them."""
+"""Alembic migrations; `outbox.administration.migrate` runs them."""

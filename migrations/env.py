@@ -21,8 +21,8 @@ from alembic.util import CommandError
 from psycopg.errors import Diagnostic
 from sqlalchemy import Connection, create_engine, event, pool, text
 
-from outbox.database import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 from outbox.migrations.script import run
+from outbox.postgres.connection import PIN_SEARCH_PATH_LOCALLY, PIN_SESSION
 
 _LOCK_TIMEOUT = timedelta(seconds=10)
 _TURNS = 12

@@ -14,11 +14,11 @@ from outbox.errors import (
     NotASessionError,
     OutboxError,
 )
-from outbox.identifier import uuid7
 from outbox.lane import Priority
 from outbox.limits import Limits
 from outbox.message import Message
-from outbox.registry import REGISTRY, SchemaRegistry
+from outbox.message_id import uuid7
+from outbox.schema_registry import REGISTRY, SchemaRegistry
 from outbox.unsent import UnsentMessagesWarning
 
 __all__ = [

@@ -39,8 +39,8 @@ from outbox.lane import lane_of
 from outbox.limits import Limits, check_reserved
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, encoded
-from outbox.registry import REGISTRY, SchemaRegistry
 from outbox.schema import message_table, metadata
+from outbox.schema_registry import REGISTRY, SchemaRegistry
 from outbox.session import (
     AnySession,
     is_async_scoped_session,

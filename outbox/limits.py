@@ -10,9 +10,9 @@ from uuid import UUID
 
 from outbox.causation import HEADER as CAUSE
 from outbox.errors import ConfigError, InvalidMessageError
-from outbox.identifier import is_uuid7
 from outbox.lane import Priority
 from outbox.message import Message
+from outbox.message_id import is_uuid7
 
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048

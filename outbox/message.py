@@ -9,9 +9,9 @@ from uuid import UUID
 
 from typing_extensions import override
 
-from outbox import codec
-from outbox.identifier import uuid7
+from outbox import json_codec as codec
 from outbox.lane import Priority
+from outbox.message_id import uuid7
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 

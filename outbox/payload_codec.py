@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Final, Protocol, runtime_checkable
 
-from outbox.codec import BINARY
 from outbox.errors import CodecError, ConfigError, shorten
 from outbox.import_path import import_object
+from outbox.json_codec import BINARY
 from outbox.message import Message
 
 CODEC_HEADER: Final = "pillarbox-codec"

@@ -5,7 +5,7 @@ from typing import Final
 
 from outbox.errors import BrokerUnavailableError, one_line
 from relay.breaker import Breaker
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
 from relay.publisher import Checkable, Publisher
 
 _LONGEST: Final = 10.0

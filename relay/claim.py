@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from outbox.database import Connection
 from outbox.errors import CodecError, InvalidMessageError
-from outbox.identifier import is_uuid7
 from outbox.lane import priority_of
 from outbox.limits import (
     MAX_CONTENT_TYPE_BYTES,
@@ -21,12 +19,14 @@ from outbox.limits import (
     reserved_header,
 )
 from outbox.message import Message
+from outbox.message_id import is_uuid7
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
-from outbox.statement import load
+from outbox.postgres.connection import Connection
+from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
-from relay.crowded import look_into, note, survey
-from relay.lane import Lane, Snapshot
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
+from relay.lanes.crowded import look_into, note, survey
+from relay.lanes.lane import Lane, Snapshot
 
 # As JSON text; the headers as the table has them are a few bytes longer at most.
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
@@ -71,7 +71,7 @@ async def claim_batch(
     At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
     message always passes. A row with a column over its limit is not loaded. Each lane
     gives a prefix of what is ready, less the keys that are blocked; a crowded one what
-    is found among a bounded number of ready rows: see `relay/crowded.py`.
+    is found among a bounded number of ready rows: see `relay/lanes/crowded.py`.
     """
     places = [lane.place() for lane in lanes]
     try:

@@ -7,8 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import cast
 
-from outbox.beside import Beside
-from outbox.command import (
+from outbox.brokers.plugins import implementation
+from outbox.cli.command import (
     BROKER_VARIABLE,
     DATABASE_VARIABLE,
     add_database,
@@ -17,22 +17,22 @@ from outbox.command import (
     run_until_stopped,
     url_of,
 )
-from outbox.command import main as run_command
+from outbox.cli.command import main as run_command
+from outbox.cli.dead_letter_options import add_schedule, schedule_of
+from outbox.cli.dead_letters import Side
+from outbox.cli.dead_letters import add_to as add_dead_letters
+from outbox.cli.supervisor import Beside
 from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
-from outbox.dead_letters.commands import Side
-from outbox.dead_letters.commands import add_to as add_dead_letters
 from outbox.dead_letters.measure import Measure
-from outbox.dead_letters.options import add_schedule, schedule_of
-from outbox.entry_points import implementation
 from outbox.events import Observer, Observers
-from outbox.health import Health
-from outbox.metrics import add_metrics, serve_metrics
-from outbox.observers.logging import LogEvents
+from outbox.observability.health import Health
+from outbox.observability.logging import LogEvents
+from outbox.observability.metrics import add_metrics, serve_metrics
 from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.retry import RetryPolicy
-from relay.blocked import add_to as add_blocked
+from relay.blocked_keys import add_to as add_blocked
 from relay.config import RelayConfig
-from relay.dead_letters import publishing_retrier
+from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
     BrokerFound,
     BrokerLost,

@@ -12,12 +12,12 @@ from typing import Final
 
 import psycopg
 
-from outbox.database import Link
 from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
+from outbox.postgres.connection import Link
 from relay.claim import Claimed
 from relay.events import DatabaseFound, DatabaseLost, MessageDeadLettered
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
 from relay.settle import move_to_dead_letters
 
 _FIRST_PAUSE: Final = 0.1

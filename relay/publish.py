@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
 from outbox.events import Event
 from outbox.message import Message
+from relay.adaptive_batch import Portion
 from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished, StaleBatchDropped
-from relay.portion import Portion
 from relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None

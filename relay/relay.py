@@ -14,15 +14,16 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox.database import Link, connect
-from outbox.doorbell import Doorbell
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.latecomers import LIST_MINIMUMS, find_short_retention
-from outbox.lease import Lease, LockHolder, Obstruction
-from outbox.lock import LOCK_CLASS, Lock
-from outbox.pooler import refuse_pooler_async
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from outbox.postgres.connection import Link, connect
+from outbox.postgres.doorbell import Doorbell
+from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
+from outbox.postgres.lease import Lease, LockHolder, Obstruction
+from outbox.postgres.pooler_check import refuse_pooler_async
+from relay.adaptive_batch import Portion
 from relay.breaker import Breaker
 from relay.broker_check import check_broker
 from relay.claim import claim_batch
@@ -36,11 +37,10 @@ from relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
 from relay.oversized import OversizedRows
-from relay.portion import Portion
 from relay.publisher import Publisher
-from relay.tend import tend_lanes
+from relay.sweep import tend_lanes
 from relay.wakeup import wake_lanes
 from relay.worker import Worker
 

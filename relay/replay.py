@@ -12,13 +12,13 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from outbox.administration import AdministrationConnection, administration
-from outbox.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.duration import read_duration, read_rate
+from outbox.administration.connection import AdministrationConnection, administration
+from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.cli.duration import read_duration, read_rate
+from outbox.cli.progress import Progress
+from outbox.cli.table import draw_table
 from outbox.errors import ConfigError
-from outbox.progress import Progress
-from outbox.statement import load
-from outbox.table import draw_table
+from outbox.postgres.sql_files import load
 
 _COLUMNS: Final = ("topic", "messages", "oldest", "newest")
 

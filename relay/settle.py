@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from outbox.database import Connection
 from outbox.dead_letters import TOPIC_HEADER
 from outbox.limits import MAX_INDEXED_BYTES
+from outbox.postgres.connection import Connection
+from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
-from outbox.statement import load
 from relay.claim import Claimed
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked

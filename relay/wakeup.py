@@ -3,8 +3,8 @@
 import asyncio
 from typing import Final
 
-from outbox.doorbell import Doorbell
-from relay.lanes import Lanes
+from outbox.postgres.doorbell import Doorbell
+from relay.lanes.board import Lanes
 
 _BUSY: Final = 0.02
 _FIRST_LOOK: Final = 0.005

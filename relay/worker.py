@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import psycopg
 
-from outbox.database import Link
 from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
+from outbox.postgres.connection import Link
+from relay.adaptive_batch import Portion
 from relay.breaker import Breaker
 from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
@@ -22,10 +23,9 @@ from relay.events import (
     MessageDeadLettered,
     MessageDelayed,
 )
-from relay.lane import Lane
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
+from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
-from relay.portion import Portion
 from relay.publish import publish_batch
 from relay.publisher import Publisher
 from relay.settle import Settlement, decide, settle_batch

@@ -14,7 +14,7 @@ from inbox.source import Source
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.entry_points import implementation
+from outbox.brokers.plugins import implementation
 from relay.publisher import Acked, Publisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import sessionmaker
 
 from examples.frameworks.billing import invoice
 from inbox import guard
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 app = Celery("billing", broker=os.environ["PILLARBOX_BROKER_URL"])
 app.conf.task_acks_late = True  # after the commit, not before the work

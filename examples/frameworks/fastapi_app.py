@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import (
 
 from examples.frameworks.billing import invoice
 from inbox import ForeignId, guard
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 app = FastAPI()
 engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))

@@ -22,7 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import outbox
 from outbox import Message
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 
 class Base(DeclarativeBase):

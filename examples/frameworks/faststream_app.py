@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from examples.frameworks.billing import invoice
 from inbox.frameworks.faststream import Idempotent
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "orders.placed"
 CONSUMER = "billing"

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from examples.frameworks.billing import invoice
 from inbox import idempotent
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 STREAM: Final = "orders.placed"
 GROUP: Final = "billing"

@@ -23,10 +23,10 @@ from examples.shop.processes import Processes
 from examples.shop.stage import Stage, say, verdict
 from examples.shop.topics import CONSUMERS
 from outbox import uuid7
-from outbox.command import DATABASE_VARIABLE
-from outbox.database import sqlalchemy_url
+from outbox.administration.migrate import migrate
+from outbox.cli.command import DATABASE_VARIABLE
 from outbox.errors import OutboxError
-from outbox.migrate import migrate
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import postgres_server
 from outbox.url import without_password
 
@@ -198,7 +198,7 @@ def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
     for name in CONSUMERS:
         pid = processes.start(
             name,
-            "inbox.cli",
+            "inbox.cli.main",
             *("--log-level", "debug", "run", f"examples.shop.consumers:{name}"),
         )
         say(f"started    {name:<8} (pid {pid})")

@@ -11,8 +11,8 @@ from examples.shop.model import Outage
 from examples.shop.orders import TOPIC
 from inbox import Consumer
 from outbox import Message
-from outbox.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
-from outbox.database import sqlalchemy_url
+from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE, url_of
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))

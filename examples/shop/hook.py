@@ -13,9 +13,9 @@ from examples.shop.orders import TOPIC
 from inbox import guard
 from inbox.webhook import webhook_app
 from outbox import Message
-from outbox.command import DATABASE_VARIABLE, url_of
-from outbox.database import sqlalchemy_url
-from outbox.observers.logging import LogEvents
+from outbox.cli.command import DATABASE_VARIABLE, url_of
+from outbox.observability.logging import LogEvents
+from outbox.postgres.connection import sqlalchemy_url
 
 _database = sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE))
 

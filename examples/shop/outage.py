@@ -31,7 +31,7 @@ def kill_billing(stage: Stage, over: Callable[[], bool]) -> None:
     stage.watch(lambda p: p.failed >= _BEFORE_KILL or (p.settled and over()))
     stage.processes.kill("billing")
     say("  ✂ SIGKILL billing: what it was handling is rolled back")
-    pid = stage.processes.start("billing", "inbox.cli", *BILLING)
+    pid = stage.processes.start("billing", "inbox.cli.main", *BILLING)
     say(f"  ↻ started billing (pid {pid})")
 
 
@@ -50,7 +50,7 @@ def repair(stage: Stage) -> None:
         said = f"{row.letters:,}, {row.undecided:,} undecided"
         say(f"  {row.origin}  {row.topic}  {row.reason}: {said}")
     retry = ("retry", "examples.shop.consumers:billing", "--tenant", stage.tenant)
-    said = stage.processes.run("inbox.cli", "dead-letters", *retry)
+    said = stage.processes.run("inbox.cli.main", "dead-letters", *retry)
     say(f"$ inbox dead-letters {' '.join(retry)}")
     say(f"  {said}")
     say()

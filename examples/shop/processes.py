@@ -11,7 +11,7 @@ from typing import Final
 
 from examples.shop.brokers import Broker
 from examples.shop.effects import TENANT_VARIABLE
-from outbox.command import BROKER_VARIABLE, DATABASE_VARIABLE
+from outbox.cli.command import BROKER_VARIABLE, DATABASE_VARIABLE
 from outbox.errors import OutboxError
 
 _START_SECONDS: Final = 60.0

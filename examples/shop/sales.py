@@ -17,8 +17,8 @@ from examples.shop import tally
 from examples.shop.model import Base, Handled, Order
 from examples.shop.orders import Shop
 from outbox import uuid7
-from outbox.command import DATABASE_VARIABLE, url_of
-from outbox.database import sqlalchemy_url
+from outbox.cli.command import DATABASE_VARIABLE, url_of
+from outbox.postgres.connection import sqlalchemy_url
 
 _TICK: Final = 0.5
 

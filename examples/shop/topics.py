@@ -8,14 +8,14 @@ import asyncio
 from typing import Any, Final
 
 from examples.shop.orders import TOPIC
-from outbox.command import BROKER_VARIABLE, url_of
+from outbox.cli.command import BROKER_VARIABLE, url_of
 
 CONSUMERS: Final = ("billing", "shipping")
 
 
 async def make_topic(url: str) -> None:
     """Make the topic of SNS, and a queue of each consumer that gets what it gets."""
-    from outbox.sqs import SqsSettings
+    from outbox.brokers.sqs.connection import SqsSettings
 
     settings = SqsSettings.from_url(url)
     name = TOPIC.replace(".", "-")

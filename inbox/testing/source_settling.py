@@ -6,9 +6,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from inbox.testing.source_case import SourceCase
+from outbox.cloudevents.raw_text import bytes_of
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
-from outbox.stranger import bytes_of
 from outbox.testing.conformance import checks
 from outbox.testing.samples import numbered, numbers_by_key
 

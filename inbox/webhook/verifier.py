@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final
 
+from outbox.cloudevents.http import PREFIX, from_request
+from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
 from outbox.errors import ConfigError, InvalidMessageError, OutboxError, shorten
-from outbox.http import PREFIX, from_request
 from outbox.message import Message
-from outbox.webhook import ID, SIGNATURE, TIMESTAMP, Secret
 
 __all__ = ["InvalidSignatureError", "Verifier"]
 

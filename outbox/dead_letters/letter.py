@@ -12,8 +12,8 @@ from uuid import UUID
 from typing_extensions import override
 
 from outbox.errors import InvalidMessageError
-from outbox.identifier import is_uuid7
 from outbox.message import Message
+from outbox.message_id import is_uuid7
 
 TOPIC_HEADER: Final = "pillarbox-topic"
 """The header in which a topic is kept that the table's index has no room for."""

@@ -91,7 +91,7 @@ def pillarbox_server() -> "Iterator[PostgresServer]":
 @pytest.fixture(scope="session")
 def pillarbox_template(pillarbox_server: "PostgresServer") -> Iterator[str]:
     """Give the name of a migrated database, to be copied and left unconnected."""
-    from outbox.migrate import migrate
+    from outbox.administration.migrate import migrate
 
     name = f"pillarbox_template_{uuid4().hex}"
     pillarbox_server.create_database(name)
@@ -107,7 +107,7 @@ def pillarbox_database_url(
     pillarbox_server: "PostgresServer", pillarbox_template: str
 ) -> Iterator[str]:
     """Give the URL of a database with our schema: `postgresql+psycopg://…`."""
-    from outbox.database import sqlalchemy_url
+    from outbox.postgres.connection import sqlalchemy_url
 
     name = f"pillarbox_{uuid4().hex}"
     pillarbox_server.create_database(name, pillarbox_template)

@@ -6,7 +6,7 @@ from typing import Any
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
 
-from outbox import codec
+from outbox import json_codec as codec
 from outbox.errors import CodecError, ConfigError
 from outbox.validator import PayloadError
 

@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from outbox.database import Link, conninfo
 from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -21,8 +20,9 @@ from outbox.errors import (
 )
 from outbox.lane import bucket_of
 from outbox.message import Message
-from outbox.pooler import refuse_pooler_async
-from outbox.statement import load
+from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.pooler_check import refuse_pooler_async
+from outbox.postgres.sql_files import load
 from outbox.url import take_options, whole_number, without_password
 from relay.publisher import Acked, Confirmation, Nacked
 

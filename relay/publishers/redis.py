@@ -1,4 +1,4 @@
-"""Publishes to Redis Streams: the stream is the topic, the fields are `outbox.wire`'s.
+"""Publishes to Redis Streams: the stream is the topic, the message is its fields.
 
 A batch is one MULTI … EXEC in one round trip: a server that is out of memory or has
 become a replica takes all of it or nothing, so order holds. Redis can refuse single
@@ -11,11 +11,16 @@ from typing import Any, Final, Self
 
 from redis.exceptions import NoPermissionError
 
+from outbox.brokers.redis.connection import (
+    BROKEN,
+    cancellable,
+    redis_away,
+    redis_client,
+)
+from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from outbox.redis import BROKEN, cancellable, redis_away, redis_client
 from outbox.url import take_options, whole_number
-from outbox.wire import to_fields
 from relay.publisher import Acked, Confirmation, Nacked
 
 _OPTIONS: Final = ("maxlen", "max_payload_bytes")

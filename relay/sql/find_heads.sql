@@ -3,7 +3,7 @@
 -- Gives: lane, seq and created_at (null where the lane has none), snapshot, mark
 -- Index: message_ready_idx on every partition
 SELECT leased.lane, head.seq, head.created_at, pg_catalog.pg_current_snapshot()::text AS snapshot,
-       -- Ours ends after this look, above the ids of all that are open now: see relay/lane.py.
+       -- Ours ends after this look, above the ids of all that are open now: see relay/lanes/lane.py.
        pg_catalog.pg_current_xact_id() IS NOT NULL AS mark
   FROM unnest(%(lanes)s::smallint[]) AS leased (lane)
   LEFT JOIN LATERAL (

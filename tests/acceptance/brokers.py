@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 from redis import Redis
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.nats import nats_server
 from outbox.testing.postgres import postgres_server
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection

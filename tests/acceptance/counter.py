@@ -16,8 +16,8 @@ from inbox import Consumer
 from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
-from outbox.database import sqlalchemy_url
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 
 NAME: Final = "counter"

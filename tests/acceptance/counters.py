@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from outbox.lock import consumer_class
+from outbox.postgres.advisory_lock import consumer_class
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import as_role
 from tests.fixtures.processes import RunningProcess, command_line

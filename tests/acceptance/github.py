@@ -22,8 +22,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from inbox import Consumer
-from outbox.database import sqlalchemy_url
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 
 
 class Base(DeclarativeBase):

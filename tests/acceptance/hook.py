@@ -12,8 +12,8 @@ from typing import Any, Self
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from inbox.webhook import Verifier, webhook_app
-from outbox.database import sqlalchemy_url
-from outbox.observers.logging import LogEvents
+from outbox.observability.logging import LogEvents
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.lifetime import free_port
 from tests.acceptance.counter import count
 from tests.fixtures.http import SECRET

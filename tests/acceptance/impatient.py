@@ -6,7 +6,7 @@ from datetime import timedelta
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from inbox import Consumer
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.counter import NAME, count, source_of
 
 

@@ -12,10 +12,10 @@ from inbox.source import Source
 from inbox.sources.nats import NatsSource
 from inbox.sources.redis import RedisSource
 from inbox.sources.sqs import SqsSource
-from outbox.database import sqlalchemy_url
+from outbox.brokers.sqs.connection import SqsSettings
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
-from outbox.sqs import SqsSettings
 
 NAME = "killer"
 POISON = b"poison"

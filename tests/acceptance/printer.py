@@ -14,9 +14,9 @@ from sqlalchemy.orm import sessionmaker
 
 from inbox import Consumer
 from inbox.errors import JobLostError
-from inbox.job import AnyJob, AsyncJob, Job
-from outbox.database import sqlalchemy_url
+from inbox.jobs.job import AnyJob, AsyncJob, Job
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from tests.fixtures.waiting import answer_after, let_pass
 

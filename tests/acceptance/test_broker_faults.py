@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 from typing_extensions import override
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from outbox.testing.redis import redis_server
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults

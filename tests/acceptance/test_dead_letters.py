@@ -21,7 +21,7 @@ import os
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
 from inbox import Consumer
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 URL = os.environ["TEST_URL"]
 engine = create_engine(sqlalchemy_url(URL))

@@ -9,7 +9,7 @@ import pytest
 
 from inbox.sources.rabbitmq import RabbitMQSource
 from outbox import Message
-from outbox.sqs import resource_name
+from outbox.brokers.sqs.connection import resource_name
 from outbox.testing.kafka import KafkaCluster
 from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer

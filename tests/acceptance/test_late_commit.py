@@ -5,9 +5,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import outbox
-from outbox.database import sqlalchemy_url
 from outbox.lane import Priority, lane_of
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from outbox.sqs import resource_name
+from outbox.brokers.sqs.connection import resource_name
 from outbox.testing.sqs import SqsServer, sqs_server
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
 from tests.fixtures.proxy import Proxy

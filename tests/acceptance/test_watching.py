@@ -22,7 +22,7 @@ STUCK = """
 import asyncio, os, threading
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from inbox import Consumer
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 URL = os.environ.get("TEST_URL", "postgresql://")
 consumer = Consumer(

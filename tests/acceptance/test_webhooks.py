@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.conftest import show
 from tests.acceptance.github import Base, Said, Webhook, read, record
 from tests.acceptance.inspection import Inspection

@@ -7,8 +7,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 import outbox
-from outbox.database import sqlalchemy_url
 from outbox.message import Message
+from outbox.postgres.connection import sqlalchemy_url
 
 _IN_A_TRANSACTION = 500
 

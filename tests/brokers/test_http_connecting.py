@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from outbox import Message
-from outbox.entry_points import implementation
+from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError, ConfigError
 from relay.publisher import Acked
 from relay.publishers.http import HttpPublisher

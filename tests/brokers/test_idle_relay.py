@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from outbox import Message
-from outbox.entry_points import implementation
-from outbox.health import Health
+from outbox.brokers.plugins import implementation
+from outbox.observability.health import Health
 from outbox.testing.nats import nats_server
 from outbox.testing.rabbitmq import rabbitmq_server
 from outbox.testing.redis import redis_server

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox import Message
+from outbox.brokers.kafka.connection import kafka_config
 from outbox.errors import BrokerTimeoutError, ConfigError
-from outbox.kafka import kafka_config
 from outbox.testing.kafka import PRODUCE, KafkaCluster
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka import KafkaPublisher

@@ -14,10 +14,10 @@ import pytest
 from nats.aio.msg import Msg
 
 from outbox import Message
-from outbox.entry_points import implementation
+from outbox.brokers.nats.connection import NatsConnection
+from outbox.brokers.nats.url import NatsSettings
+from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError
-from outbox.nats import NatsConnection
-from outbox.nats_url import NatsSettings
 from outbox.testing.nats import NatsServer, nats_server
 from relay.publisher import Acked, Nacked
 from relay.publishers.nats import NatsPublisher
@@ -115,7 +115,7 @@ def test_a_missing_client_library_is_told_by_the_extra(scheme: str) -> None:
     assert implementation("relay.publishers", f"{scheme}://h") is NatsPublisher
     script = (
         "import sys; sys.modules['nats'] = None\n"
-        "from outbox.entry_points import implementation\n"
+        "from outbox.brokers.plugins import implementation\n"
         f"implementation('relay.publishers', '{scheme}://localhost')"
     )
     done = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.entry_points import implementation
+from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import is_running, wait_until
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
@@ -56,7 +56,7 @@ def test_a_machine_without_the_server_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("outbox.testing.rabbitmq._DEBIAN", tmp_path)
+    monkeypatch.setattr("outbox.testing.rabbitmq.server._DEBIAN", tmp_path)
     with pytest.raises(ConfigError, match="install it"), rabbitmq_server():
         pass
 
@@ -71,7 +71,7 @@ def test_each_scheme_finds_its_adapter(group: str, scheme: str) -> None:
 def test_without_the_client_library_the_extra_is_told() -> None:
     program = (
         "import sys; sys.modules['pika'] = None\n"
-        "from outbox.entry_points import implementation\n"
+        "from outbox.brokers.plugins import implementation\n"
         "implementation('relay.publishers', 'amqps://localhost')"
     )
     done = subprocess.run(

@@ -12,7 +12,7 @@ from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.rabbitmq_message import to_properties
+from outbox.brokers.rabbitmq.message import to_properties
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy

@@ -12,9 +12,9 @@ from redis import Redis
 from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox import Message
+from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError
 from outbox.testing.redis import RedisServer
-from outbox.wire import to_fields
 
 SOON = timedelta(milliseconds=50)
 

@@ -11,7 +11,7 @@ from inbox.sources.redis import RedisSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.wire import from_fields, to_fields
+from outbox.cloudevents.fields import from_fields, to_fields
 from relay.publishers.redis import RedisPublisher
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy

@@ -10,9 +10,9 @@ import pytest
 from inbox.source import Delivery
 from inbox.sources.sqs import SqsSource
 from outbox import Message
+from outbox.brokers.sqs.connection import SqsSettings
+from outbox.brokers.sqs.message import read
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.sqs import SqsSettings
-from outbox.sqs_message import read
 from outbox.testing.lifetime import free_port
 from outbox.testing.samples import differences, full_message, numbered
 from outbox.testing.sqs import SqsServer

@@ -11,7 +11,7 @@ from inbox.sources.sqs import SqsSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
-from outbox.sqs import SqsSettings
+from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.conformance import checks
 from outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
 from outbox.testing.sqs import SqsServer

@@ -14,8 +14,8 @@ from inbox.sources.postgres import PostgresSource
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.redis import RedisSource
 from inbox.sources.sqs import SqsSource
-from outbox.sqs import SqsSettings
-from outbox.stranger import bytes_of
+from outbox.brokers.sqs.connection import SqsSettings
+from outbox.cloudevents.raw_text import bytes_of
 from outbox.testing.kafka import KafkaCluster
 from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer

@@ -9,8 +9,8 @@ import pytest
 from inbox.sources.nats import NatsSource
 from inbox.sources.rabbitmq import RabbitMQSource
 from inbox.sources.sqs import SqsSource
-from outbox.sqs import SqsSettings
-from outbox.stranger import bytes_of
+from outbox.brokers.sqs.connection import SqsSettings
+from outbox.cloudevents.raw_text import bytes_of
 from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer
 from tests.fixtures.nats import put_block, put_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox import identifier
+from outbox import message_id
 from tests.clock.setting import Clock
 
 # How long before midnight a test begins: half of all tests take less than 0.3 s.
@@ -38,7 +38,7 @@ class Midnights:
         """Set up a test in the last seconds of a day, with that day's template."""
         self._clock.set(self.before(timedelta(minutes=10)))
         # Ids go on from the last one, and that was made after midnight.
-        identifier._last = 0
+        message_id._last = 0
         if "template" in request.fixturenames:
             request.getfixturevalue("template").name()
         self._clock.set(self.before(timedelta(seconds=TO_SET_UP)))

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from examples.frameworks.billing import Base
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.relay import execute
 
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from examples.frameworks.fastapi_writer import Base
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.lifetime import free_port
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import execute

@@ -29,7 +29,7 @@ from examples.frameworks.billing import invoice
 from inbox import InvalidReceiptError
 from inbox.frameworks.faststream import Idempotent, event_id, unfold
 from outbox import ConfigError, Message, uuid7
-from outbox.headers import from_headers
+from outbox.cloudevents.headers import from_headers
 from outbox.testing.nats import NatsServer
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of

@@ -23,8 +23,8 @@ from typing import Final
 from uuid import uuid4
 
 from examples.shop.brokers import broker
+from outbox.administration.migrate import migrate
 from outbox.errors import ConfigError
-from outbox.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.install.wheel import ROOT, build_wheel
 

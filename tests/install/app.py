@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from inbox import Consumer
 from inbox.webhook import webhook_app
 from outbox import REGISTRY, Message
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "demo.orders"
 EFFECT = text("INSERT INTO effect VALUES (:n)")

@@ -44,31 +44,39 @@ MODULES = {
     "jsonschema": ("outbox.validators.json_schema",),
     "kafka": (
         "inbox.sources.kafka",
-        "outbox.kafka",
-        "outbox.testing.kafka_cluster",
+        "outbox.brokers.kafka.connection",
+        "outbox.testing.kafka.cluster",
         "relay.publishers.kafka",
     ),
-    "metrics": ("outbox.observers.prometheus",),
+    "metrics": ("outbox.observability.prometheus",),
     "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
     "msgspec": ("outbox.validators.msgspec",),
     "nats": (
         "inbox.sources.nats",
-        "outbox.nats",
-        "outbox.nats_client",
-        "outbox.nats_parser",
+        "outbox.brokers.nats.connection",
+        "outbox.brokers.nats.client",
+        "outbox.brokers.nats.parser",
         "relay.publishers.nats",
     ),
     "pydantic": ("outbox.validators.pydantic",),
     "rabbitmq": (
         "inbox.sources.rabbitmq",
-        "outbox.amqp",
-        "outbox.amqp_frame",
-        "outbox.rabbitmq",
-        "outbox.rabbitmq_message",
+        "outbox.brokers.rabbitmq.amqp",
+        "outbox.brokers.rabbitmq.amqp_frame",
+        "outbox.brokers.rabbitmq.connection",
+        "outbox.brokers.rabbitmq.message",
         "relay.publishers.rabbitmq",
     ),
-    "redis": ("inbox.sources.redis", "outbox.redis", "relay.publishers.redis"),
-    "sqs": ("inbox.sources.sqs", "outbox.sqs", "relay.publishers.sqs"),
+    "redis": (
+        "inbox.sources.redis",
+        "outbox.brokers.redis.connection",
+        "relay.publishers.redis",
+    ),
+    "sqs": (
+        "inbox.sources.sqs",
+        "outbox.brokers.sqs.connection",
+        "relay.publishers.sqs",
+    ),
 }
 # These run when Alembic runs them, or in an environment that has pytest.
 NOT_TRIED = (
@@ -123,7 +131,7 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 def check_refusals(extras: list[str]) -> Iterator[str]:
     """What an absent extra would do is refused in a sentence that names it."""
     from outbox import ConfigError
-    from outbox.entry_points import implementation
+    from outbox.brokers.plugins import implementation
 
     for group in ("relay.publishers", "inbox.sources"):
         for point in entry_points(group=group):

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.cli import main
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, one_at_a_time
 from tests.fixtures.waiting import let_pass

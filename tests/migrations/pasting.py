@@ -6,7 +6,7 @@ import subprocess
 from contextlib import redirect_stdout
 from io import StringIO
 
-from outbox.cli import main
+from outbox.cli.main import main
 
 _SQL = re.compile(r"[A-Z]{3,} ?[^;]*;.*")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from outbox.upkeep import APPLICATION_NAME, plan_upkeep
+from outbox.administration.upkeep import APPLICATION_NAME, plan_upkeep
 
 PENDING = (
     "SELECT 1 FROM outbox.partitions('outbox.message') WHERE detach_pending"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.cli import main
-from outbox.migrate import migrate, unmigrate
+from outbox.administration.migrate import migrate, unmigrate
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot

@@ -8,7 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox.cli import main
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.conftest import Doctor

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-from outbox.cli import main
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for

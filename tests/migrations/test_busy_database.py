@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.upkeep import maintain
+from outbox.administration.upkeep import maintain
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.retiring import AT_THE_NOTES, EXPIRED, reader, steps

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox import Consumer
 from inbox.events import MessageHandled
 from outbox import Message, uuid7
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher

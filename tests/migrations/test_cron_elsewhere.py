@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from outbox.cli import main
+from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.cli.main import main
 from outbox.errors import MigrationError
-from outbox.migrate import migrate, migration_sql, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for

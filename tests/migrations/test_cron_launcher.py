@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import psycopg
 import pytest
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for

@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox.administration.upkeep import APPLICATION_NAME, maintain, plan_upkeep
 from outbox.dead_letters import RetrySchedule
 from outbox.errors import UpkeepError
-from outbox.lock import LOCK_CLASS, Lock
-from outbox.upkeep import APPLICATION_NAME, maintain, plan_upkeep
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from relay.config import RelayConfig
-from relay.dead_letters import PublishingRetrier
+from relay.dead_letters.retry import PublishingRetrier
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for

@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox.cli import main
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import execute

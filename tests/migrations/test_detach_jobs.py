@@ -2,7 +2,7 @@
 
 import psycopg
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.retiring import AT_THE_NOTES, EXPIRED, acting_as

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.cli import main
-from outbox.identifier import uuid7
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.message_id import uuid7
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute

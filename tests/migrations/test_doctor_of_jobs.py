@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from outbox.cli import main
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
 from outbox.migrations.statements import split_statements
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute

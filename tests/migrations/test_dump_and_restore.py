@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox.cli import main
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import new_database, one_at_a_time
 from tests.fixtures.relay import execute

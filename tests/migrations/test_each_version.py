@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 from alembic.script import ScriptDirectory
 
-from outbox import migrate as migrations
+from outbox.administration import migrate as migrations
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.filled import Contents, contents, empty_tables, fill

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from outbox.statement import load
+from outbox.postgres.sql_files import load
 from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute
 from tests.migrations.test_upkeep import old_partition

@@ -11,11 +11,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from inbox.cli import main as inbox
-from outbox import administration
-from outbox.cli import main
-from outbox.database import connect
-from outbox.migrate import migration_sql, unmigrate
+from inbox.cli.main import main as inbox
+from outbox.administration import connection as administration
+from outbox.administration.migrate import migration_sql, unmigrate
+from outbox.cli.main import main
+from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from relay.cli import main as relay
 from tests.fixtures.relay import execute

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 import psycopg
 import pytest
 
-from outbox.administration import administration
-from outbox.cli import main
+from outbox.administration.connection import administration
+from outbox.administration.partitions import draw_timeline, read_partitions
+from outbox.administration.retention import change_policy
+from outbox.cli.main import main
 from outbox.errors import ConfigError
-from outbox.partitions import draw_timeline, read_partitions
-from outbox.retention import change_policy
 from tests.fixtures.relay import execute
 from tests.migrations.conftest import Doctor
 from tests.migrations.retiring import EXPIRED

@@ -5,11 +5,11 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox.cli import main
+from outbox.administration.migrate import migrate, migration_sql
+from outbox.cli.main import main
 from outbox.errors import ConfigError, MigrationError
-from outbox.lock import LOCK_CLASS, Lock
-from outbox.migrate import migrate, migration_sql
 from outbox.migrations.parts import Part
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.test_step_back import step

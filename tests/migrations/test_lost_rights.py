@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from outbox.cli import main
+from outbox.administration.migrate import migrate, unmigrate
+from outbox.cli.main import main
 from outbox.errors import MigrationError
-from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import new_database
 from tests.fixtures.relay import execute

@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.cli import main
+from outbox.cli.main import main
 from tests.fixtures.relay import execute
 from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_upkeep import add_old, old_partition

@@ -5,8 +5,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from outbox.cli import main
-from outbox.upkeep import maintain
+from outbox.administration.upkeep import maintain
+from outbox.cli.main import main
 from tests.fixtures.relay import execute
 from tests.migrations.conftest import Doctor
 from tests.migrations.retiring import (

@@ -6,8 +6,8 @@ import re
 import pytest
 from psycopg.errors import CheckViolation
 
-from outbox.cli import main
-from outbox.latecomers import KEPT_FOR_LATECOMERS, minimum_retention
+from outbox.cli.main import main
+from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
 from tests.fixtures.relay import execute
 from tests.migrations.pasting import paste
 from tests.migrations.retiring import EXPIRED

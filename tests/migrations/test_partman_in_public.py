@@ -6,9 +6,9 @@ from typing import Final, TypedDict
 
 import pytest
 
-from outbox.cli import main
+from outbox.administration.migrate import migrate, unmigrate
+from outbox.cli.main import main
 from outbox.errors import MigrationError
-from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import is_empty, snapshot

@@ -5,7 +5,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from outbox.cli import main
+from outbox.cli.main import main
 from tests.fixtures.relay import execute
 from tests.migrations.conftest import Doctor
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from outbox.administration.migrate import migrate, unmigrate
 from outbox.errors import MigrationError
-from outbox.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.migrations.broken import SEEN

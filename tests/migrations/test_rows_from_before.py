@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from outbox import migrate as migrations
+from outbox.administration import migrate as migrations
 from relay.events import MessageDeadLettered
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import dead_letters, execute, running, unsettled

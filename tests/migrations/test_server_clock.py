@@ -10,8 +10,8 @@ import pytest
 
 from inbox import MessageTooOldError, record_receipt
 from outbox import uuid7
-from outbox.cli import main
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import id_of, sessions_of
 from tests.fixtures.publisher import ScriptedPublisher

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 import pytest
 
-from outbox import migrate as migrations
-from outbox.cli import main
+from outbox.administration import migrate as migrations
+from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.cli.main import main
 from outbox.errors import ConfigError
-from outbox.migrate import migrate, migration_sql, unmigrate
 from outbox.migrations.parts import Part, part_of
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute

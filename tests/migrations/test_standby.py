@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.cluster import private_standby
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from outbox import migrate as migrations
+from outbox.administration import migrate as migrations
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute

@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.migrate import migrate, unmigrate
+from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.postgres import postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.cli import main
+from outbox.administration.migrate import migrate, migration_sql, unmigrate
+from outbox.cli.main import main
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
-from outbox.migrate import migrate, migration_sql, unmigrate
 from outbox.testing.lifetime import free_port
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
@@ -87,7 +87,9 @@ def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> Non
 
 
 def test_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
-    command = "import sys; from outbox.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = (
+        "import sys; from outbox.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
     arguments = ["migrate", "--without-cron", "--database", empty_database_url]
     runs = [
         subprocess.Popen([sys.executable, "-c", command, *arguments]) for _ in range(3)

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.migrate import migrate, unmigrate
+from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, one_at_a_time
 from tests.fixtures.relay import execute

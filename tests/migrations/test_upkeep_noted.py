@@ -6,8 +6,8 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from outbox.cli import main
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
 from tests.migrations.pasting import paste

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import psycopg
 import pytest
 
-from outbox.statement import load
+from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from typing_extensions import override
 
-from outbox.statement import load
+from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import Explained, Node

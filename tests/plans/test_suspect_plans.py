@@ -7,16 +7,16 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from inbox.jobs import JobKey
-from inbox.receipt import has_receipt
-from inbox.suspect import (
+from inbox.jobs.store import JobKey
+from inbox.poison.suspects import (
     count_start,
     find_starts,
     forget_starts,
     keep_starts,
     take_back_start,
 )
-from outbox.identifier import uuid7
+from inbox.receipt import has_receipt
+from outbox.message_id import uuid7
 from tests.fixtures.consumers import sessions_of
 
 Ask: TypeAlias = Callable[[Session, JobKey], Any]

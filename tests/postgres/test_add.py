@@ -15,7 +15,7 @@ from sqlalchemy.orm import (
 
 import outbox
 from outbox import InvalidMessageError, Message
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
 from tests.fixtures.relay import execute
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import scoped_session, sessionmaker
 
 import outbox
 from outbox import Message
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import FULL, MESSAGES, STORED, fields, topics
 from tests.fixtures.relay import execute
 

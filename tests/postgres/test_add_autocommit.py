@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 import outbox
 from outbox import AutocommitError, Message, insert_statement
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.added import topics
 
 AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}

@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import outbox
 from outbox import Message
 from outbox.add import Added
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import message_table
 from tests.fixtures.relay import execute
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
 from outbox import Message, NotASessionError
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing import added
 
 A, B, C = (Message(topic, b"") for topic in "abc")

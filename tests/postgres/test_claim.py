@@ -7,12 +7,12 @@ import pytest
 
 import relay.claim
 from outbox import Message, uuid7
-from outbox.database import Connection, connect, conninfo
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.statement import load
+from outbox.postgres.connection import Connection, connect, conninfo
+from outbox.postgres.sql_files import load
 from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.relay import execute, insert
 

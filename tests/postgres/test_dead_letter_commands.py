@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from inbox.cli import main as inbox_main
+from inbox.cli.main import main as inbox_main
 from outbox import Message
 from outbox.dead_letters import Schema
 from relay.cli import main as relay_main

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inbox.cli import main as inbox_main
+from inbox.cli.main import main as inbox_main
 from outbox import Message
 from relay.cli import main as relay_main
 from tests.acceptance.relays import as_role
@@ -64,7 +64,7 @@ import os
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 from inbox import Consumer
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 engine = create_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
 consumer = Consumer("memory:", sessionmaker(engine), name="billing")

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from outbox.doorbell import Doorbell
-from outbox.lock import Lock
+from outbox.postgres.advisory_lock import Lock
+from outbox.postgres.doorbell import Doorbell
 from tests.fixtures.relay import execute
 
 ADD = "SELECT outbox.add('t', '{}'::jsonb)"

@@ -16,12 +16,12 @@ from inbox.errors import DeadLetter
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Limits, Message
-from outbox.database import sqlalchemy_url
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import find, retry_all
 from outbox.errors import InvalidMessageError
 from outbox.payload_codec import CODEC_HEADER, encoded
-from outbox.registry import SchemaRegistry
+from outbox.postgres.connection import sqlalchemy_url
+from outbox.schema_registry import SchemaRegistry
 from relay.events import BatchSettled
 from relay.events import MessageDeadLettered as RelayDeadLettered
 from tests.fixtures.consumers import async_sessions_of, sessions_of

@@ -15,7 +15,7 @@ from inbox import Consumer, guard, idempotent, record_receipt
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
 from outbox import AutocommitError, Message
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import DRIVERS, is_plain, sessions_by
 from tests.fixtures.endings import EFFECT, effects, make_effects, receipts
 from tests.fixtures.http import SECRET

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer
-from inbox.cli import main
+from inbox.cli.main import main
 from inbox.errors import JobLostError
 from inbox.events import (
     ConsumerStarted,
@@ -19,7 +19,7 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
-from inbox.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.errors import ConfigError

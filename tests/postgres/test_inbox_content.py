@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer
 from inbox.events import HandlerFailed, MessageDeadLettered, MessageHandled
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import NEVER, async_sessions_of, running

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox import Consumer, DeadLetter, RetryLater
-from inbox.dead_letters import HandlingRetrier
+from inbox.dead_letters.retry import HandlingRetrier
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Candidate, Criteria, RetrySchedule, Scheduler

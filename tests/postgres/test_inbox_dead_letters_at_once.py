@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, DeadLetter, idempotent
-from inbox.dead_letters import HandlingRetrier
+from inbox.dead_letters.retry import HandlingRetrier
 from inbox.events import MessageDeadLettered
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, RetryLater
-from inbox.cli import main
-from inbox.dead_letters import HandlingRetrier
+from inbox.cli.main import main
+from inbox.dead_letters.retry import HandlingRetrier
 from inbox.events import MessageCancelled
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from outbox import Message
 from outbox.dead_letters import Candidate, Criteria, Outcome
 from outbox.dead_letters.retry import find

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import sessionmaker
 
 from inbox import Consumer, DeadLetter
-from inbox.dead_letter import DeadLetterWriter
+from inbox.dead_letters.write import DeadLetterWriter
 from inbox.events import (
     DeadLetterRepeated,
     DuplicateSkipped,
@@ -16,13 +16,13 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.sessions import handling
+from inbox.handlers.sessions import handling
 from inbox.sources.memory import MemorySource
 from outbox import Message
-from outbox.abreast import abreast
-from outbox.database import sqlalchemy_url
 from outbox.dead_letters import Criteria, Tally
 from outbox.dead_letters.retry import find, retry_all
+from outbox.gather import abreast
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from inbox import ForeignId, InvalidReceiptError, MessageTooOldError, idempotent
 from outbox import Message
-from outbox.database import sqlalchemy_url
 from outbox.errors import NotASessionError
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, id_of
 from tests.fixtures.relay import execute
 

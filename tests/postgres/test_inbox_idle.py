@@ -20,7 +20,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria

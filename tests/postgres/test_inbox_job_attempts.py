@@ -10,14 +10,14 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, DeadLetter
-from inbox.cli import main
+from inbox.cli.main import main
 from inbox.events import (
     DuplicateSkipped,
     MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria

@@ -14,7 +14,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob, Job
 from outbox import Message
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.jobs import (

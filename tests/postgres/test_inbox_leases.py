@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from typing_extensions import override
 
 from inbox.events import HandlerFailed, MessageCancelled, MessageHandled
-from inbox.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob, Job
 from outbox import Message
-from outbox.database import sqlalchemy_url
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.postgres.connection import sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import TOPIC, cancel, consumer_of, job_of, receipts

@@ -21,7 +21,7 @@ from inbox.events import (
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox import Message
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher

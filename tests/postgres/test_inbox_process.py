@@ -5,7 +5,7 @@ import signal
 import psycopg
 import pytest
 
-from inbox.cli import main
+from inbox.cli.main import main
 from outbox import Message
 from tests.fixtures.consumers import numbered
 from tests.fixtures.relay import execute

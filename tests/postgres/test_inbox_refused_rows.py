@@ -16,7 +16,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from tests.fixtures.consumers import QUICK, async_sessions_of, running

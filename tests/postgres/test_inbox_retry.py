@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 
 from inbox import Consumer, DeadLetter
 from inbox.events import HandlerFailed, MessageDeadLettered
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
-from outbox.latecomers import RetentionFoundShort
+from outbox.postgres.late_messages import RetentionFoundShort
 from outbox.retry import RetryPolicy
 from tests.fixtures.consumers import (
     QUICK,

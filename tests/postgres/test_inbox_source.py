@@ -13,9 +13,9 @@ import pytest
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from outbox import Message, uuid7
-from outbox.database import conninfo
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import bucket_of
+from outbox.postgres.connection import conninfo
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.relay import execute

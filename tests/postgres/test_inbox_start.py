@@ -18,13 +18,13 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
 
 from inbox import Consumer
-from inbox.cli import main
+from inbox.cli.main import main
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
 from outbox import Message
-from outbox.database import sqlalchemy_url
 from outbox.errors import ConfigError
+from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.relays import as_role
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.relay import execute

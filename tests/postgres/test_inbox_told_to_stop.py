@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox.errors import HandlerTimeoutError, JobLostError
 from inbox.events import MessageCancelled, MessageDeadLettered, MessageHandled
-from inbox.job import AnyJob, AsyncJob, Job
+from inbox.jobs.job import AnyJob, AsyncJob, Job
 from outbox import Message
-from outbox.database import conninfo
+from outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.jobs import (
     EFFECT,

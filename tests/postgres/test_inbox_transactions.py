@@ -24,7 +24,7 @@ from inbox import (
     idempotent,
 )
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
 from outbox import Message, uuid7

@@ -14,7 +14,7 @@ from inbox import DeadLetter, RetryLater, idempotent
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
 from inbox.webhook import WebhookFailed, webhook_app
 from outbox import Message
-from outbox.migrate import migrate
+from outbox.administration.migrate import migrate
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from outbox.testing.postgres import PostgresServer

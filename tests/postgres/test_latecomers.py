@@ -8,7 +8,7 @@ import pytest
 
 from inbox import Consumer
 from inbox.sources.memory import MemorySource
-from outbox.latecomers import KEPT_FOR_LATECOMERS, RetentionFoundShort
+from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, RetentionFoundShort
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of, sessions_of

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from outbox import ConfigError
-from outbox.lease import Lease
-from outbox.lock import Lock
+from outbox.postgres.advisory_lock import Lock
+from outbox.postgres.lease import Lease
 from tests.fixtures.relay import execute
 
 SECOND = timedelta(seconds=1)

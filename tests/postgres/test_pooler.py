@@ -9,17 +9,18 @@ from typing import Any
 import psycopg
 import pytest
 
-import inbox.cli
-import outbox.cli
+import inbox.cli.main
+import outbox.cli.main
 import relay.cli
 from inbox.sources.postgres import PostgresSource
-from outbox import Message, pooler
-from outbox.database import conninfo
+from outbox import Message
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import find
 from outbox.errors import DatabaseUnavailableError, PoolerError
-from outbox.pooler import refuse_pooler
-from relay.dead_letters import publishing_retrier
+from outbox.postgres import pooler_check as pooler
+from outbox.postgres.connection import conninfo
+from outbox.postgres.pooler_check import refuse_pooler
+from relay.dead_letters.retry import publishing_retrier
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher
 from relay.publishers.postgres import PostgresPublisher
@@ -40,15 +41,15 @@ SELECT (SELECT count(*) FROM outbox.partitions('outbox.message')),
          WHERE locktype = 'advisory' AND datname = current_database())
 """
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "maintain": (outbox.cli.main, "maintain"),
-    "a dry run of maintain": (outbox.cli.main, "maintain --dry-run"),
-    "retention": (outbox.cli.main, "retention"),
-    "retention set": (outbox.cli.main, "retention set message 30d"),
-    "partitions": (outbox.cli.main, "partitions"),
-    "migrate": (outbox.cli.main, "migrate --without-cron"),
-    "migrate --remove": (outbox.cli.main, "migrate --remove --yes"),
+    "maintain": (outbox.cli.main.main, "maintain"),
+    "a dry run of maintain": (outbox.cli.main.main, "maintain --dry-run"),
+    "retention": (outbox.cli.main.main, "retention"),
+    "retention set": (outbox.cli.main.main, "retention set message 30d"),
+    "partitions": (outbox.cli.main.main, "partitions"),
+    "migrate": (outbox.cli.main.main, "migrate --without-cron"),
+    "migrate --remove": (outbox.cli.main.main, "migrate --remove --yes"),
     "relay dead-letters": (relay.cli.main, "dead-letters list"),
-    "inbox dead-letters": (inbox.cli.main, "dead-letters list"),
+    "inbox dead-letters": (inbox.cli.main.main, "dead-letters list"),
     "relay blocked": (relay.cli.main, "blocked"),
 }
 
@@ -194,7 +195,7 @@ def test_the_doctor_finds_it_and_looks_no_further(
 ) -> None:
     url = pooled("transaction")
 
-    assert outbox.cli.main(["doctor", "--json", "--database", url]) == 3
+    assert outbox.cli.main.main(["doctor", "--json", "--database", url]) == 3
 
     report = json.loads(capsys.readouterr().out)
     assert report["checks"] == ["pooler"]
@@ -209,8 +210,8 @@ def test_commands_work_through_one_in_session_mode(
 ) -> None:
     url = pooled("session")
     for command in ("maintain", "retention set message 30d", "partitions"):
-        assert outbox.cli.main([*command.split(), "--database", url]) == 0
-    outbox.cli.main(["doctor", "--database", url])
+        assert outbox.cli.main.main([*command.split(), "--database", url]) == 0
+    outbox.cli.main.main(["doctor", "--database", url])
     assert "ok       pooler\n" in capsys.readouterr().out
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import Message
-from outbox.cli import main as doctor
+from outbox.cli.main import main as doctor
 from outbox.retry import RetryPolicy
 from relay.cli import main
 from relay.events import BatchSettled, KeyBlocked, MessageDelayed

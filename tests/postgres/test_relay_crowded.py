@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import relay.claim
-import relay.crowded
+import relay.lanes.crowded
 from outbox import Message, Priority
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
@@ -37,7 +37,7 @@ READY_HEADS = """
 @pytest.fixture
 def few_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims see a small part of a lane at a time."""
-    monkeypatch.setattr(relay.crowded, "_MOST_EXAMINED", 7)
+    monkeypatch.setattr(relay.lanes.crowded, "_MOST_EXAMINED", 7)
 
 
 def fill_with_blocked_keys(url: str, behind: int = 2) -> None:
@@ -206,7 +206,7 @@ async def test_a_lane_is_no_longer_crowded_when_its_keys_are_free(
 async def test_a_claim_that_fails_half_way_passes_nothing_by(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = relay.crowded.look_into
+    look = relay.lanes.crowded.look_into
     failures = iter([False, False, *[True] * 5])
 
     async def fail(*arguments: Any, **more: Any) -> Any:

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 
 from outbox import Message
-from outbox.database import conninfo
 from outbox.dead_letters import Criteria, RetrySchedule, Scheduler
 from outbox.dead_letters.events import (
     DeadLetterFailed,
@@ -21,9 +20,10 @@ from outbox.dead_letters.events import (
 from outbox.dead_letters.retry import Outcome, Tally, find, retry_all
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
 from outbox.payload_codec import encoded
+from outbox.postgres.connection import conninfo
 from outbox.testing.events import RecordedEvents
 from relay.config import RelayConfig
-from relay.dead_letters import PublishingRetrier, publishing_retrier
+from relay.dead_letters.retry import PublishingRetrier, publishing_retrier
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.publisher import ScriptedPublisher

@@ -5,7 +5,7 @@ from hashlib import sha256
 from outbox import Message
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
-from relay.dead_letters import publishing_retrier
+from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher

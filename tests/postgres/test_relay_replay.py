@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from outbox import Message
-from outbox.database import conninfo
+from outbox.postgres.connection import conninfo
 from relay.cli import main
 from relay.replay import Choice, replay_published
 from tests.acceptance.relays import as_role

@@ -7,8 +7,8 @@ from datetime import timedelta
 import psycopg
 
 from outbox import Message, Priority
-from outbox.database import conninfo
 from outbox.lane import LANES, PRIORITIES, priority_of
+from outbox.postgres.connection import conninfo
 from relay.events import BatchSettled, LeaseLost, LeaseTaken
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from outbox import ConfigError, Message
-from outbox.database import conninfo
 from outbox.errors import BrokerUnavailableError, DatabaseUnavailableError
+from outbox.postgres.connection import conninfo
 from outbox.testing.lifetime import free_port
 from outbox.testing.postgres import PostgresServer
 from relay.events import (

@@ -3,7 +3,7 @@
 import pytest
 
 from outbox.events import UpkeepFailed, UpkeepMeasured
-from outbox.observers.prometheus import PrometheusEvents
+from outbox.observability.prometheus import PrometheusEvents
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, running
 

@@ -8,7 +8,7 @@ from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
 from outbox.lane import Priority, lane_of
 from outbox.limits import STORED_HEADERS
-from relay.dead_letters import publishing_retrier
+from relay.dead_letters.retry import publishing_retrier
 from relay.events import MessageDeadLettered
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.publisher import ScriptedPublisher

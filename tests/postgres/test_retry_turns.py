@@ -11,7 +11,7 @@ import pytest
 from inbox import Consumer
 from inbox.sources.memory import MemorySource
 from outbox.errors import DatabaseUnavailableError
-from relay.dead_letters import publishing_retrier
+from relay.dead_letters.retry import publishing_retrier
 from tests.fixtures.consumers import async_sessions_of, sessions_of
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute

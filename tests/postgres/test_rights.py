@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 import outbox
 from outbox import Message
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
 from tests.postgres.rights import ADD, ALLOWED, DETACH, FORBIDDEN, ON_A_PARTITION

@@ -3,7 +3,7 @@
 from sqlalchemy import MetaData, Table, create_engine
 from sqlalchemy.dialects import postgresql
 
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.schema import message_table
 
 PUBLIC = postgresql.dialect()  # type: ignore[no-untyped-call]

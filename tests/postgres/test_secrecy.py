@@ -25,7 +25,7 @@ from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.errors import one_line
 from outbox.events import Event
-from outbox.observers.logging import LogEvents
+from outbox.observability.logging import LogEvents
 from outbox.payload_codec import encoded
 from relay.events import BatchSettled
 from relay.publisher import Acked, Confirmation, Nacked

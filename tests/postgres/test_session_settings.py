@@ -9,16 +9,16 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer
-from inbox.cli import main as inbox
+from inbox.cli.main import main as inbox
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Message, insert_statement, uuid7
-from outbox.cli import main as outbox
-from outbox.database import connect
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main as outbox
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
 from outbox.errors import InvalidMessageError
-from outbox.migrate import migrate
+from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
 from relay.cli import main as relay
 from relay.events import MessageDeadLettered as GivenUp

@@ -12,12 +12,12 @@ import pytest
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
 from outbox import Message
-from outbox.cli import main
+from outbox.cli.main import main
 from outbox.errors import BrokerUnavailableError
-from outbox.health import Health
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.lease import Lease, Obstruction
-from outbox.lock import LOCK_CLASS, Lock, consumer_class
+from outbox.observability.health import Health
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
+from outbox.postgres.lease import Lease, Obstruction
 from relay.events import (
     DoorbellHeld,
     LanesFree,

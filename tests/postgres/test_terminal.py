@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from psycopg import sql
 
-from inbox.cli import main as inbox
+from inbox.cli.main import main as inbox
 from outbox import Message, uuid7
-from outbox.cli import main as outbox
+from outbox.cli.main import main as outbox
 from outbox.events import Event
-from outbox.identifier import moment_of
-from outbox.observers.logging import LogEvents, PrintableFormatter
+from outbox.message_id import moment_of
+from outbox.observability.logging import LogEvents, PrintableFormatter
 from relay.cli import main as relay
 from relay.events import KeyBlocked
 from tests.fixtures.dead_letters import give_up

@@ -16,12 +16,12 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import outbox
 from inbox import Consumer, guard
-from inbox.cli import main
+from inbox.cli.main import main
 from inbox.events import MessageHandled
-from inbox.job import AsyncJob
+from inbox.jobs.job import AsyncJob
 from outbox import Message, uuid7
-from outbox.database import sqlalchemy_url
-from outbox.migrate import migrate_on
+from outbox.administration.migrate import migrate_on
+from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
 from relay.events import BatchSettled
 from relay.publishers.memory import MemoryPublisher

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from outbox.identifier import is_uuid7, moment_of, uuid7
 from outbox.lane import BUCKETS, LANES, Priority, lane_of, lanes_of, priority_of
 from outbox.limits import Limits
 from outbox.message import Message
+from outbox.message_id import is_uuid7, moment_of, uuid7
 
 Connection = psycopg.Connection[TupleRow]
 

@@ -14,16 +14,16 @@ from psycopg.rows import TupleRow
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
-from inbox.dead_letter import DeadLetterWriter
-from inbox.giving_up import problem_of
-from inbox.sessions import handling
+from inbox.consuming.give_up import problem_of
+from inbox.dead_letters.write import DeadLetterWriter
+from inbox.handlers.sessions import handling
 from inbox.source import Delivery
 from inbox.sources.kafka.record import message_of
 from outbox import InvalidMessageError, Message, uuid7
-from outbox.database import sqlalchemy_url
-from outbox.nats_message import decode_message, raw_headers
-from outbox.sqs_message import read
-from outbox.wire import from_fields, stranger_from_fields
+from outbox.brokers.nats.message import decode_message, raw_headers
+from outbox.brokers.sqs.message import read
+from outbox.cloudevents.fields import from_fields, stranger_from_fields
+from outbox.postgres.connection import sqlalchemy_url
 
 NOISE = "".join(sha256(b"%d" % n).hexdigest() for n in range(500))
 TEXTS = st.text(max_size=20) | st.integers(0, 9000).map(lambda n: NOISE[:n])

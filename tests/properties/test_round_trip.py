@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 import outbox
 from outbox import Message, Priority
-from outbox.database import sqlalchemy_url
+from outbox.postgres.connection import sqlalchemy_url
 
 CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 # What means something in a literal of an array, of bytea or of JSON.

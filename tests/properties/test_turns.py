@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inbox.turns import Tenant, Turns
+from inbox.consuming.fair_scheduler import Tenant, Turns
 
 WEIGHTS = {"realtime": 3, "default": 1, "batch": 2}
 

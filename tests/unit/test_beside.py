@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from outbox.beside import Beside
+from outbox.cli.supervisor import Beside
 from outbox.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outbox import CodecError, InvalidMessageError, Message
-from outbox.codec import decode, encode
+from outbox.json_codec import decode, encode
 
 
 def circle() -> list[Any]:

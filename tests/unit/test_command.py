@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.command import url_of
+from outbox.cli.command import url_of
 from outbox.errors import ConfigError
 
 VARIABLE = "PILLARBOX_DATABASE_URL"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-import inbox.cli
-import outbox.cli
+import inbox.cli.main
+import outbox.cli.main
 import relay.cli
-from inbox.bounds import DEFAULT_HELD_BYTES, MIB, Bounds
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, Bounds
 from relay.config import RelayConfig
 
 DEFAULTS = Bounds(
@@ -29,7 +29,11 @@ DEFAULTS = Bounds(
     drain=timedelta(seconds=20),
 )
 DOCKER = Path(__file__).parent.parent.parent / "docker"
-MAINS = {"relay": relay.cli.main, "inbox": inbox.cli.main, "outbox": outbox.cli.main}
+MAINS = {
+    "relay": relay.cli.main,
+    "inbox": inbox.cli.main.main,
+    "outbox": outbox.cli.main.main,
+}
 
 
 def manifests() -> list[Any]:
@@ -78,7 +82,7 @@ def test_a_command_is_one_of_ours_with_options_that_it_has(
     def parse(parser: Any, _: Callable[..., int], argv: list[str]) -> int:
         return int(parser.parse_args(argv).run is None)
 
-    monkeypatch.setattr(f"{name}.cli.run_command", parse)
+    monkeypatch.setattr(f"{MAINS[name].__module__}.run_command", parse)
     assert MAINS[name](arguments) == 0
 
 

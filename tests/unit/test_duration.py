@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.duration import read_duration, read_rate, write_duration
+from outbox.cli.duration import read_duration, read_rate, write_duration
 from outbox.errors import ConfigError
 
 

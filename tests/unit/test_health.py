@@ -15,8 +15,8 @@ from inbox.events import (
     SourceLost,
 )
 from outbox.errors import ConfigError
-from outbox.health import Health
-from outbox.listen_address import ListenAddress
+from outbox.observability.health import Health
+from outbox.observability.listen_address import ListenAddress
 
 ANYWHERE = ListenAddress("", 0)
 STARTED = ConsumerStarted(consumer="billing", topics=())

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from relay.horizon import Horizon
-from relay.lane import BEGINNING, SKEW, Lane
+from relay.lanes.lane import BEGINNING, SKEW, Lane
+from relay.lanes.xid_horizon import Horizon
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

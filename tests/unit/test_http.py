@@ -3,8 +3,8 @@
 import pytest
 
 from outbox import Message
+from outbox.cloudevents.http import from_request, to_request
 from outbox.errors import InvalidMessageError
-from outbox.http import from_request, to_request
 from outbox.testing.samples import TEXTS, differences, full_message
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inbox.backlog import Backlog
+from inbox.consuming.backlog import Backlog
 
 
 class Item(NamedTuple):

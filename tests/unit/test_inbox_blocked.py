@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inbox.blocked import BlockedKey, BlockedKeys
+from inbox.consuming.blocked_keys import BlockedKey, BlockedKeys
 from inbox.events import (
     ConsumerStopped,
     DeadLetterRepeated,
@@ -22,7 +22,7 @@ from inbox.events import (
 )
 from outbox import uuid7
 from outbox.events import BlockedKeysMeasured
-from outbox.observers.prometheus import PrometheusEvents
+from outbox.observability.prometheus import PrometheusEvents
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HEAD = uuid7()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from inbox.content import check_content
 from inbox.errors import DeadLetter
+from inbox.handlers.content import check_content
 from outbox import Message
-from outbox.codec import is_json
+from outbox.json_codec import is_json
 
 GZIPPED = b"\x1f\x8b\x08\x00"
 

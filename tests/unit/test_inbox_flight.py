@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from inbox.flight import Flight
+from inbox.consuming.dispatch import Flight
+from inbox.consuming.fair_scheduler import Turns
 from inbox.source import Delivery
 from inbox.sources.memory import MemoryDelivery, MemorySource
-from inbox.turns import Turns
 from outbox import Message
 
 NOW = timedelta(0)

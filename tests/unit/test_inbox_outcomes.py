@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from inbox.outcomes import Outcomes
+from inbox.consuming.outcomes import Outcomes
 from outbox.errors import BrokerUnavailableError
 
 

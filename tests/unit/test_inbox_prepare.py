@@ -10,9 +10,9 @@ from sqlalchemy.exc import OperationalError
 
 from inbox import DeadLetter, RetryLater, idempotent
 from inbox.errors import HandlerTimeoutError
+from inbox.handlers.prepare import Terms, prepare
+from inbox.handlers.signature import is_async
 from inbox.idempotent import is_idempotent
-from inbox.prepare import Terms, prepare
-from inbox.signature import is_async
 from outbox import Message
 from outbox.errors import ConfigError
 from tests.fixtures.waiting import answer_after, let_pass

@@ -1,6 +1,6 @@
 """Notes on recent ids: bounded, the oldest forgotten first."""
 
-from inbox.recent import Recent
+from inbox.consuming.lru import Recent
 from outbox import uuid7
 
 

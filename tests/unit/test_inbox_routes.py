@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from inbox.routes import Routes
+from inbox.handlers.routes import Routes
 from outbox import Message
 from outbox.errors import ConfigError
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Consumer, idempotent
-from inbox.job import AsyncJob, Job
+from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
 from outbox import Message

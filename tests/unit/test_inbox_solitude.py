@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from inbox.solitude import Solitude
+from inbox.poison.isolation import Solitude
 from tests.fixtures.waiting import answer_after
 
 LONG = timedelta(seconds=60)

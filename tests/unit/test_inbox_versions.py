@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inbox import DeadLetter
-from inbox.versions import Versions
+from inbox.handlers.upcasting import Versions
 from outbox import Message, SchemaRegistry
 from outbox.errors import ConfigError
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from relay.lane import Lane, Snapshot
+from relay.lanes.lane import Lane, Snapshot
 
 QUIET = Snapshot(7, 7)
 BUSY = Snapshot(5, 7)

@@ -9,8 +9,8 @@ import pytest
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from relay.config import RelayConfig
-from relay.lane import Lane, Snapshot
-from relay.lanes import Lanes
+from relay.lanes.board import Lanes
+from relay.lanes.lane import Lane, Snapshot
 from tests.fixtures.claimed import HeldLease
 
 WEIGHTS = RelayConfig().weights

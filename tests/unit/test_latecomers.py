@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox.latecomers import find_short_retention, minimum_retention
+from outbox.postgres.late_messages import find_short_retention, minimum_retention
 from outbox.retry import RetryPolicy
 
 DAY = 86_400.0

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outbox.errors import ConfigError
-from outbox.listen_address import ListenAddress, address_of
-from outbox.observers.prometheus import MetricsServer
+from outbox.observability.listen_address import ListenAddress, address_of
+from outbox.observability.prometheus import MetricsServer
 
 
 @pytest.mark.parametrize(

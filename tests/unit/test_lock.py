@@ -1,7 +1,7 @@
 """Advisory locks: who has one keeps nobody out who means another."""
 
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.lock import Lock
+from outbox.postgres.advisory_lock import Lock
 
 
 def test_no_two_are_equal_and_none_is_a_lane() -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from inbox.events import HandlerFailed
 from outbox import uuid7
 from outbox.events import Event
-from outbox.observers.logging import LogEvents
+from outbox.observability.logging import LogEvents
 from relay.events import KeyBlocked, LeaseTaken, MessageDelayed
 
 MINUTE = timedelta(minutes=1)

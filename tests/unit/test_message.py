@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from outbox import CodecError, Message, Priority, uuid7
-from outbox.identifier import is_uuid7
+from outbox.message_id import is_uuid7
 
 
 def test_bytes_are_taken_as_they_are() -> None:

@@ -18,13 +18,13 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from inbox.webhook import InvalidSignatureError, Verifier
 from outbox import Message, uuid7
-from outbox.headers import from_headers, to_headers
-from outbox.http import from_request, to_request
-from outbox.identifier import moment_of
-from outbox.kafka import PREFIX as KAFKA
-from outbox.rabbitmq_message import from_delivery, to_properties
+from outbox.brokers.kafka.connection import PREFIX as KAFKA
+from outbox.brokers.rabbitmq.message import from_delivery, to_properties
+from outbox.cloudevents.headers import from_headers, to_headers
+from outbox.cloudevents.http import from_request, to_request
+from outbox.cloudevents.signature import Secret
+from outbox.message_id import moment_of
 from outbox.testing.samples import TEXTS
-from outbox.webhook import Secret
 
 JSON = JSONFormat()
 FULL = Message(

@@ -5,7 +5,7 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.portion import Portion
+from relay.adaptive_batch import Portion
 
 TIMEOUT = timedelta(seconds=30)
 SECONDS = TIMEOUT.total_seconds()

@@ -4,8 +4,8 @@ import io
 
 from typing_extensions import override
 
-from outbox.progress import Progress
-from outbox.table import draw_table, printable
+from outbox.cli.progress import Progress
+from outbox.cli.table import draw_table, printable
 
 
 class Terminal(io.StringIO):

@@ -11,9 +11,9 @@ from inbox.events import DuplicateSkipped, MessageHandled
 from outbox.dead_letters import Status
 from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
 from outbox.errors import ConfigError
-from outbox.listen_address import ListenAddress
-from outbox.metrics import serve_metrics
-from outbox.observers.prometheus import PrometheusEvents
+from outbox.observability.listen_address import ListenAddress
+from outbox.observability.metrics import serve_metrics
+from outbox.observability.prometheus import PrometheusEvents
 from relay.events import BatchSettled
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox import pulse
 from outbox.errors import ConfigError
-from outbox.pulse import Pulse
+from outbox.observability import heartbeat as pulse
+from outbox.observability.heartbeat import Pulse
 from tests.fixtures.waiting import let_pass, wait_for
 
 LONG_AGO = 1.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from outbox.nats_url import NatsSettings
-from outbox.sqs import SqsSettings
-from outbox.webhook import Secret
+from outbox.brokers.nats.url import NatsSettings
+from outbox.brokers.sqs.connection import SqsSettings
+from outbox.cloudevents.signature import Secret
 from relay.publishers.http.url import HttpSettings
 
 SECRET = "5ecre7"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.stranger import bytes_of, payload_of, text_of
-from outbox.wire import stranger_from_fields
+from outbox.cloudevents.fields import stranger_from_fields
+from outbox.cloudevents.raw_text import bytes_of, payload_of, text_of
 
 
 @given(st.binary() | st.text().map(str.encode))

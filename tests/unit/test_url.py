@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from outbox.database import conninfo, sqlalchemy_url
-from outbox.entry_points import implementation
+from outbox.brokers.plugins import implementation
 from outbox.errors import ConfigError, OutboxError
+from outbox.postgres.connection import conninfo, sqlalchemy_url
 from outbox.url import split, without_password
 
 _PASSWORD = "hemlighet"

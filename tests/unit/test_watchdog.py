@@ -6,9 +6,9 @@ import threading
 import pytest
 from typing_extensions import override
 
-from outbox import watchdog
 from outbox.errors import ConfigError
-from outbox.watchdog import Watchdog
+from outbox.observability import watchdog
+from outbox.observability.watchdog import Watchdog
 from tests.fixtures.waiting import wait_for
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox import InvalidMessageError, Message
+from outbox.cloudevents.fields import from_fields, to_fields
 from outbox.url import take_options
-from outbox.wire import from_fields, to_fields
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 MESSAGES = st.builds(

@@ -12,9 +12,9 @@ from typing import Any, Self
 import aio_pika  # in its own environment
 
 from benchmarks.drain import main
+from outbox.brokers.rabbitmq.connection import EXCHANGE
+from outbox.brokers.rabbitmq.message import to_properties
 from outbox.message import Message
-from outbox.rabbitmq import EXCHANGE
-from outbox.rabbitmq_message import to_properties
 from relay.publisher import Acked, Confirmation
 
 ACKED = Acked()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Self
 
 from outbox import Message
+from outbox.cloudevents.headers import to_headers
 from outbox.errors import BrokerUnavailableError
-from outbox.headers import to_headers
 from relay.publisher import Acked, Confirmation, Nacked
 
 from .queue import Queue

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from inbox.source import Delivery
 from outbox import Message, uuid7
+from outbox.cloudevents.headers import from_headers
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
-from outbox.headers import from_headers
 
 from .publisher import PREFIX
 from .queue import Queue

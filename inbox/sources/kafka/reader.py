@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from outbox.kafka import kafka_away, reason_of
+from outbox.brokers.kafka.connection import kafka_away, reason_of
 
 Part: TypeAlias = tuple[str, int]
 """A Kafka partition: its topic and its number."""

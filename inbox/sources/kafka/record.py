@@ -4,11 +4,11 @@ from typing import cast
 
 from confluent_kafka import Message as Record
 
+from outbox.brokers.kafka.connection import PREFIX
+from outbox.cloudevents.headers import from_headers
+from outbox.cloudevents.raw_text import text_of
 from outbox.errors import InvalidMessageError
-from outbox.headers import from_headers
-from outbox.kafka import PREFIX
 from outbox.message import Message
-from outbox.stranger import text_of
 
 
 def message_of(record: Record) -> tuple[Message, str | None]:

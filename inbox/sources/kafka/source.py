@@ -18,14 +18,14 @@ from typing import Any, Final, Self
 import confluent_kafka
 from confluent_kafka import Message as Record
 
-from inbox.backlog import Backlog
+from inbox.consuming.backlog import Backlog
 from inbox.source import Delivery
 from inbox.sources.kafka.log import Entry, Log
 from inbox.sources.kafka.reader import Part, Reader
 from inbox.sources.kafka.record import message_of
 from inbox.sources.kafka.topics import require_topics
+from outbox.brokers.kafka.connection import check_config, kafka_away, kafka_config
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.kafka import check_config, kafka_away, kafka_config
 from outbox.message import Message
 
 _MAX_HELD: Final = 500

@@ -7,8 +7,8 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from inbox.sources.kafka.reader import Reader
+from outbox.brokers.kafka.connection import reason_of
 from outbox.errors import ConfigError, shorten
-from outbox.kafka import reason_of
 
 _CONNECT: Final = 10.0
 _CREATION: Final = 2.0

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from outbox.brokers.nats.connection import ApiError, NatsConnection
+from outbox.brokers.nats.message import subject_problem
 from outbox.errors import ConfigError, shorten
 from outbox.message import Message
-from outbox.nats import ApiError, NatsConnection
-from outbox.nats_message import subject_problem
 
 NANOSECONDS: Final = 1_000_000_000
 _NOT_FOUND: Final = 404

@@ -8,10 +8,10 @@ from typing import Final
 from nats.aio.msg import Msg
 
 from inbox.sources.nats.durable import NANOSECONDS, Durable, Entry
+from outbox.brokers.nats.connection import NatsConnection
+from outbox.brokers.nats.message import decode_message, raw_headers, raw_text
 from outbox.errors import InvalidMessageError
 from outbox.message import Message
-from outbox.nats import NatsConnection
-from outbox.nats_message import decode_message, raw_headers, raw_text
 
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9

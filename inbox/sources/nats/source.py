@@ -15,15 +15,15 @@ from typing import Any, Final, Self
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from inbox.backlog import Backlog
-from inbox.outcomes import Outcomes
+from inbox.consuming.backlog import Backlog
+from inbox.consuming.outcomes import Outcomes
 from inbox.source import Delivery
 from inbox.sources.nats.delivery import NatsDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, give_back
+from outbox.brokers.nats.connection import ApiError, NatsConnection
+from outbox.brokers.nats.url import NatsSettings, name_option
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.nats import ApiError, NatsConnection
-from outbox.nats_url import NatsSettings, name_option
 from outbox.retry import jittered
 from outbox.url import whole_number
 
@@ -45,7 +45,7 @@ class NatsSource:
     often it handed one over, for whatever reason.
 
     Args:
-        url: `nats://` or `tls://`, with the options of `outbox.nats_url`.
+        url: `nats://` or `tls://`, with the options of `outbox.brokers.nats.url`.
         consumer: begins the names of the durables.
         topics: subjects, or their beginnings followed by `.*`.
         poll_interval: how long one pull waits at most; drawn anew each time.

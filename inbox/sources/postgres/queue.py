@@ -13,14 +13,14 @@ from inbox.sources.postgres.claim import read_delivery
 from inbox.sources.postgres.lanes import SKEW, Claimed, Lanes, Snapshot
 from inbox.sources.postgres.suspects import Suspects
 from inbox.sources.postgres.tenants import Tenants
-from inbox.subscribe import subscribe
-from outbox.database import Link
+from inbox.subscriptions import subscribe
 from outbox.errors import (
     BrokerUnavailableError,
     DatabaseUnavailableError,
     message_of,
 )
-from outbox.statement import load
+from outbox.postgres.connection import Link
+from outbox.postgres.sql_files import load
 
 # Also a server that became a standby, and a table or a right that is gone: no message
 # is to blame, and somebody may mend it.

@@ -13,13 +13,11 @@ from typing import Final, Self
 
 import psycopg
 
-from inbox.outcomes import Outcomes
+from inbox.consuming.outcomes import Outcomes
 from inbox.source import Delivery
 from inbox.sources.postgres.lanes import Claimed, Lanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from inbox.sources.postgres.suspects import Suspects
-from outbox.database import Link, conninfo
-from outbox.doorbell import Doorbell
 from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -27,10 +25,12 @@ from outbox.errors import (
     message_of,
 )
 from outbox.lane import BUCKETS
-from outbox.lease import Lease
-from outbox.lock import Lock, consumer_class
 from outbox.message import Message
-from outbox.pooler import refuse_pooler_async
+from outbox.postgres.advisory_lock import Lock, consumer_class
+from outbox.postgres.connection import Link, conninfo
+from outbox.postgres.doorbell import Doorbell
+from outbox.postgres.lease import Lease
+from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.retry import jittered
 from outbox.url import without_password
 

@@ -12,9 +12,9 @@ from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from outbox.amqp import NOT_FOUND, PRECONDITION_FAILED, Channel, Link
+from outbox.brokers.rabbitmq.amqp import NOT_FOUND, PRECONDITION_FAILED, Channel, Link
+from outbox.brokers.rabbitmq.connection import MAX_NAME_BYTES
 from outbox.errors import ConfigError, shorten
-from outbox.rabbitmq import MAX_NAME_BYTES
 
 OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], None]
 

@@ -16,14 +16,13 @@ from typing import Final, Self
 
 from pika import BasicProperties, spec
 
-from inbox.backlog import Backlog
-from inbox.recent import Recent
+from inbox.consuming.backlog import Backlog
+from inbox.consuming.lru import Recent
 from inbox.source import Delivery
 from inbox.sources.rabbitmq.delivery import RabbitMQDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
-from outbox.amqp import Link
-from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.rabbitmq import (
+from outbox.brokers.rabbitmq.amqp import Link
+from outbox.brokers.rabbitmq.connection import (
     BROKEN,
     EXCHANGE,
     checked_name,
@@ -31,7 +30,8 @@ from outbox.rabbitmq import (
     rabbitmq_away,
     rabbitmq_parameters,
 )
-from outbox.rabbitmq_message import from_delivery
+from outbox.brokers.rabbitmq.message import from_delivery
+from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.url import take_options, whole_number
 
 _OPTIONS: Final = (

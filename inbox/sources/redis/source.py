@@ -18,12 +18,17 @@ from typing import Final, Self
 
 from redis.exceptions import ResponseError
 
-from inbox.outcomes import Outcomes
+from inbox.consuming.outcomes import Outcomes
 from inbox.source import Delivery
 from inbox.sources.redis.streams import Entry, EntryId, Streams
+from outbox.brokers.redis.connection import (
+    BROKEN,
+    cancellable,
+    redis_away,
+    redis_client,
+)
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from outbox.redis import BROKEN, cancellable, redis_away, redis_client
 from outbox.retry import jittered
 from outbox.url import take_options, whole_number
 

@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from inbox.sources.redis.membership import end_membership
+from outbox.cloudevents.fields import from_fields, stranger_from_fields
+from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
-from outbox.stranger import text_of
-from outbox.wire import from_fields, stranger_from_fields
 
 RETURNED: Final = "returned"
 """The member to which entries are given that were given back."""
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 class Streams:
     """The streams of a consumer's topics. Needs Redis 6.2.
 
-    Each method raises what `outbox.redis.BROKEN` lists when Redis is away.
+    Each method raises what `BROKEN` lists when Redis is away.
     """
 
     def __init__(self, client: Redis, *, group: str, topics: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.queue import MAX_RECEIVED, SqsQueue
-from outbox.abreast import end
+from outbox.gather import end
 
 _MAX_POLLS: Final = 4
 # What comes to a poll that was given up is invisible until its time is over.

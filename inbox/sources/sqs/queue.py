@@ -7,10 +7,7 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from outbox.abreast import abreast
-from outbox.errors import ConfigError
-from outbox.message import Message
-from outbox.sqs import (
+from outbox.brokers.sqs.connection import (
     DENIED,
     MISSING,
     SqsSettings,
@@ -19,7 +16,10 @@ from outbox.sqs import (
     is_fifo,
     resource_name,
 )
-from outbox.sqs_message import read
+from outbox.brokers.sqs.message import read
+from outbox.errors import ConfigError
+from outbox.gather import abreast
+from outbox.message import Message
 
 MAX_RECEIVED: Final = 10
 _TOPIC: Final = "{topic}"
@@ -55,7 +55,7 @@ class Received:
 
 
 class SqsQueue:
-    """One queue. Its methods raise what `outbox.sqs.BROKEN` lists."""
+    """One queue. Its methods raise what `BROKEN` lists."""
 
     _MAX_HOLD: Final = 12 * 3600 - 60.0
 

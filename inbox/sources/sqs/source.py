@@ -14,16 +14,16 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
-from inbox.outcomes import Outcomes
-from inbox.recent import Recent
+from inbox.consuming.lru import Recent
+from inbox.consuming.outcomes import Outcomes
 from inbox.source import Delivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
-from outbox.abreast import end
+from outbox.brokers.sqs.connection import BROKEN, SqsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.gather import end
 from outbox.message import Message
-from outbox.sqs import BROKEN, SqsSettings
 from outbox.url import whole_number
 
 _CONNECTIONS: Final = 32

@@ -10,9 +10,9 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
+from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
 from outbox.errors import shorten
 from outbox.message import Message
-from outbox.webhook import ID, SIGNATURE, TIMESTAMP, Secret
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.http.host import Host
 

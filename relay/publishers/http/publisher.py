@@ -12,16 +12,16 @@ from typing import Self
 
 import aiohttp
 
+from outbox.cloudevents.http import to_request
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
-from outbox.http import to_request
 from outbox.message import Message
+from relay.published_ids import Taken
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.http.address import is_public, socket_maker
 from relay.publishers.http.host import Host
 from relay.publishers.http.post import Mailbox, one_line
 from relay.publishers.http.round import Round
 from relay.publishers.http.url import HttpSettings
-from relay.taken import Taken
 
 
 class HttpPublisher:

@@ -10,9 +10,9 @@ from typing import Any, Final, Self
 from typing_extensions import override
 from yarl import URL
 
+from outbox.cloudevents.signature import Secret, read_secrets
 from outbox.errors import ConfigError, shorten
 from outbox.url import take_options, whole_number, without_password
-from outbox.webhook import Secret, read_secrets
 
 _FLAGS: Final = ("allow_private", "unsigned")
 _NUMBERS: Final = ("max_connections", "max_payload_bytes")

@@ -17,8 +17,8 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox.brokers.kafka.connection import kafka_away, reason_of
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
-from outbox.kafka import kafka_away, reason_of
 from relay.publishers.kafka.record import Record
 
 UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)

@@ -14,8 +14,13 @@ from typing import Any, Final, Self
 import confluent_kafka
 from confluent_kafka import KafkaError
 
+from outbox.brokers.kafka.connection import (
+    check_config,
+    kafka_away,
+    kafka_config,
+    reason_of,
+)
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.kafka import check_config, kafka_away, kafka_config, reason_of
 from outbox.message import Message
 from outbox.url import take_options, whole_number
 from relay.publisher import Acked, Confirmation, Nacked

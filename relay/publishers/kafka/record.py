@@ -3,9 +3,9 @@
 import re
 from typing import Final, NamedTuple
 
+from outbox.brokers.kafka.connection import PREFIX
+from outbox.cloudevents.headers import to_headers
 from outbox.errors import shorten
-from outbox.headers import to_headers
-from outbox.kafka import PREFIX
 from outbox.message import Message
 
 _TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")

@@ -15,15 +15,15 @@ from typing import Final, Self
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.message import Message
-from outbox.nats import ApiError, NatsConnection, publish_command
-from outbox.nats_message import (
+from outbox.brokers.nats.connection import ApiError, NatsConnection, publish_command
+from outbox.brokers.nats.message import (
     encode_headers,
     header_problem,
     subject_problem,
 )
-from outbox.nats_url import NatsSettings
+from outbox.brokers.nats.url import NatsSettings
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
+from outbox.message import Message
 from outbox.url import whole_number
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.nats.puback import (
@@ -45,7 +45,7 @@ class NatsPublisher:
     """Publishes to the streams that capture the topics, or to one that is named.
 
     Args:
-        url: `nats://` or `tls://`, with the options of `outbox.nats_url`.
+        url: `nats://` or `tls://`, with the options of `outbox.brokers.nats.url`.
         max_payload_bytes: a payload above it is nacked as permanent, and so is what
             is larger, with its headers, than the server takes.
     """

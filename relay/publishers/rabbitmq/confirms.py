@@ -9,10 +9,10 @@ from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from outbox.amqp import Channel, Link
+from outbox.brokers.rabbitmq.amqp import Channel, Link
+from outbox.brokers.rabbitmq.message import to_properties
 from outbox.errors import shorten
 from outbox.message import Message
-from outbox.rabbitmq_message import to_properties
 from relay.publisher import Acked, Nacked
 
 _ACKED = Acked()

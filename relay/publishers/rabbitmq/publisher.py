@@ -11,10 +11,8 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Final, Self
 
-from outbox.amqp import PRECONDITION_FAILED, Link
-from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
-from outbox.message import Message
-from outbox.rabbitmq import (
+from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, Link
+from outbox.brokers.rabbitmq.connection import (
     BROKEN,
     EXCHANGE,
     checked_name,
@@ -22,11 +20,13 @@ from outbox.rabbitmq import (
     rabbitmq_away,
     rabbitmq_parameters,
 )
-from outbox.rabbitmq_message import why_impossible
+from outbox.brokers.rabbitmq.message import why_impossible
+from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
+from outbox.message import Message
 from outbox.url import take_options, whole_number, without_password
+from relay.published_ids import Taken
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
-from relay.taken import Taken
 
 _NUMBERS: Final = ("max_payload_bytes", "timeout")
 # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.

@@ -6,9 +6,9 @@ from typing import Any, Final, Protocol
 
 from botocore.exceptions import ClientError
 
+from outbox.brokers.sqs.connection import DENIED, SqsSettings, code_of, is_fifo
+from outbox.brokers.sqs.message import Written, group_of, typed
 from outbox.message import Message
-from outbox.sqs import DENIED, SqsSettings, code_of, is_fifo
-from outbox.sqs_message import Written, group_of, typed
 
 _MIB: Final = 1024 * 1024
 # Of a topic whose MaximumMessageSize was never set, or may not be read.
@@ -38,7 +38,7 @@ class Destination:
 
 
 class Service(Protocol):
-    """What differs between SQS and SNS. Raises what `outbox.sqs.BROKEN` lists."""
+    """What differs between SQS and SNS. Raises what `BROKEN` lists."""
 
     kind: str
 

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
-from outbox.abreast import abreast
+from outbox.brokers.sqs.connection import BROKEN, SqsSettings, flag
+from outbox.brokers.sqs.message import write
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
+from outbox.gather import abreast
 from outbox.message import Message
-from outbox.sqs import BROKEN, SqsSettings, flag
-from outbox.sqs_message import write
 from outbox.url import whole_number
+from relay.published_ids import Taken
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
 from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
-from relay.taken import Taken
 
 _ANSWER: Final = 10.0
 # Somebody may raise the limit of a queue.

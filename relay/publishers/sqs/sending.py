@@ -6,9 +6,7 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from outbox.abreast import end
-from outbox.errors import BrokerUnavailableError
-from outbox.sqs import (
+from outbox.brokers.sqs.connection import (
     BROKEN,
     DENIED,
     MISSING,
@@ -17,6 +15,8 @@ from outbox.sqs import (
     is_busy,
     is_temporary,
 )
+from outbox.errors import BrokerUnavailableError
+from outbox.gather import end
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs.destination import Service
 from relay.publishers.sqs.requests import Entry, Line, Requests

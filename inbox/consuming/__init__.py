@@ -1,0 +1,1 @@
+"""From the source to the handler and back: fetch, dispatch, settle."""

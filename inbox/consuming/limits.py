@@ -1,0 +1,61 @@
+"""What a consumer may hold at once, and for how long."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from inbox.handlers.idle_timeout import check_max_idle
+from outbox.errors import ConfigError
+
+MIB: Final = 1024 * 1024
+DEFAULT_HELD_BYTES: Final = 64 * MIB
+_FETCH_BYTES: Final = 8 * MIB
+"""What the `postgres` broker hands over at once; others: see docs/containers.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of one consumer; `Consumer` says what each of them is.
+
+    Raises:
+        ConfigError: one of them is below what it is at least.
+    """
+
+    max_in_flight: int
+    max_in_flight_per_tenant: int | None
+    max_prefetched: int | None
+    max_waiting: int
+    max_held_bytes: int
+    max_idle: timedelta | None
+    drain: timedelta
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be kept to."""
+        for field, value, least in (
+            ("max_in_flight", self.max_in_flight, 1),
+            ("max_in_flight_per_tenant", self.max_in_flight_per_tenant, 1),
+            ("max_prefetched", self.max_prefetched, 0),
+            ("max_waiting", self.max_waiting, 0),
+            ("max_held_bytes", self.max_held_bytes, 1),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"{field}={value}: must be at least {least}")
+        check_max_idle(self.max_idle)
+        if self.drain < timedelta(0):
+            raise ConfigError(f"drain={self.drain}: must not be negative")
+
+    @property
+    def max_lines(self) -> int:
+        """Messages that each queue holds at work or ready."""
+        if self.max_prefetched is None:
+            return 2 * self.max_in_flight
+        return self.max_in_flight + self.max_prefetched
+
+    def memory_bytes(self, queues: int = 1) -> int:
+        """Compute the most memory, about, that a consumer takes without its handlers.
+
+        What is held is in memory twice, as the broker's library read it and as the
+        message; what is being fetched up to five times.
+        """
+        each = 2 * self.max_held_bytes + 5 * _FETCH_BYTES
+        return 64 * MIB + queues * each

@@ -1,0 +1,120 @@
+"""Which queues a process serves: their weights, order and sources."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from inbox.handlers.registration import AnyHandler
+from inbox.handlers.routes import DEFAULT_QUEUE, Routes
+from inbox.source import Source
+from outbox.brokers.plugins import implementation
+from outbox.errors import ConfigError, shorten
+
+Order: TypeAlias = Literal["key", "none"]
+_ORDERS = ("key", "none")
+
+
+class Serving:
+    """The choices of one consumer, checked against its handlers when it runs.
+
+    Args:
+        source: a broker's URL, the source of the only queue, or one for each.
+        order: of all queues, or for each; `"key"` where nothing is said.
+
+    Raises:
+        ConfigError: an order that there isn't.
+    """
+
+    def __init__(
+        self,
+        consumer: str,
+        routes: Routes[AnyHandler],
+        source: Source | str | Mapping[str, Source],
+        order: Order | Mapping[str, Order],
+    ) -> None:
+        self._consumer = consumer
+        self._routes = routes
+        self._source = source
+        self._order = order
+        self._weights: dict[str, int] = {}
+        for said in order.values() if isinstance(order, Mapping) else (order,):
+            if said not in _ORDERS:
+                raise ConfigError(
+                    f"order={shorten(said)}: write one of {', '.join(_ORDERS)}"
+                )
+
+    def choose(self, queues: Mapping[str, int]) -> None:
+        """Serve these, with these weights.
+
+        Raises:
+            ConfigError: there are none, or a weight isn't a positive number.
+        """
+        if not queues:
+            raise ConfigError("queues={}: name at least one queue, or leave queues out")
+        for queue, weight in queues.items():
+            if type(weight) is not int or weight < 1:
+                raise ConfigError(
+                    f"weight {shorten(weight)} of queue {shorten(queue)}: must be a "
+                    "whole number, at least 1"
+                )
+        self._weights = dict(queues)
+
+    def weights(self) -> dict[str, int]:
+        """Give what was chosen, or all queues alike.
+
+        Raises:
+            ConfigError: a queue was named for which no handler is registered.
+        """
+        known = self._routes.queues
+        named = {"queue": self._weights}
+        if isinstance(self._order, Mapping):
+            named["order of queue"] = dict.fromkeys(self._order, 1)
+        if isinstance(self._source, Mapping):
+            named["source of queue"] = dict.fromkeys(self._source, 1)
+        for field, queues in named.items():
+            for queue in queues:
+                if queue not in known:
+                    raise ConfigError(
+                        f"consumer {self._consumer!r}: {field} {shorten(queue)}: no "
+                        "handler is registered for it; the queues are "
+                        f"{', '.join(sorted(known))}"
+                    )
+        return self._weights or dict.fromkeys(known, 1)
+
+    def keeps_order(self, queue: str) -> bool:
+        """Tell whether messages with one key wait for each other."""
+        if isinstance(self._order, Mapping):
+            return self._order.get(queue, "key") == "key"
+        return self._order == "key"
+
+    def source_of(self, queue: str) -> Source:
+        """Make, or find, the source of a queue.
+
+        Raises:
+            ConfigError: there is none, or it can't be made.
+        """
+        if isinstance(self._source, str):
+            found = implementation("inbox.sources", self._source)
+            made: Source = found.from_url(
+                self._source,
+                consumer=group_of(self._consumer, queue),
+                topics=self._routes.queues[queue],
+            )
+            return made
+        if not isinstance(self._source, Mapping):
+            if len(self._routes.queues) == 1:
+                return self._source
+        elif queue in self._source:
+            return self._source[queue]
+        raise ConfigError(
+            f"consumer {self._consumer!r}: has no source for queue {queue!r}; pass a "
+            "URL, or a mapping with a source for each queue"
+        )
+
+
+def group_of(consumer: str, queue: str) -> str:
+    """Name the consumer group of a queue.
+
+    With hyphens, because NATS takes no dot, and two of them, so that it is not that
+    of another consumer by accident.
+    """
+    return consumer if queue == DEFAULT_QUEUE else f"{consumer}--{queue}"

@@ -1,0 +1,268 @@
+"""Settle one delivery: handle it until it is handled, or give it up.
+
+    handled, or known ──▶ ack
+    RetryLater(delay) ──▶ again after the delay; no attempt is counted
+    raised            ──▶ again with backoff; after the last attempt a dead letter
+    DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
+    committed inside of the handler, with its receipt ──▶ dead letter, ack
+    database away     ──▶ again when it is back; no attempt is counted
+    started as often as may be, without an end ──▶ dead letter, not tried again
+
+Meanwhile later messages of the key wait, and all others go on.
+"""
+
+import asyncio
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from inbox.consuming.dispatch import Flight
+from inbox.consuming.give_up import GivingUp, about_message, ack, problem_of, refusal_of
+from inbox.consuming.outage import Outage
+from inbox.dead_letters.write import DeadLetterWriter
+from inbox.errors import (
+    DeadLetter,
+    InvalidReceiptError,
+    RetryLater,
+    TransactionEndedError,
+)
+from inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageCancelled,
+    MessageHandled,
+    RetryRequested,
+)
+from inbox.handlers.batch import Batches, Batching
+from inbox.handlers.executor import Handling, is_cancelled
+from inbox.handlers.registration import AnyHandler, retry_of
+from inbox.handlers.routes import Routes
+from inbox.jobs.runner import JobCancelled, JobReturned, LongHandler, LongHandling
+from inbox.poison.start_counter import StartedTooOften, Trial, Trials
+from inbox.receipt import has_receipt
+from inbox.source import Delivery
+from outbox.errors import DatabaseUnavailableError, shorten
+from outbox.events import Observers
+from outbox.message import Message
+from outbox.retry import RetryPolicy
+
+
+class Settlement:
+    """How the deliveries of one run of a consumer are settled."""
+
+    def __init__(
+        self,
+        dead_letters: DeadLetterWriter,
+        routes: Routes[AnyHandler],
+        handling: Handling,
+        retry: RetryPolicy,
+        observers: Observers,
+    ) -> None:
+        self._dead_letters = dead_letters
+        self._consumer = dead_letters.consumer
+        self._routes = routes
+        self._handling = handling
+        self._batches: dict[Batching, Batches] = {}
+        self._long = LongHandling(handling, dead_letters.consumer)
+        self._retry = retry
+        self._notify = observers.notify
+        self._trials = Trials(handling, dead_letters.consumer)
+        self._outage = Outage(dead_letters.consumer, observers)
+        self._giving_up = GivingUp(dead_letters, self._outage, observers)
+
+    async def settle(self, delivery: Delivery, flight: Flight) -> bool:
+        """Settle a delivery; give False if the flight stops first."""
+        message = delivery.message
+        handler = self._routes.find(message.topic)
+        problem = problem_of(delivery)
+        if problem is not None:
+            failure = problem
+        elif handler is None:
+            failure = (
+                f"consumer {self._consumer!r} has no handler for topic "
+                f"{shorten(message.topic)}"
+            )
+        elif self._killed_whoever_tried(handler, delivery):
+            return await self._give_up_killer(delivery, flight, delivery.attempts)
+        else:
+            return await self._try(handler, delivery, flight)
+        return await self._giving_up.give_up(
+            delivery, flight, failure, delivery.attempts
+        )
+
+    async def _try(
+        self, handler: AnyHandler, delivery: Delivery, flight: Flight
+    ) -> bool:
+        is_long = isinstance(handler, LongHandler)
+        trial = self._trials.of(delivery, self._retry_of(handler), is_long=is_long)
+        settled = False
+        try:
+            outcome = await self._handle(handler, delivery, flight, trial)
+            if isinstance(outcome, bool):
+                settled = outcome
+            else:
+                settled = await self._giving_up.give_up(delivery, flight, *outcome)
+        except StartedTooOften as started:
+            settled = await self._give_up_killer(delivery, flight, started.starts)
+        finally:
+            await (trial.end() if settled else trial.take_back())
+        return settled
+
+    def _killed_whoever_tried(self, handler: AnyHandler, delivery: Delivery) -> bool:
+        # The last attempt that came to an end gave it up: after it nothing comes again.
+        # Of a long handler the job itself knows its starts.
+        spent = self._retry_of(handler).spent(delivery.attempts)
+        return spent and not isinstance(handler, LongHandler)
+
+    def _retry_of(self, handler: AnyHandler) -> RetryPolicy:
+        return retry_of(handler) or self._retry
+
+    async def _give_up_killer(
+        self, delivery: Delivery, flight: Flight, starts: int
+    ) -> bool:
+        was_handled = await self._was_handled(delivery.message, flight)
+        if was_handled is None:
+            return False
+        if was_handled:
+            await self._handled(delivery, False, 0.0)
+            return True
+        failure = f"was started {starts} times and never came to an end"
+        return await self._giving_up.give_up(delivery, flight, failure, starts)
+
+    async def _was_handled(self, message: Message, flight: Flight) -> bool | None:
+        """Look for its receipt; None: it is to stop."""
+        # Its process may have died between the commit and the ack.
+        look = partial(has_receipt, message.id, self._consumer)
+        lost = 0
+        while True:
+            try:
+                async with flight.turn(message):
+                    return await self._handling.transact(look)
+            except Exception as error:  # noqa: BLE001 (without an answer it waits)
+                if refusal_of(error) is not None:
+                    return False  # an id that no receipt can have
+                lost += 1
+                if not await self._outage.wait(error, lost, flight):
+                    return None
+
+    async def _handle(
+        self, handler: AnyHandler, delivery: Delivery, flight: Flight, trial: Trial
+    ) -> bool | tuple[str | BaseException, int]:
+        message = delivery.message
+        lost = 0
+        while True:
+            failure: BaseException
+            try:
+                turn, start = flight.turn(message), trial.start(flight.stopping)
+                async with turn, start as is_started:
+                    if not is_started:
+                        return False
+                    started = time.monotonic()
+                    is_new = await self._call(handler, message, flight, trial)
+            except StartedTooOften:
+                raise
+            except JobReturned:
+                return False
+            except JobCancelled:
+                await self._cancelled(delivery)
+                return True
+            except RetryLater as decision:
+                await trial.take_back()
+                self._notify(
+                    RetryRequested(
+                        **self._about(message),
+                        reason=decision.reason,
+                        seconds_until_retry=decision.delay.total_seconds(),
+                    )
+                )
+                if not await flight.park(decision.delay):
+                    return False
+                continue
+            except DeadLetter as decision:
+                return decision, trial.attempts + 1
+            except InvalidReceiptError as error:
+                return error, trial.attempts
+            except DatabaseUnavailableError as error:
+                lost += 1
+                if not await self._outage.wait(error, lost, flight):
+                    return False
+                continue
+            except TransactionEndedError as error:
+                was_committed = await self._was_handled(message, flight)
+                if was_committed is None:
+                    return False
+                if was_committed:
+                    return error, trial.attempts + 1
+                failure = error
+            except asyncio.CancelledError as error:
+                if is_cancelled():
+                    raise
+                failure = error
+            except Exception as error:  # noqa: BLE001 (a handler may raise anything)
+                if trial.excuses(error):
+                    trial.broken += 1
+                    if not await self._outage.wait(error, trial.broken, flight):
+                        return False
+                    continue
+                failure = error
+            else:
+                await self._handled(delivery, is_new, time.monotonic() - started)
+                return True
+            trial.failed()
+            if trial.retry.spent(trial.attempts):
+                return failure, trial.attempts
+            if not await self._back_off(delivery, trial, failure, flight):
+                return True
+
+    async def _call(
+        self, handler: AnyHandler, message: Message, flight: Flight, trial: Trial
+    ) -> bool:
+        if isinstance(handler, LongHandler):
+            return await self._long.run(handler, message, flight.stopping, trial)
+        if isinstance(handler, Batching):
+            batches = self._batches.get(handler)
+            if batches is None:
+                batches = self._batches[handler] = Batches(handler, self._handling)
+            return await batches.handle(message)
+        return await self._handling.handle(handler, message)
+
+    async def _cancelled(self, delivery: Delivery) -> None:
+        self._outage.end()
+        self._notify(MessageCancelled(**self._about(delivery.message)))
+        await ack(delivery)
+
+    async def _handled(self, delivery: Delivery, is_new: bool, seconds: float) -> None:
+        self._outage.end()
+        about = self._about(delivery.message)
+        if is_new:
+            self._notify(MessageHandled(**about, seconds=seconds))
+        else:
+            self._notify(DuplicateSkipped(**about))
+        await ack(delivery)
+
+    async def _back_off(
+        self, delivery: Delivery, trial: Trial, failure: BaseException, flight: Flight
+    ) -> bool:
+        delay = trial.retry.delay(trial.attempts)
+        said = self._dead_letters.describe(failure)
+        traces = self._giving_up.stacktraces
+        self._notify(
+            HandlerFailed(
+                **self._about(delivery.message),
+                attempts=trial.attempts,
+                reason=said.reason,
+                seconds_until_retry=delay.total_seconds(),
+                stacktrace=traces.first(delivery.message, failure, said),
+            )
+        )
+        due = time.monotonic() + delay.total_seconds()
+        if await flight.park(delay):
+            return True
+        left = max(0.0, due - time.monotonic())
+        await trial.keep()
+        await delivery.nack(timedelta(seconds=left))
+        return False
+
+    def _about(self, message: Message) -> dict[str, Any]:
+        return about_message(self._consumer, message)

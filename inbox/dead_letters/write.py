@@ -1,0 +1,263 @@
+"""Give a message up: where it goes, and what is kept about the failure.
+
+A message is given up once: while it has a dead letter that is PENDING, its consumer
+writes no other. So a consumer that dies before its ack leaves nothing twice.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import bindparam, insert, null, select, text
+from sqlalchemy.orm import Session
+
+from inbox.consuming.lru import Recent
+from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
+from inbox.handlers.executor import Handling
+from inbox.handlers.idle_timeout import limit_idle_now
+from inbox.schema import dead_letter_table
+from outbox import json_codec as codec
+from outbox.cloudevents.raw_text import storable
+from outbox.dead_letters import SHORTENED, TOPIC_HEADER
+from outbox.errors import one_line, traceback_of
+from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
+from outbox.message import Message
+
+Redact: TypeAlias = Callable[[str], str]
+"""Takes a reason or a stack trace, and gives it without what nobody is to read."""
+
+MAX_STACKTRACE_CHARS: Final = 16 * 1024
+_MAX_REASON_CHARS: Final = 2 * 1024
+_MAX_INTEGER: Final = 2**31 - 1
+_SHORT: Final = 200
+# A string in jsonb takes 256 MiB.
+_MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
+_CUT: Final = "\n…\n"
+
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(:lock)")
+_PENDING: Final = select(dead_letter_table.c.id).where(
+    dead_letter_table.c.status == "PENDING",
+    dead_letter_table.c.message_id == bindparam("message_id"),
+    dead_letter_table.c.origin == bindparam("origin"),
+)
+_INSERT: Final = (
+    insert(dead_letter_table)
+    .values(
+        {
+            name: bindparam(name, type_=dead_letter_table.c[name].type)
+            for name in (
+                "origin",
+                "message_id",
+                "topic",
+                "key",
+                "tenant",
+                "attempts",
+                "schema_version",
+                "content_type",
+                "headers",
+                "payload",
+                "error_reason",
+                "error_stacktrace",
+            )
+        }
+    )
+    .inline()
+)
+_INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What was written down; `is_new` unless the message was given up before."""
+
+    reason: str
+    stacktrace: str | None
+    is_new: bool = True
+
+
+class Stacktraces:
+    """Gives the stack trace of each message's first failure, and no other.
+
+    So that a log has it once, and a line for each attempt.
+    """
+
+    def __init__(self) -> None:
+        self._told: Recent[bool] = Recent()
+
+    def first(
+        self, message: Message, failure: str | BaseException, said: Failure
+    ) -> str | None:
+        """Give it, unless one was given of this message, or it tells nothing."""
+        if isinstance(failure, DeadLetter) and failure.__cause__ is None:
+            return None  # a decision, and no failure
+        if isinstance(failure, InvalidReceiptError) or said.stacktrace is None:
+            return None
+        if self._told.get(message.id):
+            return None
+        self._told.note(message.id, True)
+        return said.stacktrace
+
+
+class DeadLetterWriter:
+    """Writes the dead letters of one consumer.
+
+    Args:
+        redact: applied to whatever is kept of an error. If it raises, nothing is kept
+            but the kind of its own error.
+    """
+
+    def __init__(
+        self, consumer: str, handling: Handling, redact: Redact | None = None
+    ) -> None:
+        self.consumer = consumer
+        self._handling = handling
+        self._redact = redact
+
+    async def write(
+        self,
+        message: Message,
+        *,
+        attempts: int,
+        failure: str | BaseException,
+        readable: bool = True,
+        refusal: str | None = None,
+    ) -> Failure:
+        """Write a dead letter, in a transaction of its own.
+
+        After a `TransactionEndedError` it isn't retried by the schedule: that would
+        find the receipt that was committed, and call it SUCCEEDED.
+
+        Args:
+            readable: with False it never was a message with an id, and is known by
+                all that came: it can be looked at, and not retried.
+            refusal: why it couldn't be written as it is; then what is not its payload
+                is kept as JSON in one header, and it is known by all that came.
+        """
+        said = self.describe(failure)
+        if refusal is not None:
+            refused = f" (kept apart, for the row was refused: {refusal})"
+            reason = said.reason[: _MAX_REASON_CHARS - len(refused)] + refused
+            said = Failure(reason, said.stacktrace)
+        is_whole = readable and refusal is None
+        values = {
+            "origin": f"consumer:{self.consumer}",
+            "message_id": str(message.id) if is_whole else _digest(message),
+            "attempts": min(attempts, _MAX_INTEGER),
+            "payload": message.payload,
+            "error_reason": said.reason,
+            "error_stacktrace": said.stacktrace,
+            **(_columns(message) if refusal is None else _spare_columns(message)),
+        }
+        is_scheduled = not isinstance(failure, TransactionEndedError)
+        is_new = await self._handling.transact(
+            partial(insert_dead_letter, values, is_scheduled=is_scheduled)
+        )
+        return Failure(said.reason, said.stacktrace, is_new)
+
+    def describe(self, failure: str | BaseException) -> Failure:
+        """Say what failed, redacted, bounded, as text that can be stored."""
+        if isinstance(failure, BaseException):
+            reason = one_line(failure)
+            stacktrace = self._redacted(traceback_of(failure))
+        else:
+            reason, stacktrace = failure, None
+        return Failure(
+            _storable(self._redacted(reason)[:_MAX_REASON_CHARS]) or "",
+            _bounded(_storable(stacktrace)),
+        )
+
+    def _redacted(self, said: str) -> str:
+        if self._redact is None:
+            return said
+        try:
+            return str(self._redact(said))
+        except Exception as error:  # noqa: BLE001 (what it was to hide stays hidden)
+            return f"left out: redact raised {type(error).__name__}"
+
+
+def insert_dead_letter(
+    values: dict[str, Any], session: Session, *, is_scheduled: bool = True
+) -> bool:
+    """Insert a dead letter, unless one of this message is PENDING; tell which.
+
+    Two that give up one message at the same moment meet at the lock. What the first
+    one committed is seen by the second only if each statement has its own snapshot.
+    """
+    session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+    limit_idle_now(session)
+    named = json.dumps([values["origin"], values["message_id"]])
+    lock = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
+    session.execute(_LOCK, {"lock": lock})
+    who = {name: values[name] for name in ("message_id", "origin")}
+    if session.execute(_PENDING, who).first() is not None:
+        return False
+    session.execute(_INSERT if is_scheduled else _INSERT_UNSCHEDULED, values)
+    return True
+
+
+def _columns(message: Message) -> dict[str, Any]:
+    headers = {
+        _storable(name): _storable(value) for name, value in message.headers.items()
+    }
+    topic = _storable(message.topic) or ""
+    if len(topic.encode()) > MAX_INDEXED_BYTES:
+        headers[TOPIC_HEADER] = topic
+        topic = topic[:_SHORT] + SHORTENED
+    return {
+        "topic": topic,
+        "key": _storable(message.key),
+        "tenant": _storable(message.tenant),
+        "schema_version": min(message.schema_version, MAX_SCHEMA_VERSION),
+        "content_type": _storable(message.content_type),
+        "headers": headers,
+    }
+
+
+def _spare_columns(message: Message) -> dict[str, Any]:
+    topic = ascii(message.topic)[1:-1]
+    return {
+        "topic": topic if len(topic) <= _SHORT else topic[:_SHORT] + SHORTENED,
+        "key": None,
+        "tenant": None,
+        "schema_version": 1,
+        "content_type": codec.BINARY,
+        # ASCII within JSON within JSON: there is nothing in it to refuse but its size.
+        "headers": {
+            "message": json.dumps(_all_but_payload(message))[:_MAX_SPARE_CHARS]
+        },
+    }
+
+
+def _all_but_payload(message: Message) -> dict[str, Any]:
+    return {
+        "id": str(message.id),
+        "topic": message.topic,
+        "key": message.key,
+        "tenant": message.tenant,
+        "content_type": message.content_type,
+        "schema_version": str(message.schema_version),
+        "headers": {str(name): str(value) for name, value in message.headers.items()},
+    }
+
+
+def _digest(message: Message) -> str:
+    headers = sorted((str(name), str(value)) for name, value in message.headers.items())
+    came = json.dumps([message.topic, message.key, headers])
+    digest = sha256(came.encode() + message.payload)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _bounded(trace: str | None) -> str | None:
+    if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
+        return trace
+    # The end says what was raised, the beginning how it came there.
+    head = MAX_STACKTRACE_CHARS // 4
+    tail = MAX_STACKTRACE_CHARS - head - len(_CUT)
+    return f"{trace[:head]}{_CUT}{trace[-tail:]}"
+
+
+def _storable(value: str | None) -> str | None:
+    return None if value is None else storable(value)

@@ -1,0 +1,1 @@
+"""Handlers: how they are registered, prepared and run."""

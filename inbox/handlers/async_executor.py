@@ -1,0 +1,125 @@
+"""Async handlers, in the running loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from uuid import UUID
+
+from sqlalchemy import Executable
+from sqlalchemy.orm import Session
+
+from inbox.errors import InvalidReceiptError
+from inbox.handlers.executor import TABLES
+from inbox.handlers.idle_timeout import limit_idle
+from inbox.handlers.routes import AsyncHandler, BatchHandler, Handler, name_of
+from inbox.handlers.signature import is_async
+from inbox.idempotent import is_idempotent, record_receipt_async
+from inbox.jobs.job import AsyncJob
+from inbox.jobs.store import JobKey, Leased
+from inbox.receipt import record_receipts
+from inbox.transaction import hold, lent
+from outbox.errors import (
+    AutocommitError,
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+)
+from outbox.message import Message
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+T = TypeVar("T")
+
+
+class AsyncHandling:
+    """Async handlers in the loop."""
+
+    def __init__(
+        self,
+        sessions: "async_sessionmaker[AsyncSession]",
+        consumer: str,
+        max_idle: timedelta | None,
+    ) -> None:
+        self._sessions = sessions
+        self._consumer = consumer
+        self._max_idle = max_idle
+
+    def check(self, handler: Handler) -> None:
+        """Refuse a plain function."""
+        if not is_async(handler):
+            raise ConfigError(
+                f"handler {name_of(handler)} is a plain function, and sessions an "
+                "async_sessionmaker: write async def, or pass a sessionmaker"
+            )
+
+    async def handle(self, handler: Handler, message: Message) -> bool:
+        """Run the handler in the running task."""
+        async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
+            try:
+                await session.run_sync(hold)
+                is_new = is_idempotent(handler) or await record_receipt_async(
+                    session, message.id, self._consumer
+                )
+            except (InvalidReceiptError, AutocommitError):
+                raise
+            except Exception as error:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            if is_new:
+                async with lent(session):
+                    await cast("AsyncHandler", handler)(session, message)
+        return is_new
+
+    async def handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
+        """Run the handler in the running task."""
+        async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
+            try:
+                await session.run_sync(hold)
+                new = await session.run_sync(
+                    record_receipts, [m.id for m in messages], self._consumer
+                )
+            except (InvalidReceiptError, AutocommitError):
+                raise
+            except Exception as error:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            if new:
+                async with lent(session):
+                    await handler(session, [m for m in messages if m.id in new])
+        return new
+
+    async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
+        """Execute in the running task."""
+        async with self._sessions() as session, session.begin():
+            await session.execute(statement, values)
+
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run in the running task."""
+        async with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
+            return await session.run_sync(function)
+
+    def job(self, key: JobKey, leased: Leased, message: Message) -> AsyncJob:
+        """Make a job for a coroutine function."""
+        return AsyncJob(self._sessions, key, leased, message, self._max_idle)
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in the running task."""
+        return await handler(*arguments)
+
+    def interrupt(self, call: asyncio.Future[Any]) -> bool:
+        """Cancel its task."""
+        return call.cancel()
+
+    async def probe(self) -> None:
+        """Read no row."""
+        async with self._sessions() as session:
+            await session.run_sync(hold)
+            await session.execute(TABLES)
+
+    def close(self) -> None:
+        """There are no threads."""

@@ -1,0 +1,127 @@
+"""Batch handlers: many messages in one transaction, their receipts by one statement.
+
+While one batch is handled the next one gathers, so batches grow with the load by
+themselves, and a lone message waits for nobody. When a batch fails, its messages are
+handled one by one, each in a batch of its own: so a bad one spoils only itself.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+from inbox.errors import DeadLetter, TransactionEndedError
+from inbox.handlers.executor import Handling, is_cancelled
+from inbox.handlers.prepare import Terms, prepare
+from inbox.handlers.routes import BatchHandler, Handler
+from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.message import Message
+
+Answer: TypeAlias = asyncio.Future[bool]
+
+
+class Batching:
+    """A handler `(session, messages)` and how it is called.
+
+    Args:
+        size: messages in one call, at most. They are of different keys, unless the
+            queue keeps no order.
+    """
+
+    def __init__(self, handler: BatchHandler, terms: Terms, size: int) -> None:
+        if size < 2:
+            raise ConfigError(f"batch={size}: must be at least 2")
+        self.terms = terms
+        self.size = size
+        self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+        # Messages are lifted before they gather: one that can't be is alone in that.
+        limited = Terms(_same, terms.time_limit)
+        self.handler: Any = prepare(cast("Handler", handler), limited)
+
+    def __call__(self, session: Any, message: Message) -> Any:
+        """Handle one message, as any handler does."""
+        return self.handler(session, [self.terms.lift(message)])
+
+
+class Batches:
+    """What gathers for one batch handler, in one run of a consumer. For one loop."""
+
+    def __init__(self, batching: Batching, handling: Handling) -> None:
+        self._batching = batching
+        self._handling = handling
+        self._waiting: deque[tuple[Message, Answer]] = deque()
+        self._at_work: list[tuple[Message, Answer]] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def handle(self, message: Message) -> bool:
+        """Handle a message with whatever gathers; tell whether it was new.
+
+        Raises:
+            Exception: what the handler raised for this message alone, and what
+                `Handling.handle` raises.
+        """
+        message = self._batching.terms.lift(message)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((message, answer))
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._handle_all())
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not is_cancelled():
+                raise  # the handler's own
+            # A stop whose time is over: the last one to leave turns off the light.
+            if all(answer.done() for _, answer in (*self._at_work, *self._waiting)):
+                self._work.cancel()
+                await asyncio.wait({self._work})
+            raise
+
+    async def _handle_all(self) -> None:
+        while self._waiting:
+            count = min(len(self._waiting), self._batching.size)
+            batch = [self._waiting.popleft() for _ in range(count)]
+            # Whoever no longer waits is stopping.
+            self._at_work = [(m, a) for m, a in batch if not a.done()]
+            await self._handle(self._at_work)
+
+    async def _handle(self, batch: Sequence[tuple[Message, Answer]]) -> None:
+        if not batch:
+            return
+        handler = self._batching.handler
+        try:
+            new = await self._handling.handle_batch(handler, [m for m, _ in batch])
+        except (DatabaseUnavailableError, TransactionEndedError) as error:
+            # After the second their receipts may be there: alone they would be known.
+            self._fail(batch, error)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
+            if len(batch) == 1:
+                self._fail(batch, self._judged(error))
+                return
+            for one in batch:
+                await self._handle([one])
+        else:
+            for message, answer in batch:
+                if not answer.done():
+                    answer.set_result(message.id in new)
+
+    def _fail(
+        self, batch: Sequence[tuple[Message, Answer]], error: BaseException
+    ) -> None:
+        for _, answer in batch:
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _judged(self, error: BaseException) -> BaseException:
+        if not isinstance(error, Exception):
+            return error
+        try:
+            self._batching.terms.judge(error)
+        except DeadLetter as decision:
+            return decision
+        return error
+
+
+def _same(message: Message) -> Message:
+    return message

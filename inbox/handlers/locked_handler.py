@@ -1,0 +1,107 @@
+"""A handler between the lock of a dead letter and its new state, in one transaction."""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sqlalchemy import LargeBinary, TextClause, text
+from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.orm import Session
+
+from inbox.handlers.batch import Batching
+from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
+from inbox.handlers.signature import is_async
+from inbox.transaction import lent
+from outbox.dead_letters import Candidate, Statement, statement
+from outbox.message import Message
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+_PARAMETER: Final = re.compile(r"%\((\w+)\)s")
+# Psycopg reads moments in no other style. How the handler writes them stays as it is.
+_READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
+_TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
+    Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
+    Statement.LIST: {"id": UUID()},
+    Statement.FIND: {"id": UUID()},
+    Statement.FIND_DUE: {"id": UUID()},
+    Statement.FIND_BY_PREFIX: {"id": UUID()},
+}
+
+
+class TakenError(Exception):
+    """Somebody else has the dead letter, or has settled it."""
+
+
+def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
+    """Give a handler of the same colour that locks the dead letter and settles it.
+
+    It raises `TakenError` if there is nothing to lock.
+    """
+
+    def lock(session: Session) -> None:
+        lock_letter(session, candidate)
+
+    def succeed(session: Session) -> None:
+        _first(session, Statement.MARK_SUCCEEDED, candidate)
+
+    # One of a batch handler's messages is a batch of its own.
+    if is_async(handler.handler if isinstance(handler, Batching) else handler):
+        handle_async = cast("AsyncHandler", handler)
+
+        @functools.wraps(handler)
+        async def handle_async_once(session: "AsyncSession", message: Message) -> None:
+            await session.run_sync(lock)
+            async with lent(session):
+                await handle_async(session, message)
+            await session.run_sync(succeed)
+
+        return handle_async_once
+    handle_sync = cast("SyncHandler", handler)
+
+    @functools.wraps(handler)
+    def handle_once(session: Session, message: Message) -> None:
+        lock(session)
+        with lent(session):
+            handle_sync(session, message)
+        succeed(session)
+
+    return handle_once
+
+
+def lock_letter(session: Session, candidate: Candidate) -> None:
+    """Lock a dead letter that is still PENDING, until the transaction ends.
+
+    Raises:
+        TakenError: it isn't, or somebody else has it.
+    """
+    session.execute(_READABLE)
+    _first(session, Statement.LOCK, candidate)
+
+
+def _first(session: Session, name: Statement, candidate: Candidate) -> None:
+    if session.execute(text_of(name), named(candidate)).first() is None:
+        raise TakenError
+
+
+def run_statement(
+    name: Statement, values: Mapping[str, Any], session: Session
+) -> Sequence[Sequence[Any]]:
+    """Run a statement about the inbox's dead letters, and give its rows."""
+    session.execute(_READABLE)
+    return [tuple(row) for row in session.execute(text_of(name), values)]
+
+
+@functools.cache
+def text_of(name: Statement) -> TextClause:
+    """Give a statement as SQLAlchemy has it, whatever its driver."""
+    clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
+    return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
+
+
+def named(candidate: Candidate) -> dict[str, Any]:
+    """Give the values by which a dead letter is found."""
+    # As text, which every driver takes for a uuid.
+    return {"id": str(candidate.id), "created_at": candidate.created_at}

@@ -1,0 +1,175 @@
+"""What a handler takes, looked at when it is registered, before a message comes."""
+
+import collections.abc
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from sqlalchemy.orm import Session
+
+from inbox.handlers.routes import name_of
+from inbox.jobs.job import AsyncJob, Job
+from outbox.errors import ConfigError
+from outbox.message import Message
+
+_MANY: Final = (collections.abc.Sequence, collections.abc.Iterable, list, tuple)
+
+
+class Takes(Enum):
+    """What handlers of each kind are called with."""
+
+    ONE = "(session, message)"
+    MANY = "(session, messages)"
+    JOB = "(job, message)"
+
+
+def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
+    """Refuse what can't be called so, or would do nothing when it is.
+
+    Raises:
+        ConfigError: it is no function, takes other arguments, yields, or its
+            annotations are of another kind of handler.
+    """
+    if not callable(handler):
+        raise ConfigError(
+            f"handler {name_of(handler)}: can't be called; pass a function of "
+            f"{takes.value}"
+        )
+    if inspect.isclass(handler):
+        raise ConfigError(
+            f"handler {name_of(handler)}: is a class; pass a function of "
+            f"{takes.value}, or an object that can be called so"
+        )
+    called = _function_of(handler)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ConfigError(
+            f"handler {name_of(handler)}: yields, so that a call runs nothing of it; "
+            "write it without yield"
+        )
+    _check_arguments(handler, takes)
+    _check_annotations(handler, takes)
+
+
+def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
+    """Refuse what a plain function returned without anybody awaiting it.
+
+    Raises:
+        ConfigError: it is an awaitable: nothing was done yet.
+    """
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise ConfigError(
+        f"handler {name_of(handler)}: is a plain function and returned an awaitable, "
+        "of which nothing has run; write async def, with an async_sessionmaker"
+    )
+
+
+def is_async(handler: Callable[..., Any]) -> bool:
+    """Tell whether a handler is a coroutine function, or an object that calls one."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        _function_of(handler)
+    )
+
+
+def _function_of(handler: Any) -> Any:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if inspect.isroutine(handler):
+        return handler
+    return getattr(handler, "__call__", handler)  # noqa: B004 (asks what it calls)
+
+
+def _check_arguments(handler: Callable[..., Any], takes: Takes) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # a builtin that doesn't tell
+    try:
+        signature.bind(object(), object())
+    except TypeError as error:
+        names = list(signature.parameters)
+        remedy = (
+            "pass the method of an object"
+            if names[:1] == ["self"]
+            else f"let it take {takes.value}"
+        )
+        raise ConfigError(
+            f"handler {name_of(handler)}({', '.join(names)}): is called with "
+            f"{takes.value}, and {error}; {remedy}"
+        ) from None
+
+
+def _check_annotations(handler: Callable[..., Any], takes: Takes) -> None:
+    first, second = _annotations(handler)
+    problem = None
+    if _is(first, Message) and (_is_session(second) or _is(second, Job, AsyncJob)):
+        problem = f"takes its arguments in another order than {takes.value}; swap them"
+    elif takes is Takes.JOB and _is_session(first):
+        problem = (
+            "takes a session, and with lease= a handler takes (job, message); use "
+            "job.transaction() inside, or leave lease out"
+        )
+    elif takes is not Takes.JOB and _is(first, Job, AsyncJob):
+        problem = "takes a job; register it with lease=…, or let it take a session"
+    elif takes is Takes.MANY and _is(second, Message):
+        problem = (
+            "takes one message, and with batch= a handler takes (session, messages); "
+            "write Sequence[Message], or leave batch out"
+        )
+    elif takes is Takes.ONE and _is_many(second):
+        problem = "takes many messages; register it with batch=…, or let it take one"
+    elif is_async(handler) and (_is(first, Session) or _is(first, Job)):
+        problem = (
+            "is async and takes what is for plain functions; annotate it with "
+            + ("AsyncJob" if _is(first, Job) else "AsyncSession")
+        )
+    elif not is_async(handler) and (_is_async_session(first) or _is(first, AsyncJob)):
+        problem = (
+            "is a plain function and takes what is for async ones; write async def"
+        )
+    if problem is not None:
+        raise ConfigError(f"handler {name_of(handler)}: {problem}")
+
+
+def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
+    """Give those of the two arguments; None where there is none that can be read."""
+    try:
+        names = [
+            parameter.name
+            for parameter in inspect.signature(handler).parameters.values()
+            if parameter.kind
+            in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        hints = typing.get_type_hints(inspect.unwrap(_function_of(handler)))
+    except Exception:  # noqa: BLE001 (names of type checkers alone, builtins, mocks)
+        return None, None
+    first, second, *_ = *names, "", ""
+    return hints.get(first), hints.get(second)
+
+
+def _is_many(annotation: object) -> bool:
+    # An @idempotent handler may take a list of whatever it calls a message.
+    return typing.get_origin(annotation) in _MANY and any(
+        _is(one, Message) for one in typing.get_args(annotation)
+    )
+
+
+def _is(annotation: object, *kinds: type) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, kinds)
+
+
+def _is_session(annotation: object) -> bool:
+    return _is(annotation, Session) or _is_async_session(annotation)
+
+
+def _is_async_session(annotation: object) -> bool:
+    # By its name: who has no greenlet can't import it.
+    return isinstance(annotation, type) and any(
+        kind.__name__ == "AsyncSession" and kind.__module__.startswith("sqlalchemy.")
+        for kind in annotation.__mro__
+    )

@@ -1,0 +1,179 @@
+"""Plain functions, in threads."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final, TypeVar, cast
+from uuid import UUID
+
+from sqlalchemy import Executable
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox.errors import InvalidReceiptError
+from inbox.handlers.executor import TABLES
+from inbox.handlers.idle_timeout import limit_idle
+from inbox.handlers.routes import BatchHandler, Handler, SyncHandler, name_of
+from inbox.handlers.signature import is_async, refuse_awaitable
+from inbox.idempotent import is_idempotent
+from inbox.jobs.job import Job
+from inbox.jobs.store import JobKey, Leased
+from inbox.receipt import record_receipt, record_receipts
+from inbox.transaction import hold, lent
+from outbox.errors import (
+    AutocommitError,
+    ConfigError,
+    DatabaseUnavailableError,
+    one_line,
+)
+from outbox.message import Message
+
+T = TypeVar("T")
+
+# For statements of milliseconds: they wait for the server, and never for a handler.
+_MAX_BOOKKEEPERS: Final = 4
+
+
+class SyncHandling:
+    """Sync handlers in threads, as many as may be in flight, and a few to keep books.
+
+    A lease has to be renewed while handlers have all the threads that there are for
+    handlers.
+    """
+
+    def __init__(
+        self,
+        sessions: sessionmaker[Session],
+        consumer: str,
+        max_in_flight: int,
+        max_idle: timedelta | None,
+    ) -> None:
+        self._sessions = sessions
+        self._consumer = consumer
+        self._max_idle = max_idle
+        self._handlers = _Threads(max_in_flight, f"inbox {consumer}")
+        self._books = _Threads(_MAX_BOOKKEEPERS, f"inbox {consumer} books")
+
+    def check(self, handler: Handler) -> None:
+        """Refuse a coroutine function."""
+        if is_async(handler):
+            raise ConfigError(
+                f"handler {name_of(handler)} is async, and sessions a sessionmaker: "
+                "write def, or pass an async_sessionmaker"
+            )
+
+    async def handle(self, handler: Handler, message: Message) -> bool:
+        """Run the handler in a thread."""
+        return cast("bool", await self._handlers.run(self._handle, handler, message))
+
+    async def handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
+        """Run the handler in a thread."""
+        return cast(
+            "set[UUID]",
+            await self._handlers.run(self._handle_batch, handler, messages),
+        )
+
+    async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
+        """Execute in a thread."""
+        await self._books.run(self._execute, statement, values)
+
+    async def transact(self, function: Callable[[Session], T]) -> T:
+        """Run in a thread."""
+        return cast("T", await self._books.run(self._transact, function))
+
+    def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
+        """Make a job for a plain function."""
+        return Job(self._sessions, key, leased, message, self._max_idle)
+
+    async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it in a thread."""
+        result = await self._handlers.run(handler, *arguments)
+        refuse_awaitable(handler, result)
+        return result
+
+    def interrupt(self, call: asyncio.Future[Any]) -> bool:
+        """Leave it: it sees that its job is cancelled, if it looks."""
+        return False
+
+    async def probe(self) -> None:
+        """Read no row."""
+        await self._books.run(self._probe)
+
+    def close(self) -> None:
+        """End idle threads; those at work end with their handler."""
+        self._handlers.close()
+        self._books.close()
+
+    def _handle(self, handler: SyncHandler, message: Message) -> bool:
+        with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
+            try:
+                hold(session)
+                is_new = is_idempotent(handler) or record_receipt(
+                    session, message.id, self._consumer
+                )
+            except (InvalidReceiptError, AutocommitError):
+                raise
+            except Exception as error:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            if is_new:
+                with lent(session):
+                    handler(session, message)
+        return is_new
+
+    def _handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
+        with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
+            try:
+                hold(session)
+                new = record_receipts(session, [m.id for m in messages], self._consumer)
+            except (InvalidReceiptError, AutocommitError):
+                raise
+            except Exception as error:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            if new:
+                with lent(session):
+                    handler(session, [m for m in messages if m.id in new])
+        return new
+
+    def _transact(self, function: Callable[[Session], T]) -> T:
+        with self._sessions() as session, session.begin():
+            limit_idle(session, self._max_idle)
+            return function(session)
+
+    def _probe(self) -> None:
+        with self._sessions() as session, session.begin():
+            hold(session)
+            session.execute(TABLES)
+
+    def _execute(self, statement: Executable, values: dict[str, Any]) -> None:
+        with self._sessions() as session, session.begin():
+            session.execute(statement, values)
+
+
+class _Threads:
+    """Threads that are started when they are needed, and again after a close."""
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def run(self, function: Any, *arguments: Any) -> Any:
+        """Call a function in one of them, in the context of the running task."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._max_threads, self._name)
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, context.run, function, *arguments
+        )
+
+    def close(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)

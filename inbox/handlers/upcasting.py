@@ -1,0 +1,161 @@
+"""Schema versions: a message of an older one is lifted to what its handler understands.
+
+v1 ──upcaster to 2──▶ v2 ──upcaster to 3──▶ v3 ──▶ handler of version 3
+v4 ──▶ dead letter, until a handler is there that understands it
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from inbox.errors import DeadLetter
+from inbox.handlers.content import check_content
+from inbox.idempotent import readable
+from outbox.errors import ConfigError, InvalidMessageError, one_line, shorten
+from outbox.message import Message
+from outbox.payload_codec import PayloadCodec
+from outbox.schema_registry import SchemaRegistry
+
+Upcaster: TypeAlias = Callable[[Message], object]
+"""Gives the payload of the next version: bytes, or an object to encode as JSON."""
+
+
+class Versions:
+    """Which version the handler of each topic understands, and what leads up to it.
+
+    Args:
+        registry: what a handler gets has to fit its schema, if there is one.
+        codec: what decodes a payload first, if it is encoded.
+    """
+
+    def __init__(
+        self, registry: SchemaRegistry, codec: PayloadCodec | None = None
+    ) -> None:
+        self._registry = registry
+        self._codec = codec
+        self._understood: dict[str, int | None] = {}
+        self._upcasters: dict[str, dict[int, Upcaster]] = {}
+
+    def understands(self, topic: str, version: int | None) -> None:
+        """Note which version the handler of a topic understands; None means any.
+
+        Raises:
+            ConfigError: the version can't be one.
+        """
+        if version is not None:
+            _check(version, 1)
+        self._understood[topic] = version
+
+    def add(self, topic: str, to: int, upcaster: Upcaster) -> None:
+        """Register what lifts messages of a topic from version `to - 1` to `to`.
+
+        Raises:
+            ConfigError: there is one already, or no version is below `to`.
+        """
+        _check(to, 2)
+        known = self._upcasters.setdefault(topic, {})
+        if to in known:
+            raise ConfigError(
+                f"topic {shorten(topic)}: has the upcaster {_name(known[to])} to "
+                f"version {to} already"
+            )
+        known[to] = upcaster
+
+    def check(self) -> None:
+        """Look for upcasters that lead nowhere, when all are registered.
+
+        Raises:
+            ConfigError: a step is missing, leads beyond the handler, or there is no
+                handler that says its version.
+        """
+        for topic, known in self._upcasters.items():
+            version = self._understood.get(topic)
+            if version is None:
+                raise ConfigError(
+                    f"topic {shorten(topic)}: has upcasters, and no handler with a "
+                    f"version; register it by handles({topic!r}, version={max(known)})"
+                )
+            if max(known) > version:
+                raise ConfigError(
+                    f"topic {shorten(topic)}: has an upcaster to version {max(known)}, "
+                    f"and its handler understands {version}; raise its version"
+                )
+            for step in range(min(known), version + 1):
+                if step not in known:
+                    raise ConfigError(
+                        f"topic {shorten(topic)}: an upcaster to version {step} is "
+                        f"missing between {min(known) - 1} and {version}; register it "
+                        f"by upcasts({topic!r}, to={step})"
+                    )
+
+    def lift(self, topic: str, message: Message) -> Message:
+        """Give a message as the handler of `topic` understands it.
+
+        Raises:
+            DeadLetter: it can't be decoded, isn't what its content type says, is
+                newer, there is no way up, an upcaster raised, or what came out
+                doesn't fit its schema.
+        """
+        if self._codec is not None:
+            message = readable(message, self._codec)
+        if not self._registry.knows(message):
+            check_content(message)
+        version = self._understood[topic]
+        if version is not None and message.schema_version != version:
+            message = self._upcast(topic, message, version)
+        if self._registry.knows(message):
+            try:
+                self._registry.load(message)
+            except InvalidMessageError as error:
+                raise DeadLetter(str(error)) from error
+        return message
+
+    def _upcast(self, topic: str, message: Message, version: int) -> Message:
+        if message.schema_version > version:
+            raise DeadLetter(
+                f"schema_version {message.schema_version} is newer than {version}, "
+                f"which the handler of {topic!r} understands; retry it when a newer "
+                "handler is deployed"
+            )
+        known = self._upcasters.get(topic, {})
+        for step in range(message.schema_version + 1, version + 1):
+            if step not in known:
+                raise DeadLetter(
+                    f"schema_version {message.schema_version} is older than {version}, "
+                    f"which the handler of {topic!r} understands, and there is no "
+                    f"upcaster to version {step}"
+                )
+            try:
+                payload = known[step](message)
+                message = _next(message, payload)
+            except Exception as error:
+                raise DeadLetter(
+                    f"upcaster {_name(known[step])} to version {step}: "
+                    f"{one_line(error)}"
+                ) from error
+        return message
+
+
+def _next(message: Message, payload: object) -> Message:
+    return Message(
+        message.topic,
+        payload,
+        key=message.key,
+        tenant=message.tenant,
+        headers=message.headers,
+        id=message.id,
+        content_type=message.content_type if isinstance(payload, bytes) else None,
+        schema_version=message.schema_version + 1,
+        priority=message.priority,
+        available_at=message.available_at,
+    )
+
+
+def _check(version: object, least: int) -> None:
+    if type(version) is not int or version < least:
+        raise ConfigError(
+            f"version {shorten(version)}: must be a whole number from {least}"
+        )
+
+
+def _name(upcaster: Upcaster) -> str:
+    return getattr(upcaster, "__qualname__", None) or repr(upcaster)

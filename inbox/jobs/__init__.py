@@ -1,0 +1,1 @@
+"""Long handlers, which run under a lease instead of in one transaction."""

@@ -1,0 +1,191 @@
+"""The lease of a job: renewed while its handler works, written to when that ends.
+
+Whatever keeps it from being renewed (the server is away, the pool is exhausted) is
+waited out as long as nobody else can have the job. After that it is taken for lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from sqlalchemy.orm import Session
+
+from inbox.handlers.executor import Handling, connection_broke
+from inbox.handlers.idle_timeout import limit_idle_now
+from inbox.jobs.store import (
+    JobKey,
+    JobState,
+    Leased,
+    finish_job,
+    renew_job,
+    return_job,
+)
+from inbox.receipt import record_receipt
+from outbox.errors import DatabaseUnavailableError, OutboxError, one_line
+
+T = TypeVar("T")
+
+_BEATS: Final = 3
+# Of the lease, after which one that can't be renewed is taken for lost.
+_SAFE: Final = 0.8
+_AGAIN: Final = 0.2
+_LAST_WRITE: Final = 2.0
+
+
+class End(Enum):
+    """Why a handler is to end before it has done its work."""
+
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    STOPPED = "stopped"
+    TIMED_OUT = "timed out"
+
+
+class Lease:
+    """A process's hold on one job.
+
+    Attributes:
+        seconds: its length.
+        attempts: the starts of the job, this one included.
+        ended: set when the job is to be cancelled, or the lease is lost.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        key: JobKey,
+        leased: Leased,
+        seconds: float,
+        asked: float,
+        returns_to: JobState,
+    ) -> None:
+        self.seconds = seconds
+        self.attempts = leased.attempts
+        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._handling = handling
+        self._key = key
+        self._number = leased.number
+        self._safe_until = asked + _SAFE * seconds
+        self._returns_to = returns_to
+
+    async def keep(self) -> None:
+        """Renew it until it is lost, or the running task is cancelled.
+
+        A handler that is to end has its time for that, so its lease is kept, too.
+        """
+        while True:
+            await asyncio.sleep(self.seconds / _BEATS)
+            end = await self._renew()
+            if end is not None and not self.ended.done():
+                self.ended.set_result(end)
+            if end is End.LOST:
+                return
+
+    async def succeed(self) -> bool:
+        """End the job with a receipt; False if the lease is lost."""
+
+        def succeed(session: Session) -> bool:
+            record_receipt(session, self._key.id, self._key.consumer)
+            return self._finish(session, JobState.SUCCESS)
+
+        return await self._write(succeed)
+
+    async def end(
+        self, state: JobState, reason: str | None = None, *, is_attempt: bool = True
+    ) -> bool:
+        """End the job otherwise; False if the lease is lost."""
+        attempts = self.attempts if is_attempt else self.attempts - 1
+        return await self._write(
+            partial(self._finish, state=state, reason=reason, attempts=attempts)
+        )
+
+    async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
+        """Let the job be taken again; False if the lease is lost.
+
+        Only a failure counts as an attempt.
+        """
+
+        def give_back(session: Session) -> bool:
+            return return_job(
+                session,
+                self._key,
+                self._number,
+                reason,
+                is_failed=is_failed,
+                state=self._returns_to,
+            )
+
+        return await self._write(give_back)
+
+    async def let_go(self) -> None:
+        """Give the job back, if that can be done in no time."""
+        with suppress(Exception):
+            async with asyncio.timeout(_LAST_WRITE):
+                await self.give_back(None, is_failed=False)
+
+    def _finish(
+        self,
+        session: Session,
+        state: JobState,
+        *,
+        reason: str | None = None,
+        attempts: int | None = None,
+    ) -> bool:
+        return finish_job(
+            session,
+            self._key,
+            self._number,
+            state,
+            reason=reason,
+            attempts=self.attempts if attempts is None else attempts,
+        )
+
+    async def _renew(self) -> End | None:
+        asked = time.monotonic()
+        beat = self.seconds / _BEATS
+        try:
+            # One that hangs is no better than one that fails.
+            async with asyncio.timeout(max(self._safe_until - asked, beat)):
+                cancelled = await transact(
+                    self._handling, renew_job, self._key, self._number, self.seconds
+                )
+        except Exception:  # noqa: BLE001 (drivers and pools raise whatever they like)
+            return End.LOST if time.monotonic() > self._safe_until else None
+        if cancelled is None:
+            return End.LOST
+        self._safe_until = asked + _SAFE * self.seconds
+        return End.CANCELLED if cancelled else None
+
+    async def _write(self, function: Callable[[Session], T]) -> T:
+        """Write an outcome, however often it takes, as long as the lease holds."""
+        while True:
+            try:
+                return await transact(self._handling, function)
+            except OutboxError:
+                raise
+            except Exception as error:
+                if not _may_pass(error) or time.monotonic() > self._safe_until:
+                    raise DatabaseUnavailableError(one_line(error)) from error
+                await asyncio.sleep(_AGAIN)
+
+
+async def transact(
+    handling: Handling, function: Callable[..., T], *arguments: Any
+) -> T:
+    """Run a function of a session in a short transaction."""
+
+    def run(session: Session) -> T:
+        limit_idle_now(session)
+        return function(session, *arguments)
+
+    return await handling.transact(run)
+
+
+def _may_pass(error: Exception) -> bool:
+    # What the server never answered has no state: a refused connection, a full pool.
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    return connection_broke(error) or state[:2] in {"", "53"}

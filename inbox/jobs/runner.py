@@ -1,0 +1,302 @@
+"""Run a long handler under a lease, instead of in one transaction.
+
+The work is given back when the process stops, ended when somebody cancels it or its
+time is over, and dropped when the lease is lost: then another process may have begun
+it again.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final, NoReturn, Protocol
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
+from inbox.handlers.executor import Handling
+from inbox.handlers.locked_handler import TakenError
+from inbox.handlers.prepare import Terms
+from inbox.jobs.ending import Ended, call_until_end
+from inbox.jobs.job import AnyJob
+from inbox.jobs.lease import End, Lease, transact
+from inbox.jobs.store import (
+    Busy,
+    Finished,
+    JobKey,
+    JobState,
+    Leased,
+    Taking,
+    end_abandoned_jobs,
+    queue_job,
+    take_job,
+)
+from inbox.receipt import check_id, has_receipt, refusal
+from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.message import Message
+from outbox.retry import RetryPolicy
+
+# So that who waits for a lease to run out finds that it has.
+_AGAIN: Final = 0.2
+_SWEEP: Final = 60.0
+
+
+class LongHandler:
+    """A handler `(job, message)` and how it is called."""
+
+    def __init__(
+        self, handler: Callable[..., Any], terms: Terms, lease: timedelta
+    ) -> None:
+        if lease < timedelta(seconds=1):
+            raise ConfigError(f"lease={lease}: must be at least a second")
+        self.handler = handler
+        self.terms = terms
+        self.lease = lease.total_seconds()
+        self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+
+
+class JobCancelled(Exception):  # noqa: N818 (an outcome, no error)
+    """Somebody cancelled the job, and it has ended."""
+
+
+class JobBusy(RetryLater):
+    """Another process has the job."""
+
+
+class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
+    """The process stops, and the job was given back."""
+
+
+class Attempts(Protocol):
+    """What its caller knows of a message's attempts, and learns of the job's.
+
+    The job's count is the one that holds, for it outlives processes and deliveries.
+    """
+
+    attempts: int
+    """How many are known to lie behind."""
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How many there may be."""
+
+    def excuses(self, error: BaseException) -> bool:
+        """Tell whether a start that ended so was no attempt."""
+
+
+class LongHandling:
+    """Runs the long handlers of one run of a consumer.
+
+    Args:
+        returns_to: the state of jobs that are given back. FAILURE if nobody waits for
+            them but a dead letter.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        consumer: str,
+        *,
+        returns_to: JobState = JobState.QUEUED,
+    ) -> None:
+        self._handling = handling
+        self._consumer = consumer
+        self._returns_to = returns_to
+        self._worker = f"{socket.gethostname()}:{os.getpid()}"
+
+    async def run(
+        self,
+        long: LongHandler,
+        message: Message,
+        stopping: asyncio.Event,
+        attempts: Attempts,
+        claim: Callable[[Session], None] = lambda _: None,
+    ) -> bool:
+        """Run the handler; tell whether the message was new.
+
+        Args:
+            claim: what else to lock, and to prepare, in the transaction that takes
+                the job; may raise `TakenError`.
+
+        Raises:
+            JobCancelled, JobReturned: it ended that way.
+            JobBusy: another process has it.
+            TakenError: from `claim`.
+            DeadLetter: it was started too often and never came to an end.
+            DatabaseUnavailableError: the handler was not reached.
+            Exception: what the handler raised; the attempt is written down.
+        """
+        check_id(message.id)
+        key = JobKey(message.id, self._consumer)
+        taken, asked = await self._take(key, message, long.lease, claim)
+        match taken:
+            case Busy(seconds):
+                delay = timedelta(seconds=seconds + _AGAIN)
+                raise JobBusy(delay, "another process has this job")
+            case Finished(JobState.CANCELLED):
+                raise JobCancelled
+            case Finished(JobState.FAILURE | JobState.TIMED_OUT as state, starts):
+                if await self._was_settled(key):
+                    return False
+                # Whoever ended it may have died before its dead letter was written.
+                attempts.attempts = max(starts - 1, 0)
+                raise DeadLetter(f"the job ended before: {state}")
+            case Finished():
+                return False
+            case Leased() as leased:
+                lease = Lease(
+                    self._handling,
+                    key,
+                    leased,
+                    long.lease,
+                    asked,
+                    self._returns_to,
+                )
+                attempts.attempts = leased.attempts - 1
+                await self._refuse_killer(lease, attempts)
+                try:
+                    message = long.terms.lift(message)
+                except Exception as error:  # noqa: BLE001 (upcasters are the user's)
+                    await self._fail(long, lease, attempts, error)
+                job = self._handling.job(key, leased, message)
+                ended = await call_until_end(
+                    self._handling, long.handler, job, lease, long.terms, stopping
+                )
+                await self._settle(long, job, lease, attempts, ended)
+                return True
+
+    async def _take(
+        self,
+        key: JobKey,
+        message: Message,
+        seconds: float,
+        claim: Callable[[Session], None],
+    ) -> tuple[Taking, float]:
+        """Take the job if nobody has it; tell also since when its lease counts."""
+
+        def take(session: Session) -> Taking:
+            claim(session)
+            return take_job(session, key, self._worker, seconds)
+
+        try:
+            await transact(self._handling, queue_job, key, message)
+            asked = time.monotonic()
+            taken = await transact(self._handling, take)
+        except TakenError:
+            raise
+        except Exception as error:
+            refused = (
+                refusal(error, message.id) if isinstance(error, DBAPIError) else None
+            )
+            if refused is not None:
+                raise refused from error
+            raise DatabaseUnavailableError(one_line(error)) from error
+        return taken, asked
+
+    async def _was_settled(self, key: JobKey) -> bool:
+        """Tell whether its dead letter was retried in another way, or discarded."""
+        try:
+            return await transact(self._handling, _has_receipt, key)
+        except Exception as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+
+    async def _refuse_killer(self, lease: Lease, attempts: Attempts) -> None:
+        started = lease.attempts - 1
+        if started and attempts.retry.spent(started):
+            reason = f"was started {started} times and never came to an end"
+            if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
+                raise _lost(lease)
+            attempts.attempts = started - 1
+            raise DeadLetter(reason)
+
+    async def _settle(
+        self,
+        long: LongHandler,
+        job: AnyJob,
+        lease: Lease,
+        attempts: Attempts,
+        ended: Ended,
+    ) -> None:
+        if job.is_finished:
+            return
+        if ended.is_done:
+            if not await lease.succeed():
+                raise _lost(lease)
+            return
+        error = ended.error
+        match ended.end:
+            case End.LOST:
+                raise _lost(lease)
+            case End.STOPPED:
+                await lease.give_back(None, is_failed=False)
+                raise JobReturned
+            case End.CANCELLED:
+                if not await lease.end(JobState.CANCELLED):
+                    raise _lost(lease)
+                raise JobCancelled
+            case End.TIMED_OUT:
+                limit = long.terms.time_limit or timedelta(0)
+                error = HandlerTimeoutError(long.__qualname__, limit)
+        await self._fail(long, lease, attempts, error or asyncio.CancelledError())
+
+    async def _fail(
+        self,
+        long: LongHandler,
+        lease: Lease,
+        attempts: Attempts,
+        error: BaseException,
+    ) -> NoReturn:
+        if isinstance(error, RetryLater) or attempts.excuses(error):
+            await lease.give_back(one_line(error), is_failed=False)
+            raise error
+        if isinstance(error, Exception):
+            try:
+                long.terms.judge(error)
+            except DeadLetter as decision:
+                error = decision
+        if isinstance(error, DeadLetter) or attempts.retry.spent(lease.attempts):
+            state = (
+                JobState.TIMED_OUT
+                if isinstance(error, HandlerTimeoutError)
+                else JobState.FAILURE
+            )
+            if not await lease.end(state, one_line(error)):
+                raise _lost(lease) from error
+            raise error
+        if not await lease.give_back(one_line(error), is_failed=True):
+            raise _lost(lease) from error
+        raise error
+
+
+@asynccontextmanager
+async def sweeping(handling: Handling, consumer: str) -> AsyncIterator[None]:
+    """End, from time to time, what was cancelled and lost its process.
+
+    The broker may never hand such a message over again, and an open job holds its day.
+    """
+    sweep = asyncio.create_task(_sweep(handling, consumer))
+    try:
+        yield
+    finally:
+        sweep.cancel()
+        await asyncio.wait({sweep})
+
+
+async def _sweep(handling: Handling, consumer: str) -> None:
+    while True:
+        # What goes wrong here is tried again, and told by whoever handles messages.
+        with suppress(Exception):
+            await transact(handling, end_abandoned_jobs, consumer)
+        await asyncio.sleep(_SWEEP)
+
+
+def _has_receipt(session: Session, key: JobKey) -> bool:
+    return has_receipt(key.id, key.consumer, session)
+
+
+def _lost(lease: Lease) -> RetryLater:
+    return RetryLater(timedelta(seconds=lease.seconds), "the lease was lost")

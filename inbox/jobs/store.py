@@ -1,0 +1,206 @@
+"""Jobs: the leased receipts of long handlers, as they lie in the database.
+
+queued ──take──▶ in_progress ──▶ success | failure | timed_out
+▲   │                 │
+│   │                 ├─ cancel requested ──▶ waiting ──▶ cancelled
+└───┼── given back ◀──┘
+    └─ a receipt is there ──▶ skipped
+
+A lease has a number. Whoever takes a job counts it up, so that one that was frozen for
+longer than its lease finds another number and can't commit. Every function works in
+the transaction of the session that it is given.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from json import dumps, loads
+from typing import Any, Final, TypeAlias, cast
+from uuid import UUID
+
+from sqlalchemy import Row, TextClause, select, text
+from sqlalchemy.orm import Session
+
+from inbox.schema import receipt_table
+from outbox.cloudevents.raw_text import storable
+from outbox.message import Message
+from outbox.message_id import moment_of
+from outbox.postgres.sql_files import load
+
+
+class JobState(StrEnum):
+    """What has become of a job."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    WAITING = "waiting"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    SKIPPED = "skipped"
+
+
+OPEN: Final = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.WAITING)
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """Which job: a message, for a consumer."""
+
+    id: UUID
+    consumer: str
+
+    @property
+    def at(self) -> datetime:
+        """The moment inside the id, by which the table is partitioned."""
+        return moment_of(self.id)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values by which a statement finds the job."""
+        return {"id": self.id, "at": self.at, "consumer": self.consumer}
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The job is ours."""
+
+    number: int
+    attempts: int
+    checkpoint: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another process has the job, for so many seconds unless it renews."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """There is nothing left to do."""
+
+    state: JobState
+    attempts: int
+
+
+Taking: TypeAlias = Leased | Busy | Finished
+
+
+def queue_job(session: Session, key: JobKey, message: Message) -> None:
+    """Note that a message waits, or that it was handled before."""
+    receipt = select(receipt_table.c.message_id).filter_by(
+        message_id=key.id, message_at=key.at, consumer=key.consumer
+    )
+    session.execute(
+        _statement("queue_job"),
+        {
+            **key.values,
+            "topic": storable(message.topic),
+            "key": message.key and storable(message.key),
+            "tenant": message.tenant and storable(message.tenant),
+            "is_known": session.execute(receipt).first() is not None,
+        },
+    )
+
+
+def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
+    """Lease a job for so many seconds, or tell why not."""
+    values = {**key.values, "worker": worker, "seconds": seconds}
+    taken = session.execute(_statement("take_job"), values).first()
+    if taken is not None:
+        checkpoint = None if taken.checkpoint is None else loads(taken.checkpoint)
+        return Leased(taken.lease, taken.attempts, checkpoint)
+    session.execute(_statement("end_cancelled_job"), key.values)
+    found = _look(session, key)
+    state = JobState(found.state)
+    if state in OPEN:
+        return Busy(max(found.seconds or 0.0, 0.0))
+    return Finished(state, found.attempts)
+
+
+def why_cancelled(session: Session, key: JobKey) -> str | None:
+    """Give the reason of who cancelled a job, if there was one."""
+    return cast("str | None", _look(session, key).reason)
+
+
+def reopen_job(session: Session, key: JobKey) -> None:
+    """Let a job be taken as if it had never been started, if it failed or waits.
+
+    One whose process died counts that start.
+    """
+    session.execute(_statement("reopen_job"), key.values)
+
+
+def end_abandoned_jobs(session: Session, consumer: str) -> None:
+    """End the jobs of a consumer that are to be cancelled and whose process is gone."""
+    session.execute(_statement("end_abandoned_jobs"), {"consumer": consumer})
+
+
+def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
+    """Renew a lease; tell whether the job is to be cancelled, None if it is lost."""
+    renewed = _run(session, "renew_job", key, lease, seconds=seconds)
+    return None if renewed is None else bool(renewed.is_cancelled)
+
+
+def hold_job(session: Session, key: JobKey, lease: int) -> bool:
+    """Keep the lease until the transaction ends; False if it is lost."""
+    return _run(session, "hold_job", key, lease) is not None
+
+
+def finish_job(
+    session: Session,
+    key: JobKey,
+    lease: int,
+    state: JobState,
+    *,
+    attempts: int,
+    reason: str | None = None,
+) -> bool:
+    """End a job for good, after so many attempts; False if the lease is lost."""
+    values = {"state": state.value, "reason": reason, "attempts": attempts}
+    return _run(session, "finish_job", key, lease, **values) is not None
+
+
+def return_job(
+    session: Session,
+    key: JobKey,
+    lease: int,
+    reason: str | None,
+    *,
+    is_failed: bool,
+    state: JobState = JobState.QUEUED,
+) -> bool:
+    """Give a job back; False if the lease is lost. Only a failure is an attempt.
+
+    With the state FAILURE it doesn't wait, but may be opened anew.
+    """
+    values = {"reason": reason, "is_failed": is_failed, "state": state.value}
+    return _run(session, "return_job", key, lease, **values) is not None
+
+
+def save_checkpoint(
+    session: Session, key: JobKey, lease: int, checkpoint: object
+) -> bool:
+    """Save what a job needs to go on elsewhere, as JSON; False if the lease is lost."""
+    values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
+    return _run(session, "save_checkpoint", key, lease, **values) is not None
+
+
+def _look(session: Session, key: JobKey) -> Row[Any]:
+    return session.execute(_statement("look_at_job"), key.values).one()
+
+
+def _run(
+    session: Session, name: str, key: JobKey, lease: int, **values: object
+) -> Row[Any] | None:
+    found = session.execute(_statement(name), {**key.values, "lease": lease, **values})
+    return found.first()
+
+
+@cache
+def _statement(name: str) -> TextClause:
+    return text(load("inbox", name))

@@ -1,0 +1,1 @@
+"""Messages that may kill the process that handles them."""

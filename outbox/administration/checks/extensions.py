@@ -1,0 +1,41 @@
+"""pg_partman: there, new enough, and not half upgraded."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.connection import AdministrationConnection
+from outbox.postgres.sql_files import load
+
+_OLDEST: Final = (4, 7)
+
+
+def check_extensions(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    """Find a pg_partman that is missing, too old, or older than its installed files."""
+    row = connection.execute(load("outbox", "read_partman_version")).fetchone()
+    if row is None:
+        yield Finding(
+            check="extensions",
+            severity=Severity.ERROR,
+            finding="pg_partman is not installed: no partition will be made",
+            remedy=names.migrate,
+        )
+        return
+    installed, available = row
+    if tuple(int(part) for part in installed.split(".")[:2]) < _OLDEST:
+        yield Finding(
+            check="extensions",
+            severity=Severity.ERROR,
+            finding=f"pg_partman {installed} is older than 4.7",
+            remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {names.migrate}",
+        )
+    elif installed != available:
+        yield Finding(
+            check="extensions",
+            severity=Severity.WARNING,
+            finding=f"pg_partman is {installed}, its files on the server {available}",
+            remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {names.migrate},"
+            " because the update from 4 to 5 drops grants",
+        )

@@ -1,0 +1,48 @@
+"""Advisory locks: whoever may connect may take ours, and stop all that needs them."""
+
+from collections.abc import Iterator
+
+from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.connection import AdministrationConnection
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
+from outbox.postgres.lease import LockHolder
+from outbox.postgres.sql_files import load
+
+_ROLES = ("owner", "maintainer", "detacher", "application", "relay", "consumer")
+
+
+def check_locks(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    """Find strangers with our locks, and a database to which anybody may connect."""
+    roles = [names.role(name) for name in (*_ROLES, "monitor")]
+    consumers = connection.execute(load("outbox", "list_consumers"))
+    classes = [LOCK_CLASS, *(consumer_class(consumer) for (consumer,) in consumers)]
+    for pid, role, application, client, locks in connection.execute(
+        load("outbox", "list_strange_locks"),
+        {
+            "classes": classes,
+            "member": int(Lock.MEMBER),
+            # The application rings doorbells, and holds nothing alone.
+            "roles": [r for r in roles if r != names.role("application")],
+        },
+    ):
+        yield Finding(
+            check="locks",
+            severity=Severity.ERROR,
+            finding=f"{LockHolder(pid, role, application, client)} is none of our"
+            f" processes and holds {locks} of our advisory locks: relays, consumers or"
+            " the upkeep wait for it",
+            remedy=f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
+        )
+    for database, is_open in connection.execute(load("outbox", "judge_connect")):
+        if is_open:
+            granted = ", ".join(f'"{role}"' for role in roles)
+            yield Finding(
+                check="locks",
+                severity=Severity.HINT,
+                finding="every role may connect to this database, and so may take the"
+                " advisory locks that relays and the upkeep stand on",
+                remedy=f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
+                f" GRANT CONNECT ON DATABASE {database} TO {granted};",
+            )

@@ -1,0 +1,153 @@
+"""Partitions: enough ahead, none missing, foreign or misnamed, all from midnight."""
+
+from collections import defaultdict
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from psycopg.rows import class_row
+
+from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.replacement import Misfit, replacement
+from outbox.postgres.sql_files import load
+
+_FEW: Final = 3
+_OFF: Final = (
+    "begins at {}, not at midnight UTC: something else than outbox.maintain() made it"
+    " in another time zone"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    parent_table: str
+    partition: str
+    schema: str
+    aside: str
+    control: str
+    is_default: bool
+    starts_at: datetime | None
+    ends_at: datetime | None
+    ahead: bool | None
+    owner: str
+    wanted_owner: str
+    is_foreign: bool
+    is_off: bool | None
+    is_misnamed: bool | None
+    half_detached: bool | None
+
+
+def check_partitions(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    """Find days without a partition, and partitions that are not as we make them.
+
+    Or that are none any more, and nobody knows of.
+    """
+    misfits: defaultdict[str, dict[Misfit, str]] = defaultdict(dict)
+    in_the_way, strays = set(), set()
+    # What is wrong may stand in the way of what is missing.
+    for table, partition, start, end in connection.execute(
+        load("outbox", "list_strays")
+    ):
+        strays.add(partition)
+        yield _found(
+            f"{partition} was detached from {table}, and no upkeep knows of it: nobody"
+            " sees its rows. Attached again, it goes with its retention; what you want"
+            " to keep belongs into a schema of yours",
+            f"SET ROLE {names.owner}; ALTER TABLE {table} ATTACH PARTITION {partition}"
+            f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
+        )
+    for table, taken, aside, is_partition in connection.execute(
+        load("outbox", "list_names_taken")
+    ):
+        if is_partition:
+            in_the_way.add(taken)
+        elif taken not in strays:
+            yield _found(
+                f"{taken} is no partition of {table} and has the name of one that is"
+                " missing",
+                f"ALTER TABLE {taken} RENAME TO {aside};",
+            )
+    with connection.cursor(row_factory=class_row(_Judged)) as cursor:
+        for judged in cursor.execute(load("outbox", "judge_partitions")):
+            if why := _must_go(judged, in_the_way):
+                misfit = Misfit(
+                    judged.partition, judged.schema, judged.aside, judged.control
+                )
+                misfits[judged.parent_table][misfit] = why
+            else:
+                yield from _judge(judged)
+    for table, reasons in misfits.items():
+        yield _found("; ".join(reasons.values()), replacement(table, list(reasons)))
+    for table, missing, first, ahead, has_today in connection.execute(
+        load("outbox", "list_missing_partitions")
+    ):
+        refused = not has_today or ahead < _FEW
+        yield Finding(
+            check="partitions",
+            severity=Severity.ERROR if refused else Severity.WARNING,
+            finding=f"{table} lacks {missing} partitions from {first:%Y-%m-%d} on"
+            + ("" if has_today else ", today's among them: rows are refused"),
+            remedy=f"SELECT outbox.make_partitions('{table}');",
+        )
+    for table, start, end, name in connection.execute(load("outbox", "list_gaps")):
+        # What replaces a misfit leaves no gap.
+        if table not in misfits:
+            yield _found(
+                f"{table} has no partition from {start} to {end}: rows are refused"
+                " then",
+                f"SET ROLE {names.owner}; CREATE TABLE {name} PARTITION OF {table}"
+                f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
+            )
+
+
+def _must_go(judged: _Judged, in_the_way: Container[str]) -> str | None:
+    """Say why a partition has to be replaced; one in use, only if it is in the way."""
+    whose = f" (it belongs to {judged.owner})" if judged.is_foreign else ""
+    subject = f"{judged.partition}{whose}"
+    if judged.is_default:
+        return (
+            f"{subject} is a DEFAULT partition: nothing can be detached concurrently,"
+            " and a row in it blocks its day"
+        )
+    if judged.half_detached:
+        return None
+    if judged.is_off and judged.ahead:
+        return f"{subject} {_OFF.format(judged.starts_at)}"
+    if judged.partition in in_the_way or (judged.is_misnamed and judged.ahead):
+        return (
+            f"{subject} begins at {judged.starts_at}, and has the name of another:"
+            " something else than outbox.maintain() made it in another time zone"
+        )
+    return None
+
+
+def _judge(judged: _Judged) -> Iterator[Finding]:
+    table, partition = judged.parent_table, judged.partition
+    if judged.is_foreign:
+        yield _found(
+            f"{partition} belongs to {judged.owner}, {table} to"
+            f" {judged.wanted_owner}: the upkeep can't drop it",
+            f"ALTER TABLE {partition} OWNER TO {judged.wanted_owner};",
+        )
+    if judged.is_off:
+        yield _found(
+            f"{partition} {_OFF.format(judged.starts_at)}",
+            "leave it: it goes with its retention",
+        )
+    if judged.half_detached:
+        yield _found(
+            f"{partition} is half detached and not expired: its rows can't be seen",
+            f"ALTER TABLE {table} DETACH PARTITION {partition} FINALIZE;"
+            f" ALTER TABLE {table} ATTACH PARTITION {partition}"
+            f" FOR VALUES FROM ('{judged.starts_at}') TO ('{judged.ends_at}');",
+        )
+
+
+def _found(finding: str, remedy: str) -> Finding:
+    return Finding(
+        check="partitions", severity=Severity.ERROR, finding=finding, remedy=remedy
+    )

@@ -1,0 +1,76 @@
+"""The schema: of the version that this program knows."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Final
+
+from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.connection import AdministrationConnection
+from outbox.postgres.sql_files import load
+
+_WITH_LIMITS: Final = "0006"
+_LIMITS: Final = (
+    "topic_size",
+    "key_size",
+    "tenant_size",
+    "content_type_size",
+    "headers_size",
+    "payload_size",
+    "schema_version_positive",
+)
+
+
+def check_schema(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    """Find a schema that is older or newer than this program."""
+    known, found = newest_version(), read_version(connection)
+    if found is None or found < known:
+        yield Finding(
+            check="schema",
+            severity=Severity.ERROR,
+            finding=f"the schema has version {found}, this program works with {known}",
+            remedy=names.migrate,
+        )
+    elif found > known:
+        yield Finding(
+            check="schema",
+            severity=Severity.WARNING,
+            finding=f"the schema has version {found}, this program knows {known}",
+            remedy="pip install --upgrade pillarbox",
+        )
+
+    if found is not None and found >= _WITH_LIMITS:
+        yield from _check_limits(connection, names)
+
+
+def _check_limits(
+    connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    for limit, is_gone in connection.execute(
+        load("outbox", "list_missing_limits"), {"limits": list(_LIMITS)}
+    ):
+        yield Finding(
+            check="schema",
+            severity=Severity.WARNING,
+            finding=f"the constraint {limit} of outbox.message is gone: whoever may"
+            " insert can add rows that are too large for a relay"
+            if is_gone
+            else f"the constraint {limit} of outbox.message is not validated",
+            remedy="add it again as outbox migrate --sql prints it"
+            if is_gone
+            else names.migrate,
+        )
+
+
+def read_version(connection: AdministrationConnection) -> str | None:
+    """Read what the migrations wrote down."""
+    row = connection.execute(load("outbox", "read_schema_version")).fetchone()
+    return None if row is None else str(row[0])
+
+
+def newest_version() -> str:
+    """Give the last version that this program's migrations make."""
+    names = (f.name for f in files("outbox.migrations").joinpath("versions").iterdir())
+    return max(match[0] for name in names if (match := re.match(r"\d{4}", name)))

@@ -1,0 +1,85 @@
+"""What other sessions do to us: nobody relays, or somebody keeps dead rows alive."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.connection import AdministrationConnection
+from outbox.postgres.sql_files import load
+
+_BACKLOG: Final = timedelta(minutes=15)
+
+
+def check_backlog(
+    connection: AdministrationConnection, _names: Names
+) -> Iterator[Finding]:
+    """Find messages that are due and that nobody publishes, or that are refused."""
+    waited, retention = connection.execute(
+        load("outbox", "measure_backlog")
+    ).fetchone() or (None, None)
+    if waited is not None and waited > _BACKLOG:
+        late = retention is not None and waited > retention / 2
+        yield Finding(
+            check="backlog",
+            severity=Severity.ERROR if late else Severity.WARNING,
+            finding=f"the oldest message that is due has waited for {waited}"
+            + (", half its retention: its day will be held" if late else ""),
+            remedy="relay run  # or see the log of the one that runs, and its broker",
+        )
+    keys, without_key, age, attempts = connection.execute(
+        load("outbox", "measure_refused")
+    ).fetchone() or (0, 0, None, 0)
+    if age is not None and age > _BACKLOG:
+        yield Finding(
+            check="backlog",
+            severity=Severity.WARNING,
+            finding=f"the broker refused messages that wait for another attempt: "
+            f"{keys} blocked keys, {without_key} messages without a key, the oldest "
+            f"added {age} ago, up to {attempts} attempts",
+            remedy="relay blocked  # lists them with the broker's reason",
+        )
+
+
+def check_pins(
+    connection: AdministrationConnection, _names: Names
+) -> Iterator[Finding]:
+    """Find what keeps dead rows from being removed, and a detach from ending."""
+    for slot, quoted, active, age in connection.execute(load("outbox", "list_slots")):
+        yield _found(
+            f"replication slot {slot}, "
+            + ("active" if active else "that nobody reads,")
+            + (f" keeps {age} transactions back" if age else " keeps WAL"),
+            f"SELECT * FROM pg_stat_replication WHERE pid = (SELECT active_pid FROM"  # noqa: S608 - for a person to read
+            f" pg_catalog.pg_replication_slots WHERE slot_name = {quoted});"
+            "  -- who reads it, and how far"
+            if active
+            else f"SELECT pg_drop_replication_slot({quoted});  -- or start its reader",
+        )
+    for gid, quoted, prepared in connection.execute(load("outbox", "list_prepared")):
+        yield _found(
+            f"the transaction {gid!r} is prepared since {prepared:%F %R}",
+            f"COMMIT PREPARED {quoted};  -- or ROLLBACK PREPARED",
+        )
+    for pid, user, state, since in connection.execute(
+        load("outbox", "list_long_transactions")
+    ):
+        yield _found(
+            f"a transaction of {user} (pid {pid}, {state}) is open for {since}: days"
+            " can't be detached, dead rows not removed",
+            f"SELECT pg_terminate_backend({pid});",
+        )
+    for sees_all, role in connection.execute(load("outbox", "sees_all_sessions")):
+        if not sees_all:
+            yield Finding(
+                check="pins",
+                severity=Severity.UNKNOWN,
+                finding="how long transactions of other roles are open can't be seen",
+                remedy=f"GRANT pg_monitor TO {role};",
+            )
+
+
+def _found(finding: str, remedy: str) -> Finding:
+    return Finding(
+        check="pins", severity=Severity.WARNING, finding=finding, remedy=remedy
+    )

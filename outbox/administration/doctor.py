@@ -1,0 +1,113 @@
+"""Look whether all that the tables stand on is as it should be."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+
+from outbox.administration.check import Check, Finding, Names, Severity
+from outbox.administration.checks.cron import check_cron
+from outbox.administration.checks.extensions import check_extensions
+from outbox.administration.checks.grants import check_grants
+from outbox.administration.checks.locks import check_locks
+from outbox.administration.checks.partitions import check_partitions
+from outbox.administration.checks.retention import check_configuration, check_retention
+from outbox.administration.checks.roles import check_roles
+from outbox.administration.checks.schema import (
+    check_schema,
+    newest_version,
+    read_version,
+)
+from outbox.administration.checks.sessions import check_backlog, check_pins
+from outbox.administration.checks.upkeep import check_standby, check_upkeep
+from outbox.administration.connection import AdministrationConnection
+from outbox.errors import PoolerError, UpkeepError
+from outbox.postgres.pooler_check import refuse_pooler
+from outbox.postgres.sql_files import load
+
+APPLICATION_NAME: Final = "outbox doctor"
+
+CHECKS: Final[dict[str, Check]] = {
+    "standby": check_standby,
+    "schema": check_schema,
+    "extensions": check_extensions,
+    "roles": check_roles,
+    "grants": check_grants,
+    "upkeep": check_upkeep,
+    "cron": check_cron,
+    "partitions": check_partitions,
+    "retention": check_retention,
+    "configuration": check_configuration,
+    "backlog": check_backlog,
+    "pins": check_pins,
+    "locks": check_locks,
+}
+
+
+def examine(
+    connection: AdministrationConnection,
+) -> Iterator[tuple[str, list[Finding]]]:
+    """Run every check; give its name and what it found.
+
+    Changes nothing. What this role may not look at is a finding, too.
+
+    Raises:
+        UpkeepError: there is no schema of ours to examine.
+    """
+    row = connection.execute(load("outbox", "find_names")).fetchone()
+    if row is None:
+        raise UpkeepError("there is no table outbox.message here; outbox migrate")
+    names = Names(owner=row[0], partman=row[1], has_cron=row[2])
+    for name, check in CHECKS.items():
+        yield name, list(_run(name, check, connection, names))
+
+
+def check_pooler(url: str) -> list[Finding]:
+    """Find a pooler in transaction mode between us and the database.
+
+    Behind one the other checks must not run: what they set would reach other clients.
+    """
+    try:
+        refuse_pooler(url)
+    except PoolerError as error:
+        return [
+            Finding(
+                check="pooler",
+                severity=Severity.ERROR,
+                finding=str(error),
+                remedy="give commands, relays and consumers the URL of PostgreSQL"
+                " itself, or of a pool in session mode",
+            )
+        ]
+    return []
+
+
+def _run(
+    name: str, check: Check, connection: AdministrationConnection, names: Names
+) -> Iterator[Finding]:
+    try:
+        yield from check(connection, names)
+    except psycopg.errors.InsufficientPrivilege as error:
+        yield Finding(
+            check=name,
+            severity=Severity.UNKNOWN,
+            finding=f"this role may not look: {error.diag.message_primary}",
+            remedy="run outbox doctor as a superuser, or as a member of"
+            f" {names.role('monitor')} and pg_monitor",
+        )
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
+        yield Finding(
+            check=name,
+            severity=Severity.ERROR,
+            finding=f"part of the schema is missing: {error.diag.message_primary}",
+            remedy=_remedy_for_missing(connection, names),
+        )
+
+
+def _remedy_for_missing(connection: AdministrationConnection, names: Names) -> str:
+    if read_version(connection) != newest_version():
+        return names.migrate
+    return (
+        "somebody dropped it: run its statement, which outbox migrate --sql prints, as"
+        f" {names.owner}; then: {names.migrate}"
+    )

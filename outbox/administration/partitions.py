@@ -1,0 +1,134 @@
+"""What partitions there are, and which are held by what."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from psycopg.rows import dict_row
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.replacement import Misfit, replacement
+from outbox.administration.retention import Policy, read_policies
+from outbox.administration.upkeep import plan_upkeep
+from outbox.postgres.sql_files import load
+
+_SIGNS: Final = {
+    "past": "·",
+    "held": "!",
+    "detached": "~",
+    "kept": "k",
+    "today": "#",
+    "ahead": "o",
+    "default": "D",
+}
+_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One partition of a table.
+
+    Attributes:
+        starts_at: None, and so is ends_at, for a DEFAULT partition.
+        place: past, held (past its retention, with unsettled rows), detached (on its
+            way out), kept (detached, an ordinary table now), today, ahead or default.
+        rows: PostgreSQL's estimate; None if it was never analysed.
+        unsettled: the rows that hold it, counted up to 1,000.
+        query: shows those rows.
+        remedy: the SQL that gets rid of it, where it should not be.
+    """
+
+    partition: str
+    starts_at: datetime | None
+    ends_at: datetime | None
+    place: str
+    rows: int | None
+    bytes: int
+    unsettled: int | None = None
+    query: str | None = None
+    remedy: str | None = None
+
+
+def read_partitions(
+    connection: AdministrationConnection,
+) -> dict[Policy, list[Partition]]:
+    """List the partitions of each table, oldest first, beside its policy."""
+    policies = {policy.parent_table: policy for policy in read_policies(connection)}
+    held = {
+        step.partition: step
+        for step in plan_upkeep(connection)
+        if step.step in {"hold", "attach"} and step.unsettled != 0
+    }
+    found: dict[Policy, list[Partition]] = {p: [] for p in policies.values()}
+    with connection.cursor(row_factory=dict_row) as cursor:
+        for row in cursor.execute(load("outbox", "list_partitions")):
+            policy = policies[row.pop("parent_table")]
+            if step := held.get(row["partition"]):
+                row["place"] = "held"
+                row["unsettled"], row["query"] = step.unsettled, step.statement
+            schema, aside, control = (
+                row.pop(c) for c in ("schema", "aside", "control")
+            )
+            misfit = Misfit(row["partition"], schema, aside, control)
+            if row["place"] == "default":
+                row["remedy"] = replacement(policy.parent_table, [misfit])
+            found[policy].append(Partition(**row))
+    return found
+
+
+def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
+    """Draw the partitions of one table as lines of text.
+
+    A strip with one sign for each comes first, then a line for each but those ahead.
+    """
+    moment = "%Y-%m-%d %H:%M" if policy.span < timedelta(days=1) else "%Y-%m-%d"
+    yield (
+        f"{policy.parent_table}: kept {_whole(policy.retention)},"
+        f" {policy.premake} ahead"
+    )
+    yield f"  {''.join(_SIGNS[p.place] for p in partitions)}"
+    for p in partitions:
+        if p.place != "ahead":
+            rows = "? rows" if p.rows is None else f"~{p.rows:,} rows"
+            begin = _at(p.starts_at, moment)
+            line = f"  {begin}  {p.place:<8} {rows:>16} {_size(p.bytes):>9}"
+            if p.query is not None:
+                many = "at least " if p.unsettled == 1000 else ""
+                line += f"  {many}{p.unsettled} unsettled: {p.query}"
+            if p.remedy is not None:
+                line += f"  nothing can be detached concurrently: {p.remedy}"
+            yield line
+    if ahead := [p for p in partitions if p.place == "ahead"]:
+        size = _size(sum(p.bytes for p in ahead))
+        begin, end = (_at(at, moment) for at in (ahead[0].starts_at, ahead[-1].ends_at))
+        count = f"{len(ahead)} partitions"
+        yield f"  {begin}  ahead    {count:>16} {size:>9}  up to {end}"
+
+
+def legend() -> str:
+    """Say what the signs of the timeline mean."""
+    return ", ".join(f"{sign} {place}" for place, sign in _SIGNS.items())
+
+
+def _whole(duration: timedelta) -> str:
+    """Write days if it is whole days, else hours if it is whole hours."""
+    for name, unit in (("day", timedelta(days=1)), ("hour", timedelta(hours=1))):
+        if not duration % unit:
+            count = duration // unit
+            return f"{count} {name}" if count == 1 else f"{count} {name}s"
+    return str(duration)
+
+
+def _at(moment: datetime | None, form: str) -> str:
+    if moment is None:
+        return f"{'DEFAULT':<{len(datetime.now(UTC).strftime(form))}}"
+    return moment.strftime(form)
+
+
+def _size(count: float) -> str:
+    unit = 0
+    while count >= 10_000 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} {_UNITS[unit]}"

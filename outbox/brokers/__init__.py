@@ -1,0 +1,1 @@
+"""What the publisher and the source of a broker share; one folder per broker."""

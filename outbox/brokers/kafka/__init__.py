@@ -1,0 +1,1 @@
+"""Kafka, for its publisher and its source."""

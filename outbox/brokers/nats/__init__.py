@@ -1,0 +1,1 @@
+"""NATS JetStream, for its publisher and its source."""

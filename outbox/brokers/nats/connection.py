@@ -1,0 +1,217 @@
+"""A connection to NATS with JetStream, for the publisher and the source."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from outbox.brokers.nats.client import NatsClient
+from outbox.brokers.nats.url import NatsSettings
+from outbox.errors import BrokerUnavailableError, ConfigError, message_of
+
+_CONNECT: Final = 5.0
+_ANSWER: Final = 5.0
+_CLOSE: Final = 2.0
+_PING_INTERVAL: Final = 10
+_NOT_FOUND: Final = 404
+_NO_JETSTREAM: Final = frozenset({10039, 10076})
+
+
+class ApiError(Exception):
+    """JetStream's own error as an answer to a request."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        self.code: int = error.get("code", 0)
+        self.number: int = error.get("err_code", 0)
+        super().__init__(str(error.get("description", error)))
+
+
+def publish_command(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
+    """Write the command that publishes a message with headers."""
+    size = len(headers) + len(payload)
+    start = f"HPUB {subject} {reply} {len(headers)} {size}\r\n".encode()
+    return b"".join((start, headers, payload, b"\r\n"))
+
+
+class NatsConnection:
+    """One connection; it isn't used again once it is lost.
+
+    Args:
+        on_lost: is told once why it ended.
+        on_refusal: is told what a user's permissions forbid, in NATS' words.
+
+    Attributes:
+        lost: why it ended; None while it lives.
+    """
+
+    def __init__(
+        self,
+        settings: NatsSettings,
+        *,
+        on_lost: Callable[[BrokerUnavailableError], None],
+        on_refusal: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.client = NatsClient(secure=settings.secure)
+        self.lost: BrokerUnavailableError | None = None
+        self._settings = settings
+        self._on_lost = on_lost
+        self._on_refusal = on_refusal
+        self._error: Exception | None = None
+
+    async def open(self) -> None:
+        """Connect, and make sure of JetStream and the stream.
+
+        Raises:
+            BrokerUnavailableError: NATS can't be reached, or refuses us.
+            ConfigError: there is no JetStream, or no such stream.
+        """
+        settings = self._settings
+        try:
+            async with asyncio.timeout(_CONNECT):
+                await self.client.connect(
+                    servers=settings.servers,
+                    name="pillarbox",
+                    error_cb=self._failed,
+                    closed_cb=self._closed,
+                    # We reconnect ourselves: what was in flight must be told apart.
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=int(_CONNECT),
+                    ping_interval=_PING_INTERVAL,
+                    user=settings.user if settings.password is not None else None,
+                    password=settings.password,
+                    token=settings.user if settings.password is None else None,
+                    tls=settings.tls,
+                    user_credentials=settings.creds,
+                    inbox_prefix=settings.inbox_prefix,
+                    # It would wait for the server in the middle of a batch.
+                    pending_size=0,
+                )
+            await self.ready()
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"creds= needs the module {error.name!r}: run pip install nkeys"
+            ) from None
+        except (NatsError, OSError) as error:
+            await self.drop()
+            raise settings.away(self._error or error) from error
+        except BaseException:
+            await self.drop()
+            raise
+
+    async def drop(
+        self, reason: object = "connection closed"
+    ) -> BrokerUnavailableError:
+        """End it at once; what wasn't flushed is lost. Give the reason that is told."""
+        lost = self._end(self._settings.away(self._with_last_error(reason)))
+        with suppress(NatsError, OSError, TimeoutError, AssertionError):
+            async with asyncio.timeout(_CLOSE):
+                await self.client.close()
+        return lost
+
+    async def ask(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Ask JetStream's API; give its answer.
+
+        Raises:
+            ApiError: it refuses.
+            BrokerUnavailableError: it doesn't answer.
+        """
+        subject = f"{self._settings.api}.{what}"
+        request = json.dumps(body or {}).encode()
+        try:
+            message = await self.client.request(subject, request, timeout=_ANSWER)
+        except NoRespondersError:
+            raise self._settings.away(
+                "has no JetStream now: enable it in the server's configuration, or "
+                "wait for the cluster to choose its leader"
+            ) from None
+        except NatsTimeoutError:
+            raise self._settings.away(
+                self._error or f"no answer to {subject}; may the user publish to it?"
+            ) from None
+        except (NatsError, OSError) as error:
+            raise self._settings.away(error) from error
+        answer = json.loads(message.data)
+        if "error" in answer:
+            raise ApiError(answer["error"])
+        return answer
+
+    async def flush(self) -> None:
+        """Return when the server has got everything that was published.
+
+        Raises:
+            BrokerUnavailableError: it hasn't within 5 s.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER):
+                # The client's own flush overtakes what waits to be written, of
+                # which there is no event.
+                while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await self.client.flush()
+        except (NatsError, OSError, TimeoutError) as error:
+            raise self.lost or self._settings.away(error) from error
+
+    async def ready(self) -> bool:
+        """Make sure of JetStream and the stream; tell whether it was made just now.
+
+        Raises:
+            BrokerUnavailableError: there is no answer.
+            ConfigError: there is no such stream, and it isn't to be made.
+        """
+        stream, create = self._settings.stream, self._settings.create
+        try:
+            if stream is None:
+                await self.ask("INFO")
+                return False
+            try:
+                await self.ask(f"STREAM.INFO.{stream}")
+            except ApiError as error:
+                if error.code != _NOT_FOUND or not create:
+                    raise
+                await self.ask(
+                    f"STREAM.CREATE.{stream}",
+                    {"name": stream, "subjects": create, "storage": "file"},
+                )
+            else:
+                return False
+        except ApiError as error:
+            if error.number in _NO_JETSTREAM:
+                remedy = "enable JetStream for the account of this user"
+            elif error.code == _NOT_FOUND:
+                remedy = "create the stream, or add create=SUBJECTS to the URL"
+            elif create:
+                remedy = "create the stream yourself, or mend create="
+            else:
+                raise self._settings.away(error) from error
+            raise ConfigError(
+                f"broker {self._settings.name}: stream {stream!r}: {error}; {remedy}"
+            ) from error
+        return True
+
+    async def _failed(self, error: Exception) -> None:
+        self._error = error
+        if "permissions violation" in str(error):
+            self._on_refusal(str(error).removeprefix("nats: "))
+
+    async def _closed(self) -> None:
+        reason = self._error or self.client.last_error or "connection lost"
+        self._end(self._settings.away(reason))
+
+    def _with_last_error(self, reason: object) -> object:
+        if self._error is None or isinstance(reason, BrokerUnavailableError):
+            return reason
+        last = message_of(self._error).removeprefix("nats: ")
+        return reason if last in str(reason) else f"{reason}; the last error was {last}"
+
+    def _end(self, reason: BrokerUnavailableError) -> BrokerUnavailableError:
+        if self.lost is None:
+            self.lost = reason
+            self._on_lost(reason)
+        return self.lost

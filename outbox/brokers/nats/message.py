@@ -1,0 +1,128 @@
+"""What a message is on NATS: a subject, headers and a payload.
+
+Names of headers must be tokens and values stay on one line, without white space
+around them; so values are percent-encoded as CloudEvents lays down for HTTP where
+they hold anything else.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, unquote
+
+from outbox.cloudevents.headers import from_headers, to_headers
+from outbox.cloudevents.raw_text import text_of
+from outbox.errors import InvalidMessageError, shorten
+from outbox.message import Message
+
+PREFIX: Final = "ce-"
+MESSAGE_ID: Final = "Nats-Msg-Id"
+EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+
+_VISIBLE: Final = re.compile(r"[!#$&-~]*")
+_SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_RESERVED: Final = "nats-"
+_SURROGATES: Final = re.compile(r"[\ud800-\udfff]")
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f*>]")
+
+
+def subject_problem(topic: str) -> str | None:
+    """Say why a topic can't be a subject, with the remedy; None if it can."""
+    if not topic:
+        return "topic is empty: give it a name"
+    if found := _FORBIDDEN.search(topic):
+        return (
+            f"topic {shorten(topic)} holds {found.group()!r}, which NATS forbids in a "
+            "subject: name it without white space, control characters, * and >"
+        )
+    if "" in topic.split("."):
+        return (
+            f"topic {shorten(topic)} has an empty part, which NATS forbids in a "
+            "subject: name it without a dot at its ends and without two in a row"
+        )
+    if topic.startswith(("$", "_INBOX.")):
+        return (
+            f"topic {shorten(topic)} is in a part of the subjects that NATS keeps for "
+            "itself: begin it with neither $ nor _INBOX"
+        )
+    return None
+
+
+def header_problem(message: Message) -> str | None:
+    """Say why the headers of a message can't be sent; None if they can."""
+    for name in message.headers:
+        if _NAME.fullmatch(name) is None:
+            return (
+                f"header {shorten(name)}: NATS takes no such name; use letters, "
+                "digits and -"
+            )
+        if name.lower().startswith(_RESERVED):
+            return f"header {shorten(name)}: NATS acts on its own headers; rename it"
+    return None
+
+
+def encode_headers(message: Message, stream: str | None = None) -> bytes:
+    """Write the headers of a message without a `header_problem`, as they are sent.
+
+    NATS is to refuse it if another stream than `stream` would take it.
+    """
+    headers = to_headers(message, PREFIX)
+    # One look at all of them together is enough for nearly every message.
+    if _VISIBLE.fullmatch("".join(headers.values())) is None:
+        for name, value in headers.items():
+            headers[name] = _encode(value, spaces=not name.startswith(PREFIX))
+    headers[MESSAGE_ID] = headers[f"{PREFIX}id"]
+    if stream is not None:
+        headers[EXPECTED_STREAM] = stream
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode("ascii")
+
+
+def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
+    """Read a message from its headers and its payload.
+
+    Raises:
+        InvalidMessageError: an attribute is missing, or isn't what it should be, or
+            a header isn't UTF-8.
+    """
+    # One look at all of them together is enough for nearly every message.
+    text = "".join((*headers, *headers.values()))
+    if not text.isascii() and _SURROGATES.search(text):
+        raise InvalidMessageError(
+            "headers", raw_headers(headers), "aren't all UTF-8", "fix the producer"
+        )
+    return from_headers(plain_headers(headers), payload, PREFIX)
+
+
+def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Read headers; those that NATS acts on are left out."""
+    return {
+        name: unquote(value) if "%" in value else value
+        for name, value in headers.items()
+        if not name.lower().startswith(_RESERVED)
+    }
+
+
+def raw_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Read headers of what is no message as they came, without a loss."""
+    return {raw_text(name): raw_text(value) for name, value in headers.items()}
+
+
+def raw_text(text: str) -> str:
+    """Read a subject or a header of what is no message as it came, without a loss."""
+    return text_of(text.encode(errors="surrogateescape"))
+
+
+def _encode(value: str, *, spaces: bool) -> str:
+    if _VISIBLE.fullmatch(value) is not None:
+        return value
+    if (
+        spaces
+        and value.isascii()
+        and value.isprintable()
+        and "%" not in value
+        and value == value.strip()
+    ):
+        return value
+    return quote(value, safe=_SAFE)

@@ -1,0 +1,1 @@
+"""RabbitMQ, for its publisher and its source."""

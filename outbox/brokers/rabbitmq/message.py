@@ -1,0 +1,98 @@
+"""A message as RabbitMQ carries it: properties, headers, body and routing key.
+
+`message_id` is the id and `content_type` the content type; the rest are CloudEvents
+attributes among the headers, under the prefix of the binding for AMQP.
+"""
+
+from typing import Final
+
+from pika import BasicProperties
+
+from outbox.brokers.rabbitmq.connection import MAX_NAME_BYTES
+from outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
+from outbox.cloudevents.raw_text import text_of
+from outbox.errors import InvalidMessageError
+from outbox.message import Message
+from outbox.message_id import uuid7
+
+PREFIX: Final = "cloudEvents:"
+_PERSISTENT: Final = 2
+# Where a quorum queue counts how often a message came back.
+_OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+# By these RabbitMQ routes a message to more queues, and closes the channel if it can't.
+_ROUTING: Final = frozenset({"CC", "BCC"})
+# They have to fit into one frame, of 128 KiB unless the server says less.
+_MAX_HEADER_BYTES: Final = 120 * 1024
+# Up to here, no text of UTF-8 is too long for a name.
+_SHORT: Final = MAX_NAME_BYTES // 4
+
+
+def to_properties(message: Message) -> BasicProperties:
+    """Write everything but topic and payload."""
+    headers = to_headers(message, PREFIX)
+    del headers[CONTENT_TYPE]
+    return BasicProperties(  # type: ignore[no-untyped-call]
+        content_type=message.content_type,
+        headers=headers,
+        delivery_mode=_PERSISTENT,
+        message_id=str(message.id),
+    )
+
+
+def from_delivery(
+    properties: BasicProperties, routing_key: str | bytes, payload: bytes
+) -> tuple[Message, str | None]:
+    """Read a message; if it is none, also say why, with all there is to be found."""
+    headers = {
+        _text(name): _text(value)
+        for name, value in (properties.headers or {}).items()
+        if name not in _OWN
+    }
+    # It is a property, and no header has its place.
+    headers.pop(CONTENT_TYPE, None)
+    if properties.content_type:
+        headers[CONTENT_TYPE] = _text(properties.content_type)
+    try:
+        return from_headers(headers, payload, PREFIX), None
+    except InvalidMessageError as error:
+        if isinstance(routing_key, str):
+            routing_key = routing_key.encode()
+        topic = text_of(routing_key)
+        return Message(topic, payload, id=uuid7(), headers=headers), str(error)
+
+
+def why_impossible(message: Message) -> str | None:
+    """Say why AMQP can't carry a message, whatever its payload."""
+    for name, text in (
+        ("topic", message.topic),
+        ("content type", message.content_type),
+        *(("name of a header", name) for name in message.headers),
+    ):
+        if len(text) > _SHORT and len(text.encode()) > MAX_NAME_BYTES:
+            return (
+                f"the {name} has {len(text.encode())} bytes, "
+                f"the limit of AMQP is {MAX_NAME_BYTES}"
+            )
+    for name in _ROUTING & message.headers.keys():
+        return f"header {name}: RabbitMQ routes by it; rename it"
+    size = len(message.key or "") + len(message.tenant or "")
+    size += sum(len(name) + len(value) for name, value in message.headers.items())
+    if size > _MAX_HEADER_BYTES // 4:
+        size = sum(
+            len(text.encode())
+            for pair in (*message.headers.items(), (message.key, message.tenant))
+            for text in pair
+            if text
+        )
+        if size > _MAX_HEADER_BYTES:
+            return (
+                f"the headers have {size} bytes, which have to fit into one frame: "
+                f"the limit is {_MAX_HEADER_BYTES}"
+            )
+    return None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return text_of(value)
+    return value if isinstance(value, str) else str(value)

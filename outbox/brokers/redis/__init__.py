@@ -1,0 +1,1 @@
+"""Redis Streams, for its publisher and its source."""

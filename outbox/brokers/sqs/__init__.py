@@ -1,0 +1,1 @@
+"""Amazon SQS and SNS, for their publisher and their source."""

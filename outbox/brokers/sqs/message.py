@@ -1,0 +1,249 @@
+"""How a message looks in SQS and SNS: a body of text, and at most ten attributes.
+
+Eight attributes are those of CloudEvents, one says how the body is written, and one
+holds the message's own headers as JSON. Where a place is left, `traceparent` has an
+attribute of its own.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from outbox.cloudevents.headers import from_headers, to_headers
+from outbox.cloudevents.raw_text import text_of
+from outbox.errors import InvalidMessageError
+from outbox.message import Message
+from outbox.message_id import uuid7
+
+PREFIX: Final = "ce-"
+HEADERS: Final = "headers"
+BODY: Final = "body-encoding"
+_BASE64: Final = "base64"
+_EMPTY: Final = "empty"
+_MAX_ATTRIBUTES: Final = 10
+_TIME: Final = f"{PREFIX}time"
+_TRACE: Final = "traceparent"
+_ID: Final = f"{PREFIX}id"
+# What AWS takes as text are the characters of XML.
+_REFUSED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ESCAPED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|%")
+_GROUP: Final = re.compile("[!-~]{1,128}")
+_TYPE: Final = "String"
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Written(NamedTuple):
+    """A message as AWS takes it.
+
+    Attributes:
+        size: in bytes, as AWS counts it.
+    """
+
+    body: str
+    attributes: Mapping[str, str]
+    size: int
+
+
+def write(message: Message) -> Written:
+    """Write a message.
+
+    Raises:
+        InvalidMessageError: a value is empty, which AWS can't say.
+    """
+    body, how = _write_body(message.payload)
+    values = to_headers(_without_headers(message), PREFIX)
+    time = values.pop(_TIME, None)
+    own = dict(message.headers)
+    if how is not None:
+        values[BODY] = how
+    room = _MAX_ATTRIBUTES - len(values)
+    if own and (own.keys() != {_TRACE} or not own[_TRACE]):
+        room -= 1
+    if own.get(_TRACE) and room:
+        values[_TRACE] = own.pop(_TRACE)
+        room -= 1
+    if time is not None and room:
+        values[_TIME] = time
+    attributes = {name: _escape(name, value) for name, value in values.items()}
+    if own:
+        attributes[HEADERS] = _encode_json(own)
+    size = _bytes(body) + sum(
+        _bytes(name) + len(_TYPE) + _bytes(value) for name, value in attributes.items()
+    )
+    return Written(body, attributes, size)
+
+
+def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Give attributes as the API takes them."""
+    return {
+        name: {"DataType": _TYPE, "StringValue": value}
+        for name, value in attributes.items()
+    }
+
+
+def group_of(message: Message) -> str:
+    """Give the group of a FIFO queue: the key, or a hash of one that AWS refuses."""
+    if message.key is None:
+        return str(message.id)
+    if _GROUP.fullmatch(message.key):
+        return message.key
+    return "sha256-" + hashlib.sha256(message.key.encode()).hexdigest()
+
+
+def read(
+    body: str, attributes: Mapping[str, Mapping[str, Any]], *, place: str
+) -> tuple[Message, str | None]:
+    """Read a message, by itself or in the envelope of SNS.
+
+    Gives what is wrong with it, too, and then as much of it as can be told.
+    """
+    values = {name: _text(value) for name, value in attributes.items()}
+    if _ID not in values:
+        body, values = _out_of_envelope(body, values)
+    payload = body.encode(errors="replace")
+    try:
+        payload = _read_body(body, values.get(BODY))
+        return _read(payload, values), None
+    except InvalidMessageError as error:
+        stranger = Message(place, payload, headers=values, id=uuid7())
+        return stranger, f"message in {place}: {error}"
+
+
+def _read(payload: bytes, values: Mapping[str, str]) -> Message:
+    own = _read_headers(values.get(HEADERS))
+    plain = {
+        name: unquote(value)
+        for name, value in values.items()
+        if name not in {HEADERS, BODY}
+    }
+    message = from_headers(plain, payload, PREFIX)
+    if not own:
+        return message
+    return Message(
+        message.topic,
+        payload,
+        key=message.key,
+        tenant=message.tenant,
+        headers={**message.headers, **own},
+        id=message.id,
+        content_type=message.content_type,
+        schema_version=message.schema_version,
+    )
+
+
+def _write_body(payload: bytes) -> tuple[str, str | None]:
+    if not payload:
+        return "-", _EMPTY
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        if _REFUSED.search(text) is None:
+            return text, None
+    return base64.b64encode(payload).decode(), _BASE64
+
+
+def _read_body(body: str, how: str | None) -> bytes:
+    if how is None:
+        return body.encode()
+    if how == _EMPTY:
+        return b""
+    if how == _BASE64:
+        try:
+            return base64.b64decode(body, validate=True)
+        except ValueError:
+            pass
+    raise InvalidMessageError(
+        "payload", body, f"isn't {how!r}, as {BODY} says", "fix the producer"
+    )
+
+
+def _read_headers(value: str | None) -> dict[str, str]:
+    if value is None:
+        return {}
+    try:
+        own = json.loads(value)
+    except (ValueError, RecursionError):
+        own = None
+    if (
+        not isinstance(own, dict)
+        or not all(isinstance(v, str) for v in own.values())
+        or not _are_text((*own, *own.values()))
+    ):
+        raise InvalidMessageError(
+            "headers", value, "isn't a JSON object of strings", "fix the producer"
+        )
+    return own
+
+
+def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, str]]:
+    if not body.startswith("{"):
+        return body, values
+    try:
+        envelope = json.loads(body)
+    except (ValueError, RecursionError):
+        return body, values
+    if envelope.get("Type") != "Notification" or "TopicArn" not in envelope:
+        return body, values
+    inner = envelope.get("MessageAttributes")
+    text = envelope.get("Message")
+    if not isinstance(text, str) or not isinstance(inner, dict):
+        return body, values
+    found = {
+        name: str(value.get("Value", ""))
+        for name, value in inner.items()
+        if isinstance(value, dict)
+    }
+    if not _are_text((text, *found, *found.values())):
+        return body, values
+    return text, found
+
+
+def _are_text(values: Iterable[str]) -> bool:
+    """Tell whether none has a lone surrogate, which JSON can say and UTF-8 can't."""
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    if "StringValue" in value:
+        return str(value["StringValue"])
+    return text_of(value.get("BinaryValue", b""))
+
+
+def _escape(name: str, value: str) -> str:
+    if not value:
+        raise InvalidMessageError(
+            name, value, "is empty, which an attribute in AWS can't be", "leave it out"
+        )
+    return _ESCAPED.sub(_percent, value)
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode())
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _without_headers(message: Message) -> Message:
+    if not message.headers:
+        return message
+    return Message(
+        message.topic,
+        message.payload,
+        key=message.key,
+        tenant=message.tenant,
+        id=message.id,
+        content_type=message.content_type,
+        schema_version=message.schema_version,
+    )

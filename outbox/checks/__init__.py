@@ -1,1 +1,0 @@
-"""The checks of `outbox doctor`, a module each; `outbox.check` is their contract."""

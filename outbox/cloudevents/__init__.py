@@ -1,0 +1,1 @@
+"""A message as attributes and headers, for every broker that carries them."""

@@ -1,0 +1,194 @@
+"""A message as an HTTP request: CloudEvents 1.0 in binary mode.
+
+The attributes are `ce-` headers, percent-encoded as the HTTP binding lays down. The
+message's own headers go beside them under their own names, and `pillarbox-headers`
+lists them, for on the other side there are more headers than the sender's:
+
+    pillarbox-headers: X-Own, traceparent, Gr%C3%B6%C3%9Fe*
+
+A name that HTTP can't have or has for itself is percent-encoded, and so is, marked by
+a star, a value that isn't printable ASCII.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+from urllib.parse import quote, unquote
+
+from outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
+from outbox.errors import InvalidMessageError
+from outbox.limits import STORED_HEADERS, check_reserved, reserved_header
+from outbox.message import Message
+
+PREFIX: Final = "ce-"
+OWN: Final = "pillarbox-headers"
+
+_TRACE_CONTEXT: Final = ("traceparent", "tracestate", "baggage")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+# All of ASCII that the HTTP binding leaves as it is: neither space, nor " nor %.
+_SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
+# The transport's own, and what a request has for its receiver alone.
+_RESERVED: Final = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        CONTENT_TYPE,
+        "cookie",
+        "date",
+        "expect",
+        "forwarded",
+        "host",
+        "idempotency-key",
+        "keep-alive",
+        "set-cookie",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+        "via",
+        "www-authenticate",
+        "x-api-key",
+        "x-auth-token",
+        "x-real-ip",
+    }
+)
+_RESERVED_PREFIXES: Final = ("proxy-", "x-forwarded-")
+
+
+def to_request(message: Message) -> dict[str, str]:
+    """Write everything but the payload as headers of a request.
+
+    Raises:
+        InvalidMessageError: its content type can't be a header, or a header of its own
+            has a reserved name.
+    """
+    if not _VALUE.fullmatch(message.content_type):
+        raise InvalidMessageError(
+            "content_type",
+            message.content_type,
+            "isn't printable ASCII, which HTTP asks for",
+            "write a media type",
+        )
+    bare = replace(message, headers={}) if message.headers else message
+    headers = {
+        name: quote(value, safe=_SAFE)
+        for name, value in to_headers(bare, PREFIX).items()
+        if name != CONTENT_TYPE
+    }
+    headers[CONTENT_TYPE] = message.content_type
+    if message.headers:
+        check_reserved(name for name in message.headers if name not in STORED_HEADERS)
+        headers |= _own_headers(message.headers)
+    return headers
+
+
+def from_request(headers: Mapping[str, str], payload: bytes) -> Message:
+    """Read a message from a request, whose headers have names in lower case.
+
+    What `pillarbox-headers` lists is taken only under the names that `to_request`
+    writes: never `Authorization`, a cookie, or what else is for the receiver alone.
+
+    Raises:
+        InvalidMessageError: an attribute is missing or isn't what it should be, or
+            a header of the message got lost, or is none that a message can have.
+    """
+    own = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
+    for entry in headers.get(OWN, "").split(","):
+        if listed := entry.strip():
+            name = listed.removesuffix("*")
+            original = _original(name)
+            value = headers.get(name.lower())
+            if value is None:
+                raise InvalidMessageError(
+                    "headers",
+                    name,
+                    f"is listed in {OWN}, and got lost on the way",
+                    "let the proxies in between pass it",
+                )
+            own[original] = _decoded(value) if name != listed else value
+    attributes = {
+        name: _decoded(_unquoted(value))
+        for name, value in headers.items()
+        if name.startswith(PREFIX)
+    }
+    content_type = {n: headers[n] for n in (CONTENT_TYPE,) if n in headers}
+    message = from_headers({**attributes, **content_type}, payload, PREFIX)
+    return replace(message, headers={**message.headers, **own}) if own else message
+
+
+def _own_headers(own: Mapping[str, str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    listed = []
+    taken: set[str] = set()
+    for original, text in own.items():
+        name = original if _NAME.fullmatch(original) else quote(original, safe="")
+        if _is_the_transports(name) or name.lower() in taken:
+            name = _encoded_whole(original)
+        taken.add(name.lower())
+        if _VALUE.fullmatch(text):
+            headers[name] = text
+            listed.append(name)
+        else:
+            headers[name] = quote(text, safe="")
+            listed.append(f"{name}*")
+    headers[OWN] = ", ".join(listed)
+    return headers
+
+
+def _original(name: str) -> str:
+    """Give the message's own name for a header that `_own_headers` may have written.
+
+    Raises:
+        InvalidMessageError: it may not.
+    """
+    original = _decoded(name)
+    if name == original:
+        is_ours = _NAME.fullmatch(name) and not _is_the_transports(name)
+    else:
+        is_ours = name == _encoded_whole(original) or (
+            name == quote(original, safe="") and not _NAME.fullmatch(original)
+        )
+    if not is_ours:
+        raise InvalidMessageError(
+            "headers",
+            name,
+            f"is listed in {OWN}, and can't be a message's own",
+            "list own headers only, under the names that to_request gives",
+        )
+    check_reserved(() if original in STORED_HEADERS else (original,))
+    return original
+
+
+def _is_the_transports(name: str) -> bool:
+    folded = name.lower()
+    return (
+        folded in _RESERVED
+        or folded.startswith(_RESERVED_PREFIXES)
+        or (reserved_header((name,)) is not None and name not in STORED_HEADERS)
+    )
+
+
+def _encoded_whole(name: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in name.encode())
+
+
+def _unquoted(value: str) -> str:
+    match = _QUOTED.fullmatch(value)
+    return re.sub(r"\\(.)", r"\1", match[1]) if match else value
+
+
+def _decoded(value: str) -> str:
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidMessageError(
+            "headers", value, "isn't percent-encoded UTF-8", "fix the producer"
+        ) from None

@@ -1,0 +1,131 @@
+"""Look at dead letters, and discard them: what a person does by a command."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from outbox.administration.connection import AdministrationConnection, administration
+from outbox.dead_letters.criteria import Criteria, IdPrefix
+from outbox.dead_letters.letter import Letter, Summary
+from outbox.dead_letters.retry import Candidate
+from outbox.dead_letters.statement import Schema, Statement, statement
+from outbox.errors import ConfigError
+
+OnDiscard: TypeAlias = Callable[[AdministrationConnection, str, str], None]
+"""Called in the transaction of each discard, with message id and origin.
+
+It may refuse it by a `ConfigError`.
+"""
+
+_ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
+
+
+class Desk:
+    """The dead letters of one side, on a connection in autocommit mode."""
+
+    def __init__(
+        self,
+        connection: AdministrationConnection,
+        schema: Schema,
+        on_discard: OnDiscard | None = None,
+    ) -> None:
+        self._connection = connection
+        self._schema: Schema = schema
+        self._on_discard = on_discard
+
+    def summaries(self, criteria: Criteria) -> list[Summary]:
+        """List those that meet the criteria, the newest first."""
+        cursor = self._connection.execute(
+            statement(self._schema, Statement.LIST), criteria.parameters()
+        )
+        return [Summary.of(row) for row in cursor]
+
+    def find(self, criteria: Criteria) -> list[Candidate]:
+        """Find those that meet the criteria, the oldest first."""
+        cursor = self._connection.execute(
+            statement(self._schema, Statement.FIND), criteria.parameters()
+        )
+        return [Candidate(*row) for row in cursor]
+
+    def read(self, id: UUID) -> Letter:
+        """Read one with everything that was kept.
+
+        Raises:
+            ConfigError: there is none with this id.
+        """
+        row = self._connection.execute(
+            statement(self._schema, Statement.READ), {"id": id}
+        ).fetchone()
+        if row is None:
+            raise ConfigError(
+                f"dead letter {id}: there is none in {self._schema}.dead_letter; list "
+                "shows them, --message finds those of a message"
+            )
+        return Letter.of(row)
+
+    def find_id(self, prefix: IdPrefix) -> UUID:
+        """Give the id that begins so.
+
+        Raises:
+            ConfigError: there is none, or more than one.
+        """
+        cursor = self._connection.execute(
+            statement(self._schema, Statement.FIND_BY_PREFIX), prefix.parameters()
+        )
+        return prefix.choose([id for (id,) in cursor], self._schema)
+
+    def letters(self, criteria: Criteria) -> Iterator[Letter]:
+        """Read those that meet the criteria, one by one, the oldest first."""
+        for candidate in self.find(criteria):
+            yield self.read(candidate.id)
+
+    def discard(self, candidates: Sequence[Candidate], reason: str) -> int:
+        """Discard those that are PENDING, each in a transaction; tell how many were.
+
+        One that somebody is just retrying is waited for.
+
+        Raises:
+            ConfigError: `on_discard` refused some; the others are discarded.
+        """
+        discarded = 0
+        refusals: list[ConfigError] = []
+        for candidate in candidates:
+            try:
+                discarded += self._discard(candidate, reason)
+            except ConfigError as refusal:
+                refusals.append(refusal)
+        if refusals:
+            raise ConfigError(
+                f"{discarded} discarded, {len(refusals)} not: {refusals[0]}"
+            )
+        return discarded
+
+    def _discard(self, candidate: Candidate, reason: str) -> bool:
+        with self._connection.transaction():
+            row = self._connection.execute(
+                statement(self._schema, Statement.MARK_DISCARDED),
+                {**candidate._asdict(), "reason": reason},
+            ).fetchone()
+            if row is not None and self._on_discard is not None:
+                self._on_discard(self._connection, *row)
+        return row is not None
+
+
+@contextmanager
+def open_desk(
+    url: str, schema: Schema, on_discard: OnDiscard | None = None
+) -> Iterator[Desk]:
+    """Open a desk for one command.
+
+    Raises:
+        DatabaseUnavailableError: the database can't be reached, or was lost.
+        UpkeepError: a statement failed; the message names the remedy.
+    """
+    rights = (
+        f"GRANT {_ROLES[schema]} TO its role; pillarbox_monitor is enough to list them"
+    )
+    with administration(
+        url, application_name="pillarbox dead letters", rights=rights
+    ) as connection:
+        yield Desk(connection, schema, on_discard)

@@ -1,0 +1,1 @@
+"""What a process tells the outside: logs, metrics, health, and a watchdog."""

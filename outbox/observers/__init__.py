@@ -1,1 +1,0 @@
-"""Listeners to events that come with pillarbox."""

@@ -1,0 +1,66 @@
+"""How late a message may come, and the tables that need its day as long."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from outbox.events import Event
+from outbox.limits import Limits
+from outbox.postgres.sql_files import load
+from outbox.retry import RetryPolicy
+
+KEPT_FOR_LATECOMERS: Final = ("inbox.receipt", "inbox.job")
+"""What a message needs in the day of its id, however late it comes."""
+LIST_MINIMUMS: Final = load("outbox", "list_minimums")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionFoundShort(Event):
+    """The retries of this process can outlast the day that a message needs."""
+
+    level = logging.WARNING
+
+    table: str
+    minimum: timedelta
+    needed: timedelta
+    remedy: str
+
+
+def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
+    """Give the longest time after which a message can still come to its consumer.
+
+    A receipt, plain or leased, lies in the day in which its message was added. From
+    then on the message may wait for its `available_at`, be retried by the relay, and be
+    retried by the consumer.
+
+    Args:
+        retry: of the relay or the consumer; all else is by the defaults.
+    """
+    usual = RetryPolicy()
+    return Limits().max_delay + usual.longest + (retry or usual).longest
+
+
+def find_short_retention(
+    retry: RetryPolicy, minimums: Iterable[tuple[str, float, float]]
+) -> Iterator[RetentionFoundShort]:
+    """Compare the retries of a relay or a consumer with what `LIST_MINIMUMS` gives.
+
+    Retries no longer than the default's are never reported: a minimum that is lower
+    is the decision of whoever set it.
+    """
+    if retry.longest <= RetryPolicy().longest:
+        return
+    needed = minimum_retention(retry)
+    for table, *seconds in minimums:
+        minimum, retention = (timedelta(seconds=each) for each in seconds)
+        if needed > minimum:
+            days = needed // timedelta(days=1) + 1
+            longer = f" {days}d" if retention < timedelta(days=days) else ""
+            yield RetentionFoundShort(
+                table=table,
+                minimum=minimum,
+                needed=needed,
+                remedy=f"outbox retention set {table}{longer} --minimum {days}d",
+            )

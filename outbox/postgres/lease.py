@@ -1,0 +1,365 @@
+"""Leases of lanes: who may claim, decided by PostgreSQL.
+
+A process holds a lane by a session-level advisory lock on a connection of its own.
+There is no lease table to bloat, and nothing to clean up:
+
+    free ──take──▶ held ──release──▶ free        a member joined, or we stop
+                    │
+                    ├── process dies ─────────▶ free at once: the session ends
+                    └── no heartbeat for `limit` ▶ free: idle_session_timeout ends it
+
+The session runs under `idle_session_timeout`, so the *server* ends the lease of a
+process that hangs or is frozen. On our side `holds` turns false a margin before
+that, counted from when the last heartbeat was sent. Both clocks are only compared
+with themselves.
+
+Every member also holds one lock in shared mode. Counting its holders tells each its
+fair share; who has more gives idle lanes back, who has fewer takes free ones.
+
+Whoever may connect to the database may take these locks. So only sessions count as
+members whose role may do what ours does, and others that are in the way are told.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from typing_extensions import override
+
+from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.postgres.advisory_lock import Lock
+from outbox.postgres.connection import Connection, Link
+from outbox.postgres.sql_files import load
+
+_MARGIN: Final = 0.2
+_BEATS: Final = 10
+_MIN_LIMIT: Final = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """A session that holds one of our advisory locks.
+
+    Attributes:
+        client: the address that it came from; None if it is local, or not to be seen.
+    """
+
+    pid: int
+    role: str
+    application: str
+    client: str | None
+
+    @override
+    def __str__(self) -> str:
+        """Name the session as an operator finds it."""
+        return (
+            f"pid {self.pid} (role {self.role}, application {self.application!r},"
+            f" client {self.client or 'local or not visible'})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Obstruction:
+    """Who is in the way of a lease.
+
+    Attributes:
+        strangers: sessions that are no members, and hold a lane or keep members out.
+        greedy: members that have long held more than their share, while we have none.
+        ringers: sessions of strangers that hold the doorbell, so that every insert
+            pays for a NOTIFY.
+        mufflers: sessions of strangers that have held it in shared mode for as long as
+            a lease, as writers do, and write nothing: it can't be armed.
+    """
+
+    strangers: tuple[LockHolder, ...] = ()
+    greedy: tuple[LockHolder, ...] = ()
+    ringers: tuple[LockHolder, ...] = ()
+    mufflers: tuple[LockHolder, ...] = ()
+
+
+class _Seen(NamedTuple):
+    """A row of `list_lock_holders.sql`."""
+
+    pid: int
+    ours: bool
+    role: str
+    application: str
+    client: str | None
+    trusted: bool
+    lanes: list[int]
+    is_member: bool
+    excludes: bool
+    holds_bell: bool
+    muffles: bool
+
+    @property
+    def counts(self) -> bool:
+        return self.is_member and self.trusted
+
+    @property
+    def holder(self) -> LockHolder:
+        return LockHolder(self.pid, self.role, self.application, self.client)
+
+
+class Lease:
+    """The lanes that this process holds. For one event loop.
+
+    Args:
+        url: of the database; a session of its own is opened, so no pooler in
+            transaction mode may be in between.
+        lock_class: the first half of the lock's key; members of one class share.
+        groups: lanes that are shared out as a group, each fairly.
+        limit: how long after its last heartbeat a process keeps its lanes.
+        relation: the table of which members may update rows.
+        doorbell: the object of the doorbell's lock in this class, if it has one.
+        patience: how long it may have no lane, though others have more than their
+            share, before it says so: above what they may take to finish their batches.
+        on_take, on_lose: called with lanes that came or went.
+        on_obstruct: called when others are in the way, when it is others than before,
+            and with an empty `Obstruction` when nobody is any more.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lock_class: int,
+        groups: Sequence[Sequence[int]],
+        limit: timedelta,
+        application_name: str,
+        relation: str = "outbox.message",
+        doorbell: int | None = None,
+        patience: timedelta = timedelta(minutes=1),
+        on_take: Callable[[Collection[int]], None] = lambda lanes: None,
+        on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
+        on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
+    ) -> None:
+        if limit < _MIN_LIMIT:
+            raise ConfigError(f"lease={limit}: must be at least {_MIN_LIMIT}")
+        self._class = lock_class
+        self._groups = [list(group) for group in groups]
+        self._limit = limit.total_seconds()
+        self._on_take = on_take
+        self._on_lose = on_lose
+        self._on_obstruct = on_obstruct
+        self._relation = relation
+        self._doorbell = doorbell
+        self._patience = patience.total_seconds()
+        self._suspected: frozenset[int] = frozenset()
+        self._muffling: Counter[int] = Counter()
+        self._without_since: float | None = None
+        self._told = Obstruction()
+        self._held: set[int] = set()
+        self._in_use: set[int] = set()
+        self._surplus: set[int] = set()
+        self._fresh_until = -math.inf
+        self._link = Link(
+            url,
+            application_name=application_name,
+            settings={"idle_session_timeout": str(round(self._limit * 1000))},
+        )
+
+    @property
+    def lanes(self) -> frozenset[int]:
+        """The lanes that may be claimed from: held, and not about to be given back."""
+        if time.monotonic() >= self._fresh_until:
+            return frozenset()
+        return frozenset(self._held - self._surplus)
+
+    def holds(self, lanes: Collection[int]) -> bool:
+        """Tell whether all of `lanes` are held, a margin from the limit included.
+
+        Ask before every publish: what is published without a lease may overtake
+        what another process publishes.
+        """
+        return time.monotonic() < self._fresh_until and self._held.issuperset(lanes)
+
+    def use(self, lanes: Collection[int]) -> None:
+        """Keep lanes from being given back while something of theirs is in flight."""
+        self._in_use.update(lanes)
+
+    def leave(self, lanes: Collection[int]) -> None:
+        """Say that nothing of these lanes is in flight any more."""
+        self._in_use.difference_update(lanes)
+
+    async def run(self) -> None:
+        """Take, keep and share lanes until cancelled; then give all back.
+
+        Outlives broken connections: the lanes are lost, and taken again.
+        """
+        try:
+            while True:
+                try:
+                    await self.beat()
+                    await self._rest()
+                except (psycopg.Error, DatabaseUnavailableError):
+                    await self._lose_all()
+                    await asyncio.sleep(random.uniform(0.1, 1.0))  # noqa: S311
+        finally:
+            await self._lose_all()
+
+    async def beat(self) -> None:
+        """Send one heartbeat and move towards the fair share."""
+        if self._held and time.monotonic() >= self._fresh_until:
+            # The server has ended the session, or is about to: start over.
+            await self._lose_all()
+        sent = time.monotonic()
+        connection = await self._link.connection()
+        joined = self._held or self._fresh_until != -math.inf
+        if not joined:
+            ((joined,),) = await self._execute(
+                connection, "join_members", member=Lock.MEMBER
+            )
+        seen = await self._look(connection)
+        members = max(1, sum(each.counts for each in seen))
+        self._judge(seen, members)
+        if not joined:
+            return
+        self._fresh_until = sent + self._limit * (1 - _MARGIN)
+        self._surplus.clear()
+        for group in self._groups:
+            await self._balance(connection, group, math.ceil(len(group) / members))
+
+    @property
+    def obstruction(self) -> Obstruction:
+        """Who was in the way at the last heartbeat."""
+        return self._told
+
+    async def _look(self, connection: Connection) -> list[_Seen]:
+        rows = await self._execute(
+            connection,
+            "list_lock_holders",
+            lanes=[lane for group in self._groups for lane in group],
+            member=Lock.MEMBER,
+            bell=self._doorbell,
+            relation=self._relation,
+        )
+        return [_Seen(*row) for row in rows]
+
+    def _judge(self, seen: Sequence[_Seen], members: int) -> None:
+        """Tell who is in the way, once it is sure, and each time it changes."""
+        others = [each for each in seen if not each.ours]
+        strangers = [
+            each
+            for each in others
+            if each.excludes
+            or (each.is_member and not each.trusted)
+            or (each.lanes and not each.counts)
+        ]
+        ringers = [each for each in others if each.holds_bell and not each.trusted]
+        greedy = self._greedy(others, members)
+        # At a writer's first and last moment one of its two locks may be unseen.
+        self._muffling = Counter(
+            {
+                each.pid: self._muffling[each.pid] + 1
+                for each in others
+                if each.muffles and not each.trusted
+            }
+        )
+        # Seen twice: a session that just ends is nobody's trouble.
+        suspected = frozenset(each.pid for each in (*strangers, *ringers))
+        known, self._suspected = self._suspected, suspected
+        obstruction = Obstruction(
+            *(
+                tuple(sorted((e.holder for e in some), key=lambda holder: holder.pid))
+                for some in (
+                    [each for each in strangers if each.pid in known],
+                    greedy,
+                    [each for each in ringers if each.pid in known],
+                    [each for each in others if self._muffling[each.pid] >= _BEATS],
+                )
+            )
+        )
+        if obstruction != self._told:
+            self._told = obstruction
+            self._on_obstruct(obstruction)
+
+    def _greedy(self, others: Sequence[_Seen], members: int) -> list[_Seen]:
+        """Give members that don't share, if that has left us without a lane for long.
+
+        With more members than lanes, or when the shares don't come out even, one may
+        well have none.
+        """
+        greedy = [
+            each
+            for each in others
+            if each.counts
+            and any(
+                len(set(each.lanes).intersection(group))
+                > math.ceil(len(group) / members)
+                for group in self._groups
+            )
+        ]
+        if self._held or not greedy:
+            self._without_since = None
+            return []
+        now = time.monotonic()
+        if self._without_since is None:
+            self._without_since = now
+        return greedy if now - self._without_since >= self._patience else []
+
+    async def _rest(self) -> None:
+        """Wait for the next heartbeat; raise as soon as the server ends the session.
+
+        No notification ever comes, but who listens hears of that end at once, which
+        matters: others take the lanes without delay.
+        """
+        connection = await self._link.connection()
+        async for _ in connection.notifies(timeout=self._limit / _BEATS):
+            pass
+
+    async def _balance(
+        self, connection: Connection, group: Sequence[int], share: int
+    ) -> None:
+        held = self._held.intersection(group)
+        if len(held) > share:
+            # Lanes in flight go last, and are not claimed from until they are free.
+            ranked = sorted(held, key=lambda lane: (lane not in self._in_use, lane))
+            surplus = set(ranked[share:])
+            self._surplus |= surplus & self._in_use
+            free = surplus - self._in_use
+            if free:
+                self._held -= free
+                self._on_lose(free)
+                await self._execute(connection, "release_lanes", lanes=list(free))
+        elif len(held) < share:
+            offered = [lane for lane in group if lane not in held]
+            # Members that start together must not all try the same lane first.
+            random.shuffle(offered)
+            rows = await self._execute(
+                connection, "take_lanes", lanes=offered, wanted=share - len(held)
+            )
+            taken = {lane for (lane,) in rows}
+            if taken:
+                self._held |= taken
+                self._on_take(taken)
+
+    async def _execute(
+        self, connection: Connection, name: str, **parameters: Any
+    ) -> Sequence[Any]:
+        # A server that does not answer must not keep us believing in the lease.
+        try:
+            async with asyncio.timeout(self._limit):
+                cursor = await connection.execute(
+                    load("outbox", name), {"class": self._class, **parameters}
+                )
+                return await cursor.fetchall()
+        except TimeoutError:
+            raise DatabaseUnavailableError(
+                f"no answer to {name} within {self._limit:.1f} s"
+            ) from None
+
+    async def _lose_all(self) -> None:
+        lost, self._held = self._held, set()
+        self._surplus.clear()
+        self._fresh_until = -math.inf
+        if lost:
+            self._on_lose(lost)
+        await self._link.close()

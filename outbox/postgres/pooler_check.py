@@ -1,0 +1,95 @@
+"""Refuse a pooler that lends a server session for the length of a transaction.
+
+Leases, the doorbell and the upkeep keep things in their session: advisory locks,
+LISTEN, SET ROLE. In transaction mode those would be left to whoever comes next.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+from uuid import uuid4
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from outbox.errors import DatabaseUnavailableError, PoolerError, message_of
+from outbox.postgres.connection import Connection, connect
+from outbox.url import without_password
+
+_APPLICATION: Final = "pillarbox pooler check"
+LIMIT = 60.0
+"""Seconds for the whole check."""
+RING_LIMIT = 10.0
+"""Seconds within which a notification comes, if it comes at all."""
+
+
+def refuse_pooler(url: str) -> None:
+    """Do as `refuse_pooler_async`, inside a running event loop or not."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, refuse_pooler_async(url)).result()
+
+
+async def refuse_pooler_async(url: str) -> None:
+    """Make sure that a connection has a server session of its own while it is open.
+
+    Whatever the order in which a pooler hands out its sessions, and however busy it
+    is. A pooler in session mode passes.
+
+    Raises:
+        PoolerError: there is a pooler in transaction mode in between.
+        DatabaseUnavailableError: the database can't be reached.
+    """
+    try:
+        async with (
+            asyncio.timeout(LIMIT),
+            await connect(url, application_name=_APPLICATION, shared=True) as one,
+            await connect(url, application_name=_APPLICATION, shared=True) as other,
+        ):
+            own = await _has_own_session(one, other)
+    except TimeoutError:
+        raise DatabaseUnavailableError(
+            f"database {without_password(url)}: no answer within {LIMIT:.0f} s to two"
+            " connections at once; give it more connections, or look why it is slow"
+        ) from None
+    except psycopg.Error as error:
+        raise DatabaseUnavailableError(
+            f"database {without_password(url)}: {message_of(error)}"
+        ) from error
+    if not own:
+        raise PoolerError(
+            f"database URL {without_password(url)}: a pooler in transaction mode is in"
+            " between, where locks, LISTEN and SET end up with other clients; give the"
+            " URL of PostgreSQL itself, or of a pool in session mode"
+        )
+
+
+async def _has_own_session(one: Connection, other: Connection) -> bool:
+    # Twice by one, for poolers that deal their sessions out in turns; then by the
+    # other, for those that hand out first what was given back last.
+    first, second, others = [await _process(each) for each in (one, one, other)]
+    if first != second or second == others:
+        return False
+    # A process number that isn't the server's was made up by something in between.
+    # Then other clients' traffic may have dealt us these sessions by chance.
+    return one.info.backend_pid == first or await _is_rung(one, other)
+
+
+async def _process(connection: Connection) -> int:
+    cursor = await connection.execute("SELECT pg_catalog.pg_backend_pid()")
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def _is_rung(one: Connection, other: Connection) -> bool:
+    """Tell whether a notification of `other` reaches `one`, which sends nothing.
+
+    It can't when `one` has no session between its transactions. The listener that
+    stays behind then is of a name that nobody uses again.
+    """
+    channel = f"pillarbox_{uuid4().hex}"
+    await one.execute(SQL("LISTEN {}").format(Identifier(channel)))
+    await other.execute("SELECT pg_catalog.pg_notify(%s, '')", (channel,))
+    async for _ in one.notifies(timeout=RING_LIMIT, stop_after=1):
+        return True
+    return False

@@ -1,0 +1,5 @@
+"""A private stand-in for Amazon SQS and SNS, for tests: moto's server."""
+
+from outbox.testing.sqs.server import SqsServer, sqs_server
+
+__all__ = ["SqsServer", "sqs_server"]

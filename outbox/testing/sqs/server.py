@@ -1,0 +1,74 @@
+"""A private server that stands in for Amazon SQS and SNS: moto's, for tests.
+
+It keeps everything in memory: queues and messages are gone when it stops. What it
+doesn't do as AWS does stands in the broker's page.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from typing_extensions import override
+
+from outbox.errors import ConfigError
+from outbox.testing.lifetime import private_directory
+from outbox.testing.server import PrivateServer
+
+__all__ = ["SqsServer", "sqs_server"]
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+HEADERS = {
+    "X-Amz-Target": "AmazonSQS.ListQueues",
+    "Content-Type": "application/x-amz-json-1.0",
+    "Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/eu-west-1/sqs/"
+    "aws4_request, SignedHeaders=host, Signature=0",
+}
+
+
+class SqsServer(PrivateServer):
+    """One server: its directory, its port and its life."""
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where it is, the same after each start."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def url(self, scheme: str = "sqs", *, endpoint_url: str | None = None) -> str:
+        """Give the broker URL, by another way to the server if there is one."""
+        return (
+            f"{scheme}://key:secret@eu-west-1/"
+            f"?endpoint_url={endpoint_url or self.endpoint_url}"
+        )
+
+    @override
+    def command(self) -> Sequence[str]:
+        return [sys.executable, "-I", str(PROGRAM), "-p", str(self.port)]
+
+    @override
+    def answers(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            # It loads a service with the first request to it.
+            connection.request("POST", "/", "{}", HEADERS)
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def sqs_server() -> Iterator[SqsServer]:
+    """Give a running server that is gone after the block, or with this process."""
+    if importlib.util.find_spec("moto") is None:
+        raise ConfigError("no moto here; install it: pip install 'moto[server]'")
+    with (
+        private_directory("pillarbox-sqs-") as directory,
+        SqsServer(directory).running() as server,
+    ):
+        yield server

@@ -1,0 +1,246 @@
+"""Retry the dead letters of the outbox: publish each once more."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import psycopg
+
+from outbox.dead_letters import (
+    Candidate,
+    Letter,
+    Outcome,
+    RetrySchedule,
+    Statement,
+    lost_turn,
+    statement,
+)
+from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    InvalidMessageError,
+    message_of,
+)
+from outbox.events import Event
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from outbox.postgres.connection import Connection, connect
+from outbox.postgres.pooler_check import refuse_pooler_async
+from relay.adaptive_batch import Portion
+from relay.claim import Claimed, decode_row, problem_of_headers
+from relay.config import RelayConfig
+from relay.publish import publish_batch
+from relay.publisher import Acked, Nacked, Publisher
+from relay.settle import storable
+
+_APPLICATION: Final = "pillarbox relay dead letters"
+
+
+class PublishingRetrier:
+    """Publishes dead letters one by one, each under the lock of its row.
+
+    An ack makes it SUCCEEDED, a nack charges it a retry, unless it was put off. Other
+    than in the relay, a transaction is open while the broker is waited for: it is what
+    keeps two retries of one dead letter apart. A dead letter comes behind what its key
+    published since.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        make_publisher: Callable[[], Publisher],
+        config: RelayConfig,
+        schedule: RetrySchedule,
+        notify: Callable[[Event], None],
+        stack: AsyncExitStack,
+    ) -> None:
+        self._url = url
+        self._make_publisher = make_publisher
+        self._config = config
+        self._schedule = schedule
+        self._notify = notify
+        self._stack = stack
+        self._connection: Connection | None = None
+        self._publisher: Publisher | None = None
+
+    async def fetch(
+        self, name: Statement, parameters: Mapping[str, Any]
+    ) -> Sequence[Sequence[Any]]:
+        """Run a statement in a transaction of its own, and give its rows."""
+        async with self._database() as connection:
+            return await _run(connection, name, parameters)
+
+    async def retry(self, candidate: Candidate) -> Outcome:
+        """Publish one dead letter, and write down what the broker said."""
+        publisher = await self._connected()
+        async with self._database() as connection, connection.transaction():
+            rows = await _run(connection, Statement.LOCK, candidate._asdict())
+            if not rows:
+                return Outcome.SKIPPED
+            letter = Letter.of(rows[0])
+            nacked = await self._publish(letter, publisher)
+            if nacked is None:
+                await _run(connection, Statement.MARK_SUCCEEDED, candidate._asdict())
+            else:
+                await self._fail(connection, letter, nacked)
+        about: dict[str, Any] = {
+            "schema": "outbox",
+            "id": letter.id,
+            "message_id": letter.message_id,
+            "topic": letter.topic,
+        }
+        if nacked is None:
+            self._notify(DeadLetterSucceeded(**about))
+            return Outcome.SUCCEEDED
+        count, reason = _failed_retries(letter, nacked), storable(nacked.reason)
+        self._notify(DeadLetterFailed(**about, retry_count=count, reason=reason))
+        return Outcome.FAILED
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        """Hold the schedule's lock, on a connection of its own.
+
+        Raises:
+            DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+        """
+        async with await connect(
+            self._url, application_name=_APPLICATION
+        ) as connection:
+            try:
+                async with connection.transaction():
+                    ((taken,),) = await _run(
+                        connection,
+                        Statement.TRY_LOCK,
+                        {"lock_class": LOCK_CLASS, "lock": Lock.DEAD_LETTERS},
+                    )
+                    yield taken
+            except psycopg.Error as error:
+                raise lost_turn(error) from error
+
+    async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
+        """Give None for an ack."""
+        try:
+            message = letter.message()
+        except InvalidMessageError as error:
+            return Nacked(str(error))
+        if (problem := problem_of_headers(message.headers)) is not None:
+            return Nacked(problem, permanent=True)
+        claimed = Claimed(
+            lane=0,
+            seq=0,
+            id=message.id,
+            created_at=datetime.now(UTC),
+            attempts=0,
+            key=message.key,
+            topic=message.topic,
+            message=message,
+            problem=None,
+        )
+        if self._config.codec is not None:
+            claimed = decode_row(claimed, self._config.codec)
+        answers, lost = await publish_batch(
+            [claimed],
+            publisher,
+            self._config,
+            portion=Portion(self._config.publish_timeout),
+            leased=lambda: True,
+            notify=self._notify,
+        )
+        match answers[0]:
+            case Acked():
+                return None
+            case Nacked() as nacked:
+                return nacked
+            case None:
+                assert lost is not None
+                raise lost
+
+    async def _fail(
+        self, connection: Connection, letter: Letter, nacked: Nacked
+    ) -> None:
+        count = _failed_retries(letter, nacked)
+        await _run(
+            connection,
+            Statement.MARK_PENDING,
+            {
+                "id": letter.id,
+                "created_at": letter.created_at,
+                "retry_count": letter.retry_count,
+                "charge": count - letter.retry_count,
+                "reason": storable(nacked.reason),
+                "stacktrace": None,
+                "delay": nacked.retry_after or self._schedule.delay(count),
+            },
+        )
+
+    async def _connected(self) -> Publisher:
+        # Not before there is something to publish: most turns find nothing due.
+        if self._publisher is None:
+            await refuse_pooler_async(self._url)
+            self._publisher = await self._stack.enter_async_context(
+                self._make_publisher()
+            )
+        return self._publisher
+
+    @asynccontextmanager
+    async def _database(self) -> AsyncIterator[Connection]:
+        try:
+            if self._connection is None:
+                self._connection = await self._stack.enter_async_context(
+                    await connect(
+                        self._url,
+                        application_name=_APPLICATION,
+                        # The broker is waited for, within our own time limit.
+                        settings={"idle_in_transaction_session_timeout": "0"},
+                    )
+                )
+            yield self._connection
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigError(
+                f"{error.diag.message_primary}: GRANT pillarbox_relay TO its role"
+            ) from error
+        except psycopg.Error as error:
+            raise DatabaseUnavailableError(
+                f"the dead letters can't be read or written: {message_of(error)}"
+            ) from error
+
+
+@asynccontextmanager
+async def publishing_retrier(
+    url: str,
+    make_publisher: Callable[[], Publisher],
+    *,
+    config: RelayConfig | None = None,
+    schedule: RetrySchedule | None = None,
+    notify: Callable[[Event], None] = lambda _: None,
+) -> AsyncIterator[PublishingRetrier]:
+    """Open what retries the dead letters of the outbox, for one task.
+
+    Args:
+        url: of the database.
+        make_publisher: makes the publisher, which is entered at the first retry.
+        config: of the relay: its codec and its time limit for the broker.
+        schedule: says when to retry again what fails.
+    """
+    async with AsyncExitStack() as stack:
+        yield PublishingRetrier(
+            url,
+            make_publisher,
+            config or RelayConfig(),
+            schedule or RetrySchedule(),
+            notify,
+            stack,
+        )
+
+
+async def _run(
+    connection: Connection, name: Statement, parameters: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    cursor = await connection.execute(statement("outbox", name), parameters)
+    return await cursor.fetchall()
+
+
+def _failed_retries(letter: Letter, nacked: Nacked) -> int:
+    """Give how many retries failed by now: to be put off is no failure."""
+    return letter.retry_count + (nacked.retry_after is None)

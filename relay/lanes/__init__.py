@@ -1,0 +1,1 @@
+"""What a relay knows of the lanes that it leases."""

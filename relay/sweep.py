@@ -1,0 +1,124 @@
+"""What comes round by the clock: due messages, and sweeps for what lies below."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any, Final, cast
+
+import psycopg
+
+from outbox.errors import DatabaseUnavailableError, message_of
+from outbox.events import Event, UpkeepFailed, UpkeepMeasured
+from outbox.postgres.connection import Connection, Link
+from outbox.postgres.sql_files import load
+from relay.config import RelayConfig
+from relay.events import DatabaseFound, DatabaseLost
+from relay.lanes.board import Lanes
+
+_UPKEEP_INTERVAL: Final = 60.0
+
+
+async def tend_lanes(
+    board: Lanes, link: Link, config: RelayConfig, notify: Callable[[Event], None]
+) -> None:
+    """Make due messages ready and order sweeps, until cancelled.
+
+    Args:
+        link: shared with the workers.
+    """
+    interval = config.poll_interval.total_seconds()
+    next_sweep = 0.0
+    next_look = 0.0
+    failure: str | None = None
+    lost = False
+    try:
+        while True:
+            try:
+                if time.monotonic() >= next_sweep:
+                    board.wake(strange=True)
+                    next_sweep = (
+                        time.monotonic() + config.sweep_interval.total_seconds()
+                    )
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + _UPKEEP_INTERVAL
+                    failure = await _look_at_upkeep(link, failure, notify)
+                await _ready_all_due(link, board, config.batch_size)
+                if lost:
+                    lost = False
+                    notify(DatabaseFound())
+            except (psycopg.Error, DatabaseUnavailableError) as error:
+                async with link.turn:
+                    await link.close()
+                lost = True
+                notify(DatabaseLost(reason=message_of(error), seconds=interval))
+            await asyncio.sleep(interval)
+    finally:
+        await link.close()
+
+
+async def _look_at_upkeep(
+    link: Link, known: str | None, notify: Callable[[Event], None]
+) -> str | None:
+    """Tell how the upkeep is doing, which may run where nobody looks; give its failure.
+
+    A role that may not read it goes on without.
+    """
+    try:
+        async with link.turn:
+            connection = await link.connection()
+            cursor = await connection.execute(load("relay", "measure_upkeep"))
+            age, failure = await cursor.fetchone() or (None, None)
+    except psycopg.errors.InsufficientPrivilege:
+        return known
+    notify(UpkeepMeasured(age=age, is_failing=failure is not None))
+    if failure is not None and failure != known:
+        notify(UpkeepFailed(reason=failure))
+    return cast("str | None", failure)
+
+
+async def _ready_all_due(link: Link, board: Lanes, batch_size: int) -> None:
+    numbers = set(board.numbers())
+    crowded = {n for n in numbers if (lane := board.find(n)) and lane.crowded}
+    # Also without lanes: leases end with the database, and somebody has to say so.
+    open_lanes = numbers - crowded
+    share = math.ceil(batch_size / 4)
+    while True:
+        readied = await _ready_some_due(link, board, open_lanes, share)
+        open_lanes = {
+            number
+            for number, count in readied.items()
+            if count >= share and (lane := board.find(number)) and not lane.crowded
+        }
+        if not open_lanes:
+            break
+    # Those of a crowded lane go a batch at a time, the next when it has caught up.
+    caught_up = {n for n in crowded if (lane := board.find(n)) and not lane.catch_up}
+    if caught_up:
+        await _ready_some_due(link, board, caught_up, batch_size)
+
+
+async def _ready_some_due(
+    link: Link, board: Lanes, lanes: Collection[int], max_rows: int
+) -> Counter[int]:
+    async with link.turn:
+        connection = await link.connection()
+        rows = await ready_due(connection, list(lanes), max_rows)
+    for number, seq, key, attempts, created_at in rows:
+        lane = board.find(number)
+        if lane is not None:
+            lane.free(seq, key, created_at, refused=attempts > 0)
+    if rows:
+        board.wake()
+    return Counter(row[0] for row in rows)
+
+
+async def ready_due(
+    connection: Connection, lanes: list[int], max_rows: int
+) -> list[tuple[Any, ...]]:
+    """Run `ready_due.sql`."""
+    cursor = await connection.execute(
+        load("relay", "ready_due"), {"lanes": lanes, "max_rows": max_rows}
+    )
+    return await cursor.fetchall()
