@@ -5,7 +5,11 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 import pika
-from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.adapters.asyncio_connection import (
+    AsyncioConnection,
+    _AsyncioIOServicesAdapter,
+)
+from pika.adapters.utils.nbio_interface import AbstractIOReference
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 from typing_extensions import override
@@ -98,7 +102,7 @@ class Link:
             on_open_callback=lambda ready: _settle(opened, ready),
             on_open_error_callback=lambda _, why: _settle(failed, why),
             on_close_callback=lambda _, why: _settle(failed, why),
-            custom_ioloop=loop,
+            custom_ioloop=_IOServices(loop),
         )
         try:
             await asyncio.wait(
@@ -241,6 +245,51 @@ class _Connection(AsyncioConnection):
         self._frames.clear()
         if data and self._transport is not None:
             super()._adapter_emit_data(data)
+
+
+class _IOServices(_AsyncioIOServicesAdapter):
+    """Pika's, but a look-up that was cancelled is never answered.
+
+    Pika's own answers one that is cancelled between its end and its callback. Its
+    workflow, which is given up by then, goes on with the answer: it connects a socket
+    that nobody closes.
+    """
+
+    @override
+    def getaddrinfo(
+        self,
+        host: str,
+        port: int,
+        on_done: Callable[..., None],
+        family: int = 0,
+        socktype: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> AbstractIOReference:
+        lookup = _Lookup(on_done)
+        lookup.pending = super().getaddrinfo(
+            host, port, lookup.answer, family, socktype, proto, flags
+        )
+        return lookup
+
+
+class _Lookup(AbstractIOReference):
+    """A look-up of a host's addresses, which may be cancelled until it is answered."""
+
+    pending: AbstractIOReference
+
+    def __init__(self, on_done: Callable[..., None]) -> None:
+        self._on_done = on_done
+        self._cancelled = False
+
+    def answer(self, addresses_or_error: object) -> None:
+        if not self._cancelled:
+            self._on_done(addresses_or_error)
+
+    @override
+    def cancel(self) -> bool:
+        self._cancelled = True
+        return self.pending.cancel()
 
 
 def _settle(future: "asyncio.Future[Any]", result: object) -> None:
