@@ -13,8 +13,8 @@ from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection, administration
 from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.cli.duration import write_duration
 from outbox.cli.table import draw_table
+from outbox.duration import write_duration
 from outbox.errors import ConfigError
 from outbox.postgres.sql_files import load
 

@@ -14,9 +14,9 @@ from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection, administration
 from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.cli.duration import read_duration, read_rate
 from outbox.cli.progress import Progress
 from outbox.cli.table import draw_table
+from outbox.duration import read_duration, read_rate
 from outbox.errors import ConfigError
 from outbox.postgres.sql_files import load
 

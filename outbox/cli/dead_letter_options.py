@@ -2,10 +2,10 @@
 
 import argparse
 
-from outbox.cli.duration import read_duration
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.letter import Status
 from outbox.dead_letters.schedule import RetrySchedule
+from outbox.duration import read_duration
 from outbox.errors import ConfigError
 
 _ANY = "any"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from outbox.cli.duration import write_duration
 from outbox.cli.table import draw_table, printable
 from outbox.dead_letters.letter import Letter, Summary, decode_json
+from outbox.duration import write_duration
 
 _MAX_REASON: Final = 80
 _COLUMNS: Final = (

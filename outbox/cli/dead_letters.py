@@ -19,7 +19,6 @@ from outbox.cli.command import (
 )
 from outbox.cli.dead_letter_options import add_criteria, criteria_of
 from outbox.cli.dead_letter_view import page_of, table_of
-from outbox.cli.duration import read_rate
 from outbox.cli.progress import Progress
 from outbox.cli.table import printable
 from outbox.dead_letters.criteria import Criteria, IdPrefix
@@ -35,6 +34,7 @@ from outbox.dead_letters.retry import (
     retry_all,
 )
 from outbox.dead_letters.statement import Schema, Statement
+from outbox.duration import read_rate
 from outbox.errors import ConfigError
 from outbox.events import Event, Observer
 

@@ -3,8 +3,15 @@
 from datetime import timedelta
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from outbox.cli.duration import read_duration, read_rate, write_duration
+from outbox.duration import (
+    exact_duration,
+    read_duration,
+    read_rate,
+    write_duration,
+)
 from outbox.errors import ConfigError
 
 
@@ -28,6 +35,22 @@ def test_what_is_no_duration_is_refused_by_its_name(text: str) -> None:
 )
 def test_a_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> None:
     assert write_duration(timedelta(seconds=seconds)) == text
+
+
+@given(st.timedeltas(timedelta(0), timedelta(seconds=999_999)))
+@example(timedelta(weeks=2))
+@example(timedelta(seconds=0.5))
+def test_an_exact_duration_reads_back_as_itself(duration: timedelta) -> None:
+    assert read_duration("--age", exact_duration(duration)) == duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (90, "90s"), (0.5, "0.5s"), (86400 * 14, "2w")]
+)
+def test_an_exact_duration_is_what_a_person_would_type(
+    seconds: float, text: str
+) -> None:
+    assert exact_duration(timedelta(seconds=seconds)) == text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Durations and rates as people write them: 90s, 15m, 6h, 7d, 2w; 10/s, 500/h."""
+
+import re
+from datetime import timedelta
+from typing import Final
+
+from outbox.errors import ConfigError, shorten
+
+_UNITS: Final = {
+    "s": "seconds",
+    "m": "minutes",
+    "h": "hours",
+    "d": "days",
+    "w": "weeks",
+}
+_SIZES: Final = tuple(
+    (timedelta(**{name: 1}), unit) for unit, name in reversed(_UNITS.items())
+)
+_DURATION: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([smhdw])")
+_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(?:/([smh]))?")
+
+
+def read_duration(field: str, text: str) -> timedelta:
+    """Read a duration, such as `90s`.
+
+    Raises:
+        ConfigError: it is not a number followed by s, m, h, d or w; the message begins
+            with `field`.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{field} {shorten(text)}: write 90s, 15m, 6h, 7d or 2w")
+    return timedelta(**{_UNITS[match[2]]: float(match[1])})
+
+
+def write_duration(duration: timedelta) -> str:
+    """Write a duration in its largest unit up to days, rounded down, for display."""
+    seconds = max(0.0, duration.total_seconds())
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def exact_duration(duration: timedelta) -> str:
+    """Write a duration in the largest unit that divides it: `read_duration` reads it.
+
+    Below 0, or with more than six digits in that unit, it has no such form.
+    """
+    for size, unit in _SIZES:
+        if duration and not duration % size:
+            return f"{duration // size}{unit}"
+    seconds, rest = divmod(duration, timedelta(seconds=1))
+    return f"{seconds}.{rest.microseconds:06}".rstrip("0").rstrip(".") + "s"
+
+
+def read_rate(field: str, text: str) -> float:
+    """Read how many a second: `10/s`, `90/m`, `500/h`, or a number alone for seconds.
+
+    Raises:
+        ConfigError: it is written otherwise, or is 0; the message begins with `field`.
+    """
+    match = _RATE.fullmatch(text)
+    number = 0.0 if match is None else float(match[1])
+    if match is None or not number:
+        raise ConfigError(f"{field} {shorten(text)}: write 10/s, 90/m or 500/h")
+    return number / {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]]
