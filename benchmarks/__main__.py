@@ -40,6 +40,7 @@ QUESTIONS = (
     "redis_source",
     "writer",
     "doorbell",
+    "import_time",
     "memory",
     "webhooks",
 )

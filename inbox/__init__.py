@@ -1,18 +1,19 @@
-"""The consuming side of pillarbox: a handler's effects happen exactly once.
+"""Handle each message's effects exactly once.
 
-`idempotent` guards a handler in any consumer, by `receipt`. `consumer` is a process
-of its own: for each of its queues it fetches (`receive`) from a `source`
-(implementations in `sources/`), keeps what it has in order (`flight`), gives each its
-turn (`turns`), runs its handler in a transaction (`handle`) that the handler can't end
-(`transaction`) and settles it (`settle`).
-Handlers may be long (`leased`, `job`), of many messages (`batch`) and of one schema
-version (`versions`).
+Read `idempotent` first if you have a consumer of your own: it guards a handler by a
+`receipt`, in a `transaction` that the handler can't end. Read `consumer` first if you
+use ours: it fetches from a `source` (implementations in `sources/`), dispatches and
+settles (`consuming/`), runs `handlers/`, long ones as `jobs/`, tries alone what may
+kill the process (`poison/`), and gives up into `dead_letters/`.
 """
 
 from inbox.consumer import Consumer
 from inbox.errors import (
     DeadLetter,
+    DuplicateMessageError,
+    HandlerTimeoutError,
     InvalidReceiptError,
+    JobLostError,
     MessageTooNewError,
     MessageTooOldError,
     RetryLater,
@@ -22,18 +23,26 @@ from inbox.errors import (
 )
 from inbox.guard import guard
 from inbox.idempotent import idempotent, message_id
+from inbox.jobs.job import AsyncJob, Job
 from inbox.receipt import ForeignId, record_receipt
 from inbox.source import Delivery, Source
+from outbox.retry import RetryPolicy
 
 __all__ = [
+    "AsyncJob",
     "Consumer",
     "DeadLetter",
     "Delivery",
+    "DuplicateMessageError",
     "ForeignId",
+    "HandlerTimeoutError",
     "InvalidReceiptError",
+    "Job",
+    "JobLostError",
     "MessageTooNewError",
     "MessageTooOldError",
     "RetryLater",
+    "RetryPolicy",
     "Source",
     "TransactionControlError",
     "TransactionEndedError",

@@ -1,13 +1,18 @@
-"""The write side of pillarbox: messages in the caller's own transaction.
+"""Write messages in the same transaction as your business rows.
 
-`message` is the value, `add` puts it into a session, `limits` says what it may
-be, `schema` is its table and `lane` its place in the order. `lease`, `doorbell`,
-`events`, `retry` and `statement` are the kernel that `relay` and `inbox` share.
+Read `add` first: it puts messages into the caller's session. `message` is the value,
+`limits` says what it may be, `schema` is its table, `lane` its place in the order.
+
+These modules need SQLAlchemy and nothing else. The packages beside them serve the
+processes: `postgres`, `brokers`, `cloudevents`, `dead_letters` and `observability`
+are the ground on which `relay` and `inbox` stand; `administration` and `cli` are for
+the people who run them; `testing` is for tests.
 """
 
 from outbox.add import add, insert_statement
 from outbox.errors import (
     AutocommitError,
+    BrokerUnavailableError,
     CodecError,
     ConfigError,
     InvalidMessageError,
@@ -18,12 +23,15 @@ from outbox.lane import Priority
 from outbox.limits import Limits
 from outbox.message import Message
 from outbox.message_id import uuid7
+from outbox.payload_codec import PayloadCodec
+from outbox.retry import RetryPolicy
 from outbox.schema_registry import REGISTRY, SchemaRegistry
 from outbox.unsent import UnsentMessagesWarning
 
 __all__ = [
     "REGISTRY",
     "AutocommitError",
+    "BrokerUnavailableError",
     "CodecError",
     "ConfigError",
     "InvalidMessageError",
@@ -31,7 +39,9 @@ __all__ = [
     "Message",
     "NotASessionError",
     "OutboxError",
+    "PayloadCodec",
     "Priority",
+    "RetryPolicy",
     "SchemaRegistry",
     "UnsentMessagesWarning",
     "add",

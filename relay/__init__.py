@@ -1,8 +1,8 @@
-"""The process that moves committed messages to the broker.
+"""Publish what committed to the broker.
 
-Read `relay` first: it starts the parts and drains them. Then one module for each
-step of a message's life: `claim`, `publish`, `settle`; `wakeup` says when to look,
-`lanes` which lanes, `tend` does what comes round by the clock. `publisher` is the
+Read `relay` first: it starts the parts and drains them. `worker` takes batch after
+batch through `claim`, `publish` and `settle`; `lanes/` knows what may be claimed,
+`wakeup` when to look, `sweep` what comes round by the clock. `publisher` is the
 contract for brokers, `publishers/` has ours.
 """
 

@@ -1,5 +1,6 @@
 """The rules of the tree that no other tool checks."""
 
+import ast
 import re
 from collections.abc import Iterator
 from itertools import chain
@@ -15,6 +16,7 @@ SQL_FILES = sorted(
 )
 
 SAYS_NOTHING = re.compile(r"(utils?|helpers?|commons?|cores?|bases?|misc|types?|..?)")
+MOST_MODULES = 20
 HEADER = ("-- Does: ", "-- Takes: ", "-- Gives: ", "-- Index: ")
 
 
@@ -27,6 +29,23 @@ def files(*suffixes: str) -> Iterator[Path]:
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def folders() -> Iterator[Path]:
+    for package in (*PACKAGES, "migrations"):
+        for init in (ROOT / package).rglob("__init__.py"):
+            yield init.parent
+
+
+@pytest.mark.parametrize("folder", sorted(folders()), ids=name_of)
+def test_a_folder_can_be_read_at_a_glance(folder: Path) -> None:
+    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert len(modules) <= MOST_MODULES
+
+
+@pytest.mark.parametrize("folder", sorted(folders()), ids=name_of)
+def test_a_package_says_what_it_is_for(folder: Path) -> None:
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
 def test_every_module_has_a_name_that_says_something() -> None:
