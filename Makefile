@@ -27,7 +27,7 @@ PARTITION_TESTS := $(patsubst %,tests/migrations/test_%.py,upkeep detach fallbac
   tests/postgres/test_rights.py tests/postgres/test_definer_functions.py
 
 # What the image of relay and consumer is to have.
-IMAGE_EXTRAS := migrations binary asyncpg redis kafka rabbitmq nats sqs http \
+IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \
   jsonschema msgspec pydantic metrics
 
 # What apt has to have for these goals, in the words of docker/debian-packages.

@@ -14,6 +14,7 @@ from outbox.cli.command import (
     add_database,
     add_watching,
     command,
+    metrics_of,
     run_until_stopped,
     url_of,
 )
@@ -27,7 +28,6 @@ from outbox.dead_letters.measure import Measure
 from outbox.events import Observer, Observers
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
-from outbox.observability.metrics import add_metrics, serve_metrics
 from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.retry import RetryPolicy
 from relay.blocked_keys import add_to as add_blocked
@@ -128,7 +128,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="publish one message of a key at a time",
     )
     add_schedule(parser)
-    add_metrics(parser)
     parser.set_defaults(run=_run)
 
 
@@ -176,7 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
             LanesWithheld: LanesFree,
         },
     )
-    metrics = serve_metrics(arguments)
+    metrics = metrics_of(arguments)
     notify = Observers(
         [LogEvents()] if metrics is None else [LogEvents(), metrics]
     ).notify
@@ -198,7 +197,7 @@ def _run(arguments: argparse.Namespace) -> int:
             notify=notify,
         )
         sides.append(measure.run)
-    return run_until_stopped(Beside(relay, sides), arguments, health)
+    return run_until_stopped(Beside(relay, sides), arguments, health, metrics)
 
 
 def _codec(arguments: argparse.Namespace) -> PayloadCodec | None:

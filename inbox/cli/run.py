@@ -20,7 +20,12 @@ from inbox.events import (
     SourceFound,
     SourceLost,
 )
-from outbox.cli.command import Subcommands, add_watching, run_until_stopped
+from outbox.cli.command import (
+    Subcommands,
+    add_watching,
+    metrics_of,
+    run_until_stopped,
+)
 from outbox.cli.dead_letter_options import add_schedule, schedule_of
 from outbox.cli.supervisor import Beside, Side
 from outbox.dead_letters import RetrySchedule, Scheduler
@@ -30,7 +35,6 @@ from outbox.events import Event, Observer, Observers
 from outbox.import_path import import_object, where
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
-from outbox.observability.metrics import add_metrics, serve_metrics
 
 GAVE_UP: Final = 1
 _IDLE: Final = 5.0
@@ -63,7 +67,6 @@ def add_to(subcommands: Subcommands) -> None:
         "(%(const)g if not given): with 0, or with 1 if something became a dead letter",
     )
     add_schedule(parser)
-    add_metrics(parser)
     add_watching(parser)
     parser.add_argument(
         "--show-blocked-keys",
@@ -86,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
         {SourceLost: SourceFound, DatabaseLost: DatabaseFound},
         {"/blocked": blocked.tell if arguments.show_blocked_keys else blocked.count},
     )
-    metrics = serve_metrics(arguments)
+    metrics = metrics_of(arguments)
     notify = Observers(
         [LogEvents()] if metrics is None else [LogEvents(), metrics]
     ).notify
@@ -108,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         sides.append(measure.run)
         sides.append(partial(blocked.measure, arguments.metrics_interval, notify))
-    status = run_until_stopped(Beside(process, sides), arguments, health)
+    status = run_until_stopped(Beside(process, sides), arguments, health, metrics)
     if arguments.once is not None and process.gave_up:
         status = GAVE_UP
     _leave_stuck_handlers(consumer.name, status)

@@ -9,19 +9,23 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from outbox.cli.table import printable
 from outbox.errors import ConfigError, OutboxError
+from outbox.observability.endpoints import FORMS, Endpoints
 from outbox.observability.health import Health
 from outbox.observability.heartbeat import Pulse
-from outbox.observability.listen_address import FORMS, ListenAddress
 from outbox.observability.logging import PrintableFormatter
 from outbox.observability.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from outbox.observability.prometheus import PrometheusEvents
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
 FAILED: Final = 2
+MEASURE_SECONDS: Final = 60.0
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -62,8 +66,22 @@ def add_watching(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--health-listen",
         metavar="ADDRESS",
-        help="answer GET /live and /ready there, and `inbox run` /blocked too: "
-        f"{FORMS} (default: nowhere)",
+        help="answer GET /live and /ready on this address, and `inbox run` also "
+        f"/blocked: {FORMS} (default: nowhere)",
+    )
+    parser.add_argument(
+        "--metrics-listen",
+        metavar="ADDRESS",
+        help=f"serve metrics for Prometheus on this address: {FORMS}; it may be that "
+        "of --health-listen (default: nowhere)",
+    )
+    parser.add_argument(
+        "--metrics-interval",
+        type=float,
+        default=MEASURE_SECONDS,
+        metavar="SECONDS",
+        help="how often dead letters are counted for the metrics (default: "
+        "%(default)g)",
     )
     parser.add_argument(
         "--watchdog",
@@ -73,6 +91,31 @@ def add_watching(parser: argparse.ArgumentParser) -> None:
         help="exit with status 70 when the event loop has been stuck for so long; "
         "0: never (default: %(default)g)",
     )
+
+
+def metrics_of(options: argparse.Namespace) -> "PrometheusEvents | None":
+    """Make the observer that feeds the metrics; None if they are served nowhere.
+
+    Args:
+        options: those of `add_watching`.
+
+    Raises:
+        ConfigError: the interval can't be used, or the extra is missing.
+    """
+    if options.metrics_listen is None:
+        return None
+    if not options.metrics_interval > 0:
+        raise ConfigError(
+            f"metrics-interval={options.metrics_interval:g}: must be above 0"
+        )
+    try:
+        from outbox.observability.prometheus import PrometheusEvents
+    except ImportError as error:
+        raise ConfigError(
+            f"metrics-listen={options.metrics_listen}: {error}; "
+            "pip install 'pillarbox[metrics]'"
+        ) from error
+    return PrometheusEvents()
 
 
 def url_of(value: str | None, option: str, variable: str) -> str:
@@ -124,18 +167,23 @@ def main(
 
 
 def run_until_stopped(
-    process: Stoppable, options: argparse.Namespace, health: Health
+    process: Stoppable,
+    options: argparse.Namespace,
+    health: Health,
+    metrics: "PrometheusEvents | None" = None,
 ) -> int:
     """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
 
     Args:
         options: those of `add_watching`.
         health: an observer of the process.
+        metrics: another one.
     """
     watchdog = Watchdog(options.watchdog) if options.watchdog else None
-    address = None
-    if options.health_listen is not None:
-        address = ListenAddress.read(options.health_listen, "health-listen")
+    endpoints = Endpoints()
+    endpoints.add("health", options.health_listen, health)
+    if metrics is not None:
+        endpoints.add("metrics", options.metrics_listen, metrics)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -145,8 +193,7 @@ def run_until_stopped(
             await stack.enter_async_context(Pulse.from_environment().beating())
             if watchdog is not None:
                 await stack.enter_async_context(watchdog.watching())
-            if address is not None:
-                await stack.enter_async_context(health.served(address))
+            await stack.enter_async_context(endpoints.served())
             await process.run()
 
     def stop(number: int) -> None:

@@ -1,38 +1,30 @@
-"""Liveness and readiness over HTTP, for who starts, routes to and restarts processes.
+"""Liveness and readiness, for whoever starts, routes to and restarts processes.
 
-`/live` is answered by the event loop itself, so the answer is the proof. `/ready` says
-whether the process has started and reaches its broker and its database, as its events
-tell. Those come back; so let a restart hang on `/live` only.
+`/live` is answered by the event loop, so the answer itself is the proof. `/ready` tells
+whether the process has started and can reach its broker and its database, according to
+its events. An outage of those ends by itself, so let only `/live` cause a restart.
 """
 
-import asyncio
-import json
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 from outbox.events import Event
-from outbox.observability.listen_address import ListenAddress, address_of
 
-_MAX_SECONDS: Final = 5.0
-_NO_REQUEST: Final = (
-    OSError,
-    TimeoutError,
-    ValueError,
-    asyncio.IncompleteReadError,
-    asyncio.LimitOverrunError,
-)
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from outbox.observability.http_server import Handler
 
 
 class Health:
-    """What a process's events tell of it; an observer of them.
+    """Whether a process is ready, according to its events; an observer of them.
 
     Args:
-        started: the event after which it is ready.
-        found: for each event that says what is away, the one that says it is back.
-        more: what else is told, as JSON, by path.
+        started: the event after which the process is ready.
+        found: for each event that reports a loss, the event that ends it.
+        more: further pages, as JSON, by path.
     """
 
     def __init__(
@@ -63,69 +55,31 @@ class Health:
             self._away.pop((self._found[kind], queue), None)
 
     def stopping(self) -> None:
-        """Be no longer ready."""
+        """Stop being ready."""
         self._start = "end"
 
     @property
     def waits_for(self) -> list[str]:
-        """Why it is not ready; nothing if it is."""
+        """What the process is waiting for; empty if it is ready."""
         start = [] if self._start is None else [self._start]
         return start + sorted(self._away.values())
 
-    @asynccontextmanager
-    async def served(self, address: ListenAddress) -> AsyncIterator[None]:
-        """Answer on this address for as long as the block runs.
+    def handlers(self) -> "Mapping[str, Handler]":
+        """Return what answers requests, by path; needs aiohttp."""
+        from outbox.observability.http_server import answer
 
-        Raises:
-            ConfigError: it can't be listened on.
-        """
-        listening = address.listen("health-listen")
-        server = await asyncio.start_server(self._answer, sock=listening)
-        logging.getLogger("pillarbox").info(
-            "health endpoint listening on %s", address_of(listening)
-        )
-        try:
-            yield
-        finally:
-            server.close()
+        async def live(_: "web.BaseRequest") -> "web.StreamResponse":
+            return answer(HTTPStatus.OK, {"live": True})
 
-    async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            with suppress(*_NO_REQUEST):
-                async with asyncio.timeout(_MAX_SECONDS):
-                    request = await reader.readuntil(b"\r\n")
-                    method, path = request.decode("ascii").split()[:2]
-                    while (await reader.readline()).strip():
-                        pass  # headers say nothing that we need
-                    writer.write(self._response(method, path.partition("?")[0]))
-                    await writer.drain()
-        finally:
-            writer.close()
-
-    def _response(self, method: str, path: str) -> bytes:
-        status = HTTPStatus.OK
-        said: Mapping[str, Any] = {}
-        if method not in {"GET", "HEAD"}:
-            status = HTTPStatus.METHOD_NOT_ALLOWED
-        elif path == "/ready":
+        async def ready(_: "web.BaseRequest") -> "web.StreamResponse":
             waits_for = self.waits_for
-            said = {"ready": not waits_for, "waits_for": waits_for}
-            status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else status
-        elif path == "/live":
-            said = {"live": True}
-        elif path in self._more:
-            said = self._more[path]()
-        else:
-            status = HTTPStatus.NOT_FOUND
-            said = {"paths": ["/live", "/ready", *self._more]}
-        body = json.dumps(said).encode() + b"\n"
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n"
-            "Cache-Control: no-store\r\n"
-            "Connection: close\r\n\r\n"
-        ).encode()
-        return head if method == "HEAD" else head + body
+            status = HTTPStatus.SERVICE_UNAVAILABLE if waits_for else HTTPStatus.OK
+            return answer(status, {"ready": not waits_for, "waits_for": waits_for})
+
+        async def page(
+            tell: Callable[[], Mapping[str, Any]], _: "web.BaseRequest"
+        ) -> "web.StreamResponse":
+            return answer(HTTPStatus.OK, tell())
+
+        more = {path: partial(page, tell) for path, tell in self._more.items()}
+        return {"/live": live, "/ready": ready, **more}

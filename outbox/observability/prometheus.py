@@ -5,26 +5,17 @@ their fields, and how long something took goes into a histogram. So an event tha
 new has its metrics without a line here.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
-from socket import socket
-from socketserver import ThreadingMixIn
-from threading import Thread
-from typing import Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Final, cast
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    make_wsgi_app,
-)
-from typing_extensions import override
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.aiohttp import make_aiohttp_handler
 
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
 from outbox.events import BlockedKeysMeasured, Event, UpkeepMeasured
-from outbox.observability.listen_address import ListenAddress, address_of
+from outbox.observability.http_server import Handler
 
 # Numbers that tell of one message or of the state of things, and add up to nothing.
 _NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes", "keys"})
@@ -135,50 +126,8 @@ class PrometheusEvents:
         if event.age is not None:
             self._upkeep_age.set(event.age.total_seconds())
 
-    def serve(self, address: ListenAddress) -> "MetricsServer":
-        """Answer scrapes on this address, in a thread.
-
-        Raises:
-            ConfigError: it can't be listened on.
-        """
-        return MetricsServer(address.listen("metrics-listen"), self.registry)
-
-
-class MetricsServer:
-    """A thread that answers scrapes on a socket that listens.
-
-    Attributes:
-        address: where.
-    """
-
-    def __init__(self, listening: socket, registry: CollectorRegistry) -> None:
-        self.address = address_of(listening)
-        self._server = _Server(("", self.address.port), _Silent, False)
-        self._server.socket.close()
-        self._server.socket = listening
-        self._server.server_name = self.address.host
-        self._server.server_port = self.address.port
-        self._server.setup_environ()
-        self._server.set_app(make_wsgi_app(registry))
-        self._thread = Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Answer no more, and return when nothing is left of it."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """A scrape that takes long, or a client that says nothing, holds up no other."""
-
-    daemon_threads = True
-
-
-class _Silent(WSGIRequestHandler):
-    timeout = 30.0
-
-    @override
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing: scrapes come every few seconds."""
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return what answers scrapes, by path."""
+        handler = make_aiohttp_handler(self.registry)
+        # It asks for no more of the request than its query and headers.
+        return {"/metrics": cast("Handler", handler)}

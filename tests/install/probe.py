@@ -48,6 +48,7 @@ MODULES = {
         "outbox.testing.kafka.cluster",
         "relay.publishers.kafka",
     ),
+    "cli": ("outbox.observability.http_server",),
     "metrics": ("outbox.observability.prometheus",),
     "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
     "msgspec": ("outbox.validators.msgspec",),

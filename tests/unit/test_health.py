@@ -1,8 +1,15 @@
-"""Readiness follows the events of a process, and is told over HTTP."""
+"""Readiness follows the events of a process; what it serves over HTTP hurts nobody."""
 
 import asyncio
 import json
 import re
+import resource
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,10 +22,11 @@ from inbox.events import (
     SourceLost,
 )
 from outbox.errors import ConfigError
+from outbox.observability import http_server
+from outbox.observability.endpoints import Endpoints
 from outbox.observability.health import Health
-from outbox.observability.listen_address import ListenAddress
+from outbox.observability.prometheus import PrometheusEvents
 
-ANYWHERE = ListenAddress("", 0)
 STARTED = ConsumerStarted(consumer="billing", topics=())
 
 
@@ -29,24 +37,57 @@ def health() -> Health:
     )
 
 
+@pytest.fixture
+async def port(health: Health, caplog: pytest.LogCaptureFixture) -> AsyncIterator[int]:
+    async with served(health, caplog) as port:
+        yield port
+
+
+@asynccontextmanager
+async def served(
+    health: Health, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[int]:
+    caplog.set_level("INFO", "pillarbox")
+    endpoints = Endpoints()
+    endpoints.add("health", "127.0.0.1:0", health)
+    async with endpoints.served():
+        yield ports_of(caplog)["health"]
+
+
+def ports_of(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+    found = re.findall(r"(\w+) endpoint listening on \S*:(\d+)", caplog.text)
+    return {name: int(port) for name, port in found}
+
+
+@asynccontextmanager
+async def connected(
+    port: int,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(60):
+            yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def answer_of(port: int, request: bytes) -> tuple[int, bytes]:
+    """Send bytes, and read until the server closes the connection."""
+    async with connected(port) as (reader, writer):
+        writer.write(request)
+        answer = await reader.read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
 async def get(
     port: int, path: str, method: str = "GET"
 ) -> tuple[int, dict[str, Any] | None]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: kubelet\r\n\r\n"
-    writer.write(request.encode())
-    async with asyncio.timeout(60):
-        answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    head, _, body = answer.decode().partition("\r\n\r\n")
-    return int(head.split()[1]), json.loads(body) if body else None
-
-
-def port_of(caplog: pytest.LogCaptureFixture) -> int:
-    found = re.search(r"health endpoint listening on \S*:(\d+)", caplog.text)
-    assert found is not None
-    return int(found[1])
+    status, body = await answer_of(port, request.encode())
+    return status, json.loads(body) if body else None
 
 
 def test_a_process_is_ready_when_it_has_started_until_it_stops(health: Health) -> None:
@@ -71,47 +112,182 @@ def test_it_is_ready_when_all_that_was_lost_is_found(health: Health) -> None:
     assert health.waits_for == []
 
 
-async def test_both_are_told_over_http(
+async def test_both_are_served_over_http(health: Health, port: int) -> None:
+    assert await get(port, "/live") == (200, {"live": True})
+    not_ready = {"ready": False, "waits_for": ["start"]}
+    assert await get(port, "/ready") == (503, not_ready)
+    health(STARTED)
+    assert await get(port, "/ready?x=1") == (200, {"ready": True, "waits_for": []})
+    assert await get(port, "/ready", "HEAD") == (200, None)
+    assert await get(port, "/") == (404, {"paths": ["/live", "/ready"]})
+    assert await get(port, "/live", "POST") == (405, {"methods": ["GET", "HEAD"]})
+
+
+async def test_a_page_that_fails_is_logged_and_the_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> Mapping[str, Any]:
+        raise ValueError("no such key")
+
+    async with served(Health(ConsumerStarted, {}, {"/blocked": fail}), caplog) as port:
+        assert await get(port, "/blocked") == (500, {})
+        assert await get(port, "/live") == (200, {"live": True})
+    assert "GET /blocked failed" in caplog.text
+    assert "ValueError: no such key" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/metrics"])
+async def test_one_server_serves_all_that_listens_on_one_address(
+    health: Health, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    caplog.set_level("INFO", "pillarbox")
+    health(STARTED)
+    endpoints = Endpoints()
+    endpoints.add("health", "127.0.0.1:0", health)
+    endpoints.add("metrics", " 127.0.0.1:0", PrometheusEvents())
+    async with endpoints.served():
+        ports = ports_of(caplog)
+        assert ports["health"] == ports["metrics"]
+        status, _ = await answer_of(
+            ports["health"], f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        )
+        assert status == 200
+
+
+async def test_health_and_metrics_may_listen_on_different_addresses(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    async with health.served(ANYWHERE):
-        port = port_of(caplog)
-        assert await get(port, "/live") == (200, {"live": True})
-        not_ready = {"ready": False, "waits_for": ["start"]}
-        assert await get(port, "/ready") == (503, not_ready)
-        health(STARTED)
-        assert await get(port, "/ready?x=1") == (200, {"ready": True, "waits_for": []})
-        assert await get(port, "/ready", "HEAD") == (200, None)
-        assert (await get(port, "/"))[0] == 404
-        assert (await get(port, "/live", "POST"))[0] == 405
+    endpoints = Endpoints()
+    endpoints.add("health", "127.0.0.1:0", health)
+    endpoints.add("metrics", ":0", PrometheusEvents())
+    async with endpoints.served():
+        ports = ports_of(caplog)
+        assert (await get(ports["metrics"], "/live"))[0] == 404
+        assert (await get(ports["health"], "/metrics"))[0] == 404
 
 
-@pytest.mark.parametrize("request_", [b"", b"\r\n", b"\xff\xff /\r\n", b"x" * 100_000])
-async def test_what_is_no_request_hurts_nobody(
-    health: Health, caplog: pytest.LogCaptureFixture, request_: bytes
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+@pytest.mark.parametrize("host", ["[::1]", ""])
+async def test_it_is_served_over_ipv6(
+    health: Health, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    async with health.served(ANYWHERE):
-        port = port_of(caplog)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    endpoints = Endpoints()
+    endpoints.add("health", f"{host}:0", health)
+    async with endpoints.served():
+        url = f"http://[::1]:{ports_of(caplog)['health']}/live"
+        answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=60)
+        with answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"",
+        b"\r\n",
+        b"\xff\xff /\r\n\r\n",
+        b"x" * 100_000,
+        b"GET /" + b"x" * 100_000,
+        b"GET / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_hurts_nobody(
+    port: int, caplog: pytest.LogCaptureFixture, request_: bytes
+) -> None:
+    caplog.clear()
+    async with connected(port) as (reader, writer):
         writer.write(request_)
         writer.write_eof()
-        try:
-            async with asyncio.timeout(60):
+        with suppress(ConnectionError):
+            assert not (await reader.read()).startswith(b"HTTP/1.1 200")
+    assert await get(port, "/live") == (200, {"live": True})
+    assert caplog.text == ""  # or anyone could fill the log
+
+
+async def test_a_client_that_never_ends_its_request_is_disconnected(
+    health: Health, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_SECONDS", 0.2)
+    async with served(health, caplog) as port:
+        for beginning in (b"", b"GET /live HT", b"POST /live HTTP/1.1\r\nX: y\r\n"):
+            async with connected(port) as (reader, writer):
+                writer.write(beginning)
                 assert await reader.read() == b""
-        except ConnectionError:
-            pass
-        writer.close()
-        assert (await get(port, "/live"))[0] == 200
 
 
-async def test_a_port_that_is_taken_is_told(
+async def test_headers_without_end_take_no_memory(port: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    header = b"X: " + b"y" * 4000 + b"\r\n"
+    sent = 0
+    async with connected(port) as (_, writer):
+        writer.write(b"GET /live HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):  # noqa: PT012 - whichever write meets it
+            while sent < 500_000_000:
+                writer.write(header * 100)
+                await writer.drain()
+                sent += 100 * len(header)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+    assert await get(port, "/live") == (200, {"live": True})
+
+
+async def test_a_crowd_of_silent_clients_keeps_no_probe_from_its_answer(
+    port: int,
+) -> None:
+    async with AsyncExitStack() as crowd:
+        oldest, _ = await crowd.enter_async_context(connected(port))
+        for _ in range(3 * http_server.MAX_CONNECTIONS):
+            await crowd.enter_async_context(connected(port))
+        assert await get(port, "/live") == (200, {"live": True})
+        assert await oldest.read() == b""
+
+
+async def test_nothing_is_left_when_the_process_ends(
     health: Health, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "pillarbox")
-    async with health.served(ANYWHERE):
-        port = port_of(caplog)
-        with pytest.raises(ConfigError, match=f"health-listen=:{port}: .*free port"):
-            async with health.served(ListenAddress("", port)):
-                pass
+    async with served(health, caplog) as port, AsyncExitStack() as client:
+        server = asyncio.all_tasks()
+        reader, writer = await client.enter_async_context(connected(port))
+        writer.write(b"GET /live HT")
+        assert (await get(port, "/live"))[0] == 200
+        leaving = client.pop_all()
+    async with leaving:
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    assert asyncio.all_tasks() <= server
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_loop_that_is_blocked_answers_no_probe(port: int) -> None:
+    def probe() -> object:
+        url = f"http://127.0.0.1:{port}/live"
+        return urllib.request.urlopen(url, timeout=0.2)
+
+    with ThreadPoolExecutor() as threads:
+        # Waits in the loop's own thread, as a handler does that blocks the loop.
+        error = threads.submit(probe).exception()
+    assert isinstance(error, TimeoutError)
+    assert await get(port, "/live") == (200, {"live": True})
+
+
+async def test_a_port_that_is_taken_is_told(health: Health, port: int) -> None:
+    endpoints = Endpoints()
+    endpoints.add("health", f"127.0.0.1:{port}", health)
+    with pytest.raises(
+        ConfigError, match=rf"health-listen=127.0.0.1:{port}: .*free port"
+    ):
+        async with endpoints.served():
+            pass
+
+
+def test_the_error_says_what_to_install(
+    health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "outbox.observability.http_server")
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(
+        ConfigError, match=r"health-listen=:8080: .*pip install 'pillarbox\[cli\]'"
+    ):
+        Endpoints().add("health", "8080", health)

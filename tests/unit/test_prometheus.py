@@ -1,6 +1,8 @@
 """Events become metrics, whatever they are."""
 
 import argparse
+import asyncio
+import re
 import urllib.request
 from uuid import uuid4
 
@@ -8,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from inbox.events import DuplicateSkipped, MessageHandled
+from outbox.cli.command import metrics_of
 from outbox.dead_letters import Status
 from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
 from outbox.errors import ConfigError
-from outbox.observability.listen_address import ListenAddress
-from outbox.observability.metrics import serve_metrics
+from outbox.observability.endpoints import Endpoints
 from outbox.observability.prometheus import PrometheusEvents
 from relay.events import BatchSettled
 
@@ -71,29 +73,36 @@ def test_dead_letters_show_as_they_were_last_measured() -> None:
     assert value(metrics.registry, "dead_letter_age_seconds", **origin) is None
 
 
-def test_metrics_are_served_where_it_is_asked_for() -> None:
-    assert serve_metrics(argparse.Namespace(metrics_listen=None)) is None
+async def test_metrics_are_served_where_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "pillarbox")
+    assert metrics_of(argparse.Namespace(metrics_listen=None)) is None
     metrics = PrometheusEvents()
     metrics(BatchSettled(published=1, retried=0, dead_lettered=0, seconds=0.1))
-    server = metrics.serve(ListenAddress("127.0.0.1", 0))
-    with urllib.request.urlopen(f"http://{server.address}/metrics") as answer:
-        said = answer.read().decode()
-    server.close()
+    endpoints = Endpoints()
+    endpoints.add("metrics", "127.0.0.1:0", metrics)
+    async with endpoints.served():
+        (address,) = re.findall(r"metrics endpoint listening on (\S+)", caplog.text)
+        url = f"http://{address}/metrics"
+        answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=60)
+        with answer:
+            said = answer.read().decode()
     assert 'pillarbox_events_total{consumer="",event="BatchSettled"} 1.0' in said
 
 
+def test_an_interval_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="metrics-interval=0: must be above 0"):
+        metrics_of(argparse.Namespace(metrics_listen="0", metrics_interval=0.0))
+
+
 @pytest.mark.parametrize(
-    ("address", "interval", "problem"),
+    ("address", "problem"),
     [
-        ("70000", 60.0, "metrics-listen=70000: port 70000 is above 65535; choose"),
-        ("here:", 60.0, "metrics-listen=here:: not an address; write one of 8080"),
-        ("0", 0.0, "metrics-interval=0"),
+        ("70000", "metrics-listen=70000: port 70000 is above 65535; choose"),
+        ("here:", "metrics-listen=here:: not an address; write one of 8080"),
     ],
 )
-def test_what_can_not_be_served_is_refused(
-    address: str, interval: float, problem: str
-) -> None:
+def test_what_is_no_address_is_refused(address: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        serve_metrics(
-            argparse.Namespace(metrics_listen=address, metrics_interval=interval)
-        )
+        Endpoints().add("metrics", address, PrometheusEvents())

@@ -1,0 +1,156 @@
+"""What a process serves over HTTP, and where: `--health-listen`, `--metrics-listen`."""
+
+import logging
+import re
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from typing_extensions import override
+
+from outbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outbox.observability.http_server import Handler
+
+FORMS: Final = "8080, :8080, 127.0.0.1:8080, [::1]:8080, localhost:8080"
+
+_ADDRESS: Final = re.compile(
+    r"(?:(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):)?(?P<port>[0-9]+)", re.ASCII
+)
+_MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """An address and a port to listen on.
+
+    Attributes:
+        host: a name or an IP address, IPv6 without brackets; if empty, all addresses,
+            IPv4 and IPv6.
+        port: if 0, any free port.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: str, option: str) -> Self:
+        """Read `PORT`, `:PORT`, `HOST:PORT` or `[IPV6]:PORT`.
+
+        Raises:
+            ConfigError: the text has none of these forms; the error names the option.
+        """
+        found = _ADDRESS.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(f"{option}={text}: not an address; write one of {FORMS}")
+        port = int(found["port"])
+        if port > _MAX_PORT:
+            raise ConfigError(
+                f"{option}={text}: port {port} is above {_MAX_PORT}; "
+                "choose one from 1 to 65535, or 0 for any free port"
+            )
+        return cls(found["ipv6"] or found["host"] or "", port)
+
+    def listen(self, option: str) -> socket.socket:
+        """Open a socket that listens on this address.
+
+        Raises:
+            ConfigError: the address can't be listened on; the error names the option.
+        """
+        try:
+            if not self.host:
+                return self._listen_everywhere()
+            # The first is the one that the system prefers; a name may have several.
+            family, _, _, _, address = socket.getaddrinfo(
+                self.host,
+                self.port,
+                type=socket.SOCK_STREAM,
+                flags=socket.AI_PASSIVE,
+            )[0]
+            return socket.create_server(address[:2], family=family)
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(
+                f"{option}={self}: {error}; "
+                "choose a free port on an address of this host"
+            ) from error
+
+    def _listen_everywhere(self) -> socket.socket:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", self.port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        return socket.create_server(("", self.port))
+
+    @override
+    def __str__(self) -> str:
+        """Write the address in a form that `read` accepts."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def address_of(listening: socket.socket) -> ListenAddress:
+    """Return the address of a listening socket, with the port that was chosen."""
+    host, port = listening.getsockname()[:2]
+    return ListenAddress("" if host in {"::", "0.0.0.0"} else host, port)  # noqa: S104
+
+
+class Endpoint(Protocol):
+    """Something that answers HTTP requests."""
+
+    def handlers(self) -> "Mapping[str, Handler]":
+        """Return what answers GET and HEAD, by path."""
+
+
+class Endpoints:
+    """What a process serves over HTTP. Endpoints on one address share a server."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[ListenAddress, dict[str, Endpoint]] = {}
+
+    def add(self, name: str, address: str | None, endpoint: Endpoint) -> None:
+        """Serve an endpoint on an address, or not at all if there is none.
+
+        Args:
+            name: `health` or `metrics`; the option is called `health-listen` then.
+
+        Raises:
+            ConfigError: the address has no valid form, or aiohttp isn't installed.
+        """
+        if address is None:
+            return
+        where = ListenAddress.read(address, f"{name}-listen")
+        try:
+            import outbox.observability.http_server  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(
+                f"{name}-listen={where}: {error}; pip install 'pillarbox[cli]'"
+            ) from error
+        self._endpoints.setdefault(where, {})[name] = endpoint
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[None]:
+        """Answer requests for as long as the block runs.
+
+        Raises:
+            ConfigError: an address can't be listened on.
+        """
+        if not self._endpoints:
+            yield
+            return
+        from outbox.observability.http_server import serve
+
+        log = logging.getLogger("pillarbox")
+        async with AsyncExitStack() as stack:
+            for address, endpoints in self._endpoints.items():
+                handlers: dict[str, Handler] = {}
+                for endpoint in endpoints.values():
+                    handlers |= endpoint.handlers()
+                listening = address.listen(f"{next(iter(endpoints))}-listen")
+                where = address_of(listening)
+                await stack.enter_async_context(serve(listening, handlers))
+                for name in endpoints:
+                    log.info("%s endpoint listening on %s", name, where)
+            yield
