@@ -22,11 +22,12 @@ from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
 from outbox.postgres.connection import Connection
+from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
 from relay.lanes.board import Lanes
 from relay.lanes.crowded import look_into, note, survey
-from relay.lanes.lane import Lane, Snapshot
+from relay.lanes.lane import Lane
 
 # As JSON text; the headers as the table has them are a few bytes longer at most.
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
@@ -317,11 +318,11 @@ async def _acquaint(
         },
     )
     by_number = {lane.number: lane for lane in lanes}
-    for number, seq, created_at, text, _ in await cursor.fetchall():
+    for number, seq, created_at, text in await cursor.fetchall():
         lane = by_number[number]
         snapshot = Snapshot.read(text)
         head = None if seq is None else (seq, created_at)
-        since = min(now, board.horizon.since(snapshot.oldest))
+        since = min(now, board.horizon.since(snapshot.xmin))
         lane.acquainted(blocked[number], head, since)
         lane.looked_up_to(given_out if seq is None else seq - 1, snapshot)
 

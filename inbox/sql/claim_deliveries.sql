@@ -1,12 +1,12 @@
 -- Does:  Read the next deliveries of leased lanes, bounded in rows and in bytes. Locks nothing.
 -- Takes: consumer, lanes, floors (same length), held seqs, blocked keys, oldest and newest created_at, max_rows, max_bytes
--- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version, snapshot (in the first row)
+-- Gives: lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version, snapshot (xmin and age, in the first row)
 -- Index: delivery_ready_idx on each partition between oldest and newest
 SELECT lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version,
-       -- With an id of our own for its end, drawn now: transactions that are open and above all that
-       -- have ended are not in the snapshot's bounds.
+       -- See outbox/postgres/lane_cursor.py.
        CASE WHEN bytes_before = 0
-            THEN concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()), pg_catalog.pg_current_xact_id(), '')
+            THEN concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
+                           pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid))
         END AS snapshot
   FROM (
       SELECT ready.*,

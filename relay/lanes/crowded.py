@@ -13,8 +13,9 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from outbox.postgres.connection import Connection
+from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
-from relay.lanes.lane import BEGINNING, SKEW, CatchUp, Lane, Snapshot
+from relay.lanes.lane import BEGINNING, SKEW, CatchUp, Lane
 from relay.lanes.xid_horizon import Horizon
 
 # In all lanes of a look, some 20 ms: so long what is blocked holds up the others.
@@ -186,11 +187,12 @@ async def survey(
         floors,
         {"oldest": BEGINNING, "newest": now + SKEW, "max_examined": _share(lanes)},
     )
-    for number, first, seq, created_at, text, _ in rows:
+    for number, first, seq, created_at, text in rows:
         lane = by_number[number]
-        since = min(now, horizon.since(Snapshot.read(text).oldest))
+        snapshot = Snapshot.read(text)
+        since = min(now, horizon.since(snapshot.xmin))
         stray = None if seq is None else (seq, created_at)
-        lane.surveyed_crowd(first, stray, since, refused_since, given_out)
+        lane.surveyed_crowd(first, stray, since, refused_since, given_out, snapshot)
         count, last = reach[number]
         lane.surveyed = last if count >= _share(lanes) and last is not None else -1
 
@@ -255,7 +257,7 @@ async def _look_above(
     ends = [_NO_END] * len(lanes)
     reach = await _find_reach(connection, lanes, floors, ends, bounds)
     cursor = await connection.execute(load("relay", "read_snapshot"))
-    ((text, _),) = await cursor.fetchall()
+    ((text,),) = await cursor.fetchall()
     look.snapshot = Snapshot.read(text)
     for lane in lanes:
         number = lane.number

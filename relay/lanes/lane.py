@@ -1,47 +1,25 @@
-"""What this relay knows of one lane: above all, its floor.
+"""What this relay knows of one lane: its floor, its blocked keys, and its state.
 
-The *floor* of a lane is the seq at or below which nothing is left to claim: dead
-index entries behind it are never walked again, not even while another session's
-snapshot keeps them from being cleaned up. Whatever makes a row claimable again
-rewinds it. Every few seconds the head of each lane is looked for without floor, which
-finds what was changed by hand.
+Claims start above the *floor*; `outbox/postgres/lane_cursor.py` says how it rises.
+Whatever makes a row claimable again rewinds it. Every few seconds a sweep looks for
+the first ready row of each lane without a floor, which finds what was changed by hand.
 
-The floor lags behind the claims. Writers draw their seq before they commit, so a
-claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
-what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
-look, which began after all transactions of that time had ended, and so found 11.
-(The default of seq gives a transaction its id before it draws a seq.)
-
-A lane is *crowded* while so many of its keys are blocked that no claim can carry them.
-Then they stay in the database: a claim examines a bounded number of ready rows, and
-leaves out each that has a refused message before it. Its floor passes by what is
-blocked, and is not rewound when keys become free, or it would walk over the rows of
-all others again and again. Instead these keys *catch up*: a second position follows
-the floor and finds their rows alone, while the claims above the floor leave them out.
-When it has arrived, all go on together.
+A lane is *crowded* while it has more blocked keys than a claim can carry. The keys then
+stay in the database: a claim examines a bounded number of ready rows and leaves out
+every row that has a refused message before it. The floor of a crowded lane rises past
+blocked rows, and is not rewound when a key becomes free, or claims would walk over the
+rows of all other keys again and again. Instead such keys *catch up*: a second position
+runs after the floor and finds their rows alone, while claims above the floor leave them
+out. Once it has arrived, everything goes on together.
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, Self
+from typing import Final
+
+from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 SKEW: Final = timedelta(hours=1)
-
-
-class Snapshot(NamedTuple):
-    """Which transactions a statement could not see, by their ids."""
-
-    oldest: int
-    """All below had ended."""
-    end: int
-    """One above the last that had ended. Some from here on may have begun to write:
-    hence only the end of a *later* snapshot is above all that were open."""
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read PostgreSQL's `pg_snapshot`: `xmin:xmax:list`."""
-        oldest, end, _ = text.split(":")
-        return cls(int(oldest), int(end))
 
 
 class CatchUp:
@@ -85,15 +63,13 @@ class Lane:
         "blocked",
         "catch_up",
         "crowded",
+        "cursor",
         "dry",
-        "floor",
         "in_flight",
         "newest",
         "number",
         "oldest",
         "refused_since",
-        "rewound",
-        "seen",
         "stirred",
         "strange",
         "surveyed",
@@ -101,7 +77,7 @@ class Lane:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.floor = -1
+        self.cursor = LaneCursor()
         self.oldest = BEGINNING
         self.newest = BEGINNING
         self.blocked: set[str] = set()
@@ -119,19 +95,16 @@ class Lane:
         self.in_flight = False
         self.stirred = False
         """Something may have come since the claim that is under way."""
-        self.rewound: int | None = None
-        self.seen: tuple[int, int | None] | None = None
-        """Up to which seq a look saw what had committed, and, known from the next
-        look on, an id above those of all transactions that were open then."""
+
+    @property
+    def floor(self) -> int:
+        """The sequence number above which claims start."""
+        return self.cursor.floor
 
     def rewind(self, seq: int, created_at: datetime) -> None:
         """Make a row claimable again."""
-        self.floor = min(self.floor, seq - 1)
+        self.cursor.rewind(seq)
         self.oldest = min(self.oldest, created_at)
-        # A claim may be under way, which raises the floor when it returns.
-        if self.rewound is None or self.floor < self.rewound:
-            self.rewound = self.floor
-        self.seen = None
         self.stir()
 
     def block(self, key: str, created_at: datetime, *, most: int) -> None:
@@ -172,7 +145,7 @@ class Lane:
     def end_catch_up(self) -> None:
         """Go on together: what is between is found by the floor."""
         if self.catch_up is not None:
-            self.floor = min(self.floor, self.catch_up.position)
+            self.cursor.fall_back(self.catch_up.position)
             self.oldest = min(self.oldest, self.catch_up.oldest)
             self.catch_up = None
 
@@ -185,8 +158,7 @@ class Lane:
     def go_back_to(self, place: int) -> None:
         """Undo a claim that failed under way: what it read is claimed again."""
         self.end_catch_up()
-        self.floor = min(self.floor, place)
-        self.seen = None
+        self.cursor.fall_back(place)
         self.stir()
 
     def _crowd(self) -> None:
@@ -199,7 +171,7 @@ class Lane:
         """Begin a flight; what happens from now on concerns its claim."""
         self.in_flight = True
         self.stirred = False
-        self.rewound = None
+        self.cursor.begin_look()
 
     def stir(self) -> None:
         """Look at it again."""
@@ -211,27 +183,8 @@ class Lane:
         self.dry = not self.stirred
 
     def looked_up_to(self, seq: int, snapshot: Snapshot) -> None:
-        """Raise the floor as far as no open transaction may still bring a row.
-
-        Not at all if it was rewound while the look was under way. Between two looks
-        at a lane a transaction of ours ends: it settled what the first had found, or
-        marked the end of that look. (Settling draws an id even if it changes no row.)
-        """
-        if self.rewound is not None:
-            return
-        if self.seen is not None:
-            seen, end = self.seen
-            if end is None:
-                self.seen = (seen, snapshot.end)
-                return
-            if snapshot.oldest >= end:
-                self.floor = max(self.floor, min(seq, seen))
-                if seq < seen:
-                    # Up to there it stays true, and the next look may get further.
-                    return
-                self.seen = None
-        if self.seen is None:
-            self.seen = (seq, None)
+        """Raise the floor as far as no open transaction may still bring a row."""
+        self.cursor.looked(seq, snapshot)
 
     def acquainted(
         self, blocked: set[str], head: tuple[int, datetime] | None, since: datetime
@@ -251,7 +204,7 @@ class Lane:
         # A row that was rewound under way may be older than the head was.
         self.oldest = min(
             oldest - SKEW if oldest > BEGINNING else BEGINNING,
-            self.oldest if self.rewound is not None else since,
+            self.oldest if self.cursor.rewound else since,
         )
         if head is not None:
             self.newest = head[1]
@@ -265,6 +218,7 @@ class Lane:
         since: datetime,
         refused_since: datetime,
         given_out: int,
+        snapshot: Snapshot,
     ) -> None:
         """Learn what the database says of this lane, which has many blocked keys.
 
@@ -273,19 +227,20 @@ class Lane:
             stray: seq and `created_at` of one that was passed by and isn't blocked.
             since: when the first of the open transactions may have begun to write.
             refused_since: before it there is no refused message.
-            given_out: the last seq that a transaction may have drawn by now.
+            given_out: the last seq that had been drawn before the survey.
+            snapshot: that of the survey.
         """
         self.strange = False
         if not self.crowded:
             self._crowd()
         oldest = since if first is None else min(first, since)
         oldest = oldest - SKEW if oldest > BEGINNING else BEGINNING
-        self.oldest = min(oldest, self.oldest) if self.rewound is not None else oldest
+        self.oldest = min(oldest, self.oldest) if self.cursor.rewound else oldest
         if first is not None:
             self.newest = first
         # Whoever had the lane before may still refuse what is ready now.
         self.refused_since = min(refused_since, self.oldest)
         if stray is not None:
             self.rewind(*stray)
-        elif self.seen is None and self.rewound is None:
-            self.seen = (given_out, None)
+        else:
+            self.cursor.remember(given_out, snapshot)

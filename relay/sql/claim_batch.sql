@@ -13,7 +13,11 @@ SELECT lane, seq, id, created_at, attempts,
        -- with care what someone may have inserted by hand.
        CASE WHEN verdict = 'load' THEN nullif(headers, '{}'::jsonb)::text END AS headers,
        schema_version, too_large, verdict,
-       CASE WHEN bytes_through = bytes THEN pg_catalog.pg_current_snapshot()::text END AS snapshot
+       -- See outbox/postgres/lane_cursor.py.
+       CASE WHEN bytes_through = bytes
+            THEN concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
+                           pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid))
+        END AS snapshot
   FROM (
       SELECT weighed.*,
              CASE WHEN too_large IS NOT NULL AND bytes = 0 THEN 'aside'

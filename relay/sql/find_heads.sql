@@ -1,10 +1,11 @@
 -- Does:  Find the first ready message of each lane, wherever it lies: without floor, on every day.
 -- Takes: lanes, blocked keys
--- Gives: lane, seq and created_at (null where the lane has none), snapshot, mark
+-- Gives: lane, seq and created_at (null where the lane has none), snapshot (xmin and age)
 -- Index: message_ready_idx on every partition
-SELECT leased.lane, head.seq, head.created_at, pg_catalog.pg_current_snapshot()::text AS snapshot,
-       -- Ours ends after this look, above the ids of all that are open now: see relay/lanes/lane.py.
-       pg_catalog.pg_current_xact_id() IS NOT NULL AS mark
+SELECT leased.lane, head.seq, head.created_at,
+       -- See outbox/postgres/lane_cursor.py.
+       concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
+                 pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid)) AS snapshot
   FROM unnest(%(lanes)s::smallint[]) AS leased (lane)
   LEFT JOIN LATERAL (
       SELECT m.seq, m.created_at

@@ -8,5 +8,3 @@ UPDATE outbox.message
    AND created_at BETWEEN %(first)s AND %(last)s
    AND published_at IS NULL
    AND dead_lettered_at IS NULL
-   -- With a transaction id of our own even if no row is found: see relay/lanes/lane.py.
-   AND pg_catalog.pg_current_xact_id() IS NOT NULL

@@ -13,8 +13,6 @@ WITH given_up AS (
        AND m.created_at BETWEEN %(first)s AND %(last)s
        AND m.published_at IS NULL
        AND m.dead_lettered_at IS NULL
-       -- With a transaction id of our own even if no row is found: see relay/lanes/lane.py.
-       AND pg_catalog.pg_current_xact_id() IS NOT NULL
  RETURNING m.id, m.topic, m.key, m.tenant, m.attempts, m.schema_version,
            m.content_type, m.headers, m.payload, m.last_error
 )

@@ -1,7 +1,7 @@
--- Does:  Read the transaction's snapshot, and mark the end of a look.
+-- Does:  Read what a lane's floor depends on of the transaction's snapshot.
 -- Takes: nothing
--- Gives: one row: snapshot, mark
+-- Gives: one row: snapshot (xmin and age)
 -- Index: none
-SELECT pg_catalog.pg_current_snapshot()::text AS snapshot,
-       -- See find_heads.sql.
-       pg_catalog.pg_current_xact_id() IS NOT NULL AS mark
+-- See outbox/postgres/lane_cursor.py.
+SELECT concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
+                 pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid)) AS snapshot

@@ -15,5 +15,3 @@ UPDATE outbox.message AS m
    AND m.attempts = nacked.attempts
    AND m.published_at IS NULL
    AND m.dead_lettered_at IS NULL
-   -- With a transaction id of our own even if no row is found: see relay/lanes/lane.py.
-   AND pg_catalog.pg_current_xact_id() IS NOT NULL

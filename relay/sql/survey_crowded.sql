@@ -1,10 +1,11 @@
 -- Does:  Survey crowded lanes: their first ready row, and the first that was passed by though nothing blocks it, among max_examined rows.
 -- Takes: lanes, positions and floors (same length), returning (keys that catch up), readied (seqs that do), refused_since, max_examined
--- Gives: lane, first created_at, stray seq and created_at (null where there is none), snapshot, mark
+-- Gives: lane, first created_at, stray seq and created_at (null where there is none), snapshot (xmin and age)
 -- Index: message_ready_idx for the rows, message_blocked_idx for their heads; on every partition
-SELECT leased.lane, first.created_at, stray.seq, stray.created_at, pg_catalog.pg_current_snapshot()::text AS snapshot,
-       -- See find_heads.sql.
-       pg_catalog.pg_current_xact_id() IS NOT NULL AS mark
+SELECT leased.lane, first.created_at, stray.seq, stray.created_at,
+       -- See outbox/postgres/lane_cursor.py.
+       concat_ws(':', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()),
+                 pg_catalog.age(pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.xid)) AS snapshot
   FROM unnest(%(lanes)s::smallint[], %(positions)s::bigint[], %(floors)s::bigint[]) AS leased (lane, position, floor)
   LEFT JOIN LATERAL (
       SELECT m.created_at

@@ -9,7 +9,6 @@ import relay.claim
 from outbox import Message, uuid7
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.connection import Connection, connect, conninfo
-from outbox.postgres.sql_files import load
 from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
 from relay.lanes.board import Lanes
@@ -69,35 +68,6 @@ async def test_with_nothing_open_a_claim_looks_back_an_hour(database_url: str) -
 
     oldest, _ = board.bounds([lane for n in board.numbers() if (lane := board.find(n))])
     assert timedelta(minutes=59) < datetime.now(UTC) - oldest < timedelta(minutes=70)
-
-
-@pytest.mark.parametrize(
-    "name", ["mark_published", "schedule_retry", "move_to_dead_letters"]
-)
-async def test_settling_draws_a_transaction_id_even_if_it_finds_no_row(
-    name: str, database_url: str
-) -> None:
-    now = datetime.now(UTC)
-    values = {
-        "ids": [uuid7()],
-        "delays": [1.0],
-        "reasons": ["full"],
-        "attempts": [0],
-        "charge": 1,
-        "origin": "publisher:test",
-        "by_hand": False,
-        "max_topic_bytes": 2048,
-        "topic_header": "topic",
-        "first": now,
-        "last": now,
-    }
-    async with (
-        await connect(database_url, application_name="test") as connection,
-        connection.transaction(),
-    ):
-        await connection.execute(load("relay", name), values)
-        cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()")
-        assert await cursor.fetchone() != (None,)
 
 
 async def test_large_headers_are_read_by_the_claim_that_loads_them_and_few_before(

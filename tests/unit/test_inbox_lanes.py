@@ -5,8 +5,9 @@ from uuid import UUID
 
 import pytest
 
-from inbox.sources.postgres.lanes import Claimed, Lanes, Snapshot
+from inbox.sources.postgres.lanes import Claimed, Lanes
 from outbox import Message
+from outbox.postgres.lane_cursor import Snapshot
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ALL = frozenset(range(16))

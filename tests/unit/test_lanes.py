@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
+from outbox.postgres.lane_cursor import Snapshot
 from relay.config import RelayConfig
 from relay.lanes.board import Lanes
-from relay.lanes.lane import Lane, Snapshot
+from relay.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
 
 WEIGHTS = RelayConfig().weights

@@ -6,11 +6,6 @@ next. The *floor* of a lane is the seq at or below which nothing is left to clai
 dead index entries behind it are never walked again. Whatever makes a delivery
 claimable again rewinds it; a sweep every few seconds finds what was changed by hand.
 
-The floor lags behind the claims. A publisher draws a seq before it commits, so a
-claim may find 12 and not 11, whose transaction is still open; with the floor at 12,
-what follows 11 in its key would overtake it. So a floor rises to 12 only by a later
-claim, which began after all transactions of that time had ended, and so found 11.
-
 A key is *blocked* while a delivery of it waits to be tried again.
 """
 
@@ -22,6 +17,7 @@ from typing import Final, NamedTuple
 
 from inbox.sources.postgres.ready import Ready
 from outbox.message import Message
+from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 # seq and created_at are drawn by one statement, but not in the same instant.
@@ -39,43 +35,16 @@ class Claimed(NamedTuple):
     problem: str | None
 
 
-class Snapshot(NamedTuple):
-    """Which transactions a claim could not see, by their ids."""
-
-    oldest: int
-    """All below had ended."""
-    end: int
-    """None from here on had begun to write: an id drawn by the claim itself."""
-
-
 @dataclass(slots=True)
 class Lane:
     """One leased lane."""
 
-    floor: int = -1
+    cursor: LaneCursor = field(default_factory=LaneCursor)
     highest: int = -1
-    seen: tuple[int, int] | None = None
-    """Up to which seq a claim saw what had committed, and that snapshot's end."""
-    rewound: bool = False
-    """Since the claim that is under way began."""
+    """The last seq that was claimed."""
     waiting: dict[str, set[int]] = field(default_factory=dict)
+    """The blocked keys, each with the seqs of the deliveries that block it."""
     strange: bool = True
-
-    def rewind(self, seq: int) -> None:
-        """Make a delivery claimable again."""
-        self.floor = min(self.floor, seq - 1)
-        self.seen = None
-        self.rewound = True
-
-    def claimed_up_to(self, seq: int, snapshot: Snapshot) -> None:
-        """Raise the floor as far as no open transaction may still bring a row."""
-        if self.rewound:
-            return
-        if self.seen is not None and snapshot.oldest >= self.seen[1]:
-            self.floor = max(self.floor, min(seq, self.seen[0]))
-            self.seen = None
-        if self.seen is None:
-            self.seen = (seq, snapshot.end)
 
 
 class Lanes:
@@ -140,7 +109,7 @@ class Lanes:
         """
         floors = self.current_floors(leased)
         for number in floors:
-            self._lanes[number].rewound = False
+            self._lanes[number].cursor.begin_look()
         return floors
 
     def current_floors(self, leased: Collection[int]) -> dict[int, int]:
@@ -152,7 +121,7 @@ class Lanes:
         )
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
         turn = ours[start:] + ours[:start]
-        return {number: self._lanes[number].floor for number in turn}
+        return {number: self._lanes[number].cursor.floor for number in turn}
 
     def held_above(self, floors: dict[int, int]) -> list[int]:
         """Give the held deliveries that a claim with these floors would find again."""
@@ -179,7 +148,7 @@ class Lanes:
             lane.highest = max(lane.highest, last.get(number, -1))
             if snapshot is not None and (seen or number in last):
                 up_to = lane.highest if seen else last[number]
-                lane.claimed_up_to(up_to, snapshot)
+                lane.cursor.looked(up_to, snapshot)
             seen = seen or number in last
         if rows:
             self._first = rows[-1].lane + 1
@@ -233,14 +202,14 @@ class Lanes:
         """Note the first ready delivery of a lane, from which on to claim."""
         if lane in self._lanes:
             self._lanes[lane].strange = False
-            if seq is not None and seq <= self._lanes[lane].floor:
-                self._lanes[lane].rewind(seq)
+            if seq is not None and seq <= self._lanes[lane].cursor.floor:
+                self._lanes[lane].cursor.rewind(seq)
 
     def rewind(self, lane: int, seq: int, at: datetime) -> None:
         """Make a delivery claimable again."""
         known = self._lanes.get(lane)
         if known is not None:
-            known.rewind(seq)
+            known.cursor.rewind(seq)
             self.oldest = min(self.oldest, at - SKEW)
 
     def give_back(self, row: Claimed) -> None:

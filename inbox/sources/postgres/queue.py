@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 
 from inbox.sources.postgres.claim import read_delivery
-from inbox.sources.postgres.lanes import SKEW, Claimed, Lanes, Snapshot
+from inbox.sources.postgres.lanes import SKEW, Claimed, Lanes
 from inbox.sources.postgres.suspects import Suspects
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
@@ -20,6 +20,7 @@ from outbox.errors import (
     message_of,
 )
 from outbox.postgres.connection import Link
+from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 
 # Also a server that became a standby, and a table or a right that is gone: no message
@@ -91,7 +92,7 @@ class Queue:
         rows = await self._execute("claim_deliveries", **self._bounds(floors))
         claimed = [read_delivery(row) for row in rows]
         full = self._is_full(claimed)
-        snapshot = _read_snapshot(rows[0][-1]) if rows else None
+        snapshot = Snapshot.read(rows[0][-1]) if rows else None
         self._lanes.claimed(claimed, list(floors), snapshot, full=full)
         self._tenants.claimed([row.message.tenant for row in claimed], full=full)
 
@@ -267,11 +268,6 @@ class Queue:
                     f"the database gave no answer to {name} within {_ANSWER:g} s"
                 ) from None
             return await cursor.fetchall() if cursor.description else []
-
-
-def _read_snapshot(text: str) -> Snapshot:
-    oldest, end, _ = text.split(":")
-    return Snapshot(int(oldest), int(end))
 
 
 def _span(rows: Sequence[Claimed]) -> dict[str, Any]:

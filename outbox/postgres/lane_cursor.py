@@ -1,0 +1,102 @@
+"""How far a lane has been read: the floor, and when it may rise.
+
+The *floor* of a lane is the sequence number at or below which nothing is left to claim.
+Claims start above it, so dead index entries behind it are never walked again, not even
+while another session's snapshot keeps vacuum from removing them.
+
+The floor lags behind the claims. A writer draws its sequence number before it commits,
+so a claim may find 12 and miss 11, whose transaction is still open. With the floor at
+12, whatever follows 11 in its key would overtake it. The rule:
+
+1. A look sees everything that has committed up to some number, and remembers that
+   number together with the next transaction id. The default of the `seq` column assigns
+   a transaction its id before it draws a number, so any transaction that may still
+   commit a row at or below that number has a lower id.
+2. The floor rises to that number with the first later look whose snapshot shows that
+   every transaction with a lower id has ended: that look saw whatever they committed.
+
+Whatever makes a row claimable again rewinds the cursor, and a look that was under way
+then raises nothing.
+
+`tests/models/test_lane_cursor.py` tries every interleaving up to a bound.
+"""
+
+from typing import NamedTuple, Self
+
+
+class Snapshot(NamedTuple):
+    """What a statement could see, as far as a lane's floor depends on it."""
+
+    xmin: int
+    """Every transaction with a lower id had ended."""
+    next_xid: int
+    """No transaction had been given this id, or a higher one."""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read `xmin:age`, where the age counts the ids given out from xmin on.
+
+        The SQL expression is
+        `concat_ws(':', pg_snapshot_xmin(s), age(pg_snapshot_xmin(s)::xid))`, with
+        `pg_current_snapshot()` for `s`. PostgreSQL computes `age` once in a
+        transaction, and from the transaction's own id if it has one. So the snapshot
+        must be the transaction's first, and older than its id.
+        """
+        xmin, age = text.split(":")
+        return cls(int(xmin), int(xmin) + int(age))
+
+
+class LaneCursor:
+    """The floor of one lane. Pure bookkeeping, for one event loop.
+
+    Attributes:
+        floor: nothing at or below this sequence number is left to claim; -1 at first.
+        rewound: whether a row became claimable again since the last `begin_look`.
+    """
+
+    __slots__ = ("_candidate", "floor", "rewound")
+
+    def __init__(self) -> None:
+        self.floor = -1
+        self.rewound = False
+        self._candidate: tuple[int, int] | None = None
+        """The number up to which a look saw what had committed, and the transaction id
+        that was next at the time."""
+
+    def begin_look(self) -> None:
+        """Start a look above the floor; `looked` ends it."""
+        self.rewound = False
+
+    def looked(self, up_to: int, snapshot: Snapshot) -> None:
+        """Raise the floor as far as no open transaction may still commit a row.
+
+        Args:
+            up_to: a number up to which the look saw every claimable row above the
+                floor, and which had been drawn when its snapshot was taken.
+            snapshot: that of the look.
+        """
+        if self.rewound:
+            return
+        if self._candidate is not None:
+            candidate, next_xid = self._candidate
+            if snapshot.xmin >= next_xid:
+                self.floor = max(self.floor, min(up_to, candidate))
+                # The rest of it stays true, and a later look may reach further.
+                if up_to >= candidate:
+                    self._candidate = None
+        self.remember(up_to, snapshot)
+
+    def remember(self, up_to: int, snapshot: Snapshot) -> None:
+        """Let a later look raise the floor to `up_to`; this one raises nothing."""
+        if self._candidate is None and not self.rewound:
+            self._candidate = (up_to, snapshot.next_xid)
+
+    def rewind(self, seq: int) -> None:
+        """Make a row claimable again."""
+        self.rewound = True
+        self.fall_back(seq - 1)
+
+    def fall_back(self, floor: int) -> None:
+        """Lower the floor, and start over with what is above it."""
+        self.floor = min(self.floor, floor)
+        self._candidate = None

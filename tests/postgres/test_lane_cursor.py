@@ -1,0 +1,94 @@
+"""What the statements that read a lane tell its cursor about open transactions."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from outbox import Message
+from outbox.postgres.connection import connect, conninfo
+from outbox.postgres.lane_cursor import Snapshot
+from outbox.postgres.sql_files import load
+from tests.fixtures.relay import execute, insert
+
+DAY: Final = timedelta(days=1)
+DELIVERY: Final = """
+    INSERT INTO inbox.delivery
+           (consumer, message_id, lane, topic, content_type, schema_version,
+            headers, payload)
+    VALUES ('c', outbox.uuid7(), 0, 'orders', 'text/plain', 1, '{}', '')
+"""
+
+
+def parameters() -> dict[str, Any]:
+    now = datetime.now(UTC)
+    return {
+        "consumer": "c",
+        "lanes": list(range(48)),
+        "floors": [-1] * 48,
+        "positions": [-1] * 48,
+        "returning": [],
+        "readied": [],
+        "held": [],
+        "blocked": [],
+        "aside": [],
+        "only": None,
+        "oldest": now - DAY,
+        "newest": now + DAY,
+        "refused_since": now - DAY,
+        "max_examined": 10,
+        "max_rows": 10,
+        "max_bytes": 1_000_000,
+        "max_indexed": 1000,
+        "max_tenant": 1000,
+        "max_content_type": 1000,
+        "max_headers": 1000,
+        "max_payload": 1000,
+        "max_copied": 1000,
+    }
+
+
+@contextmanager
+def writing(url: str) -> Iterator[int]:
+    """Keep a transaction open that has an id."""
+    with psycopg.connect(conninfo(url)) as writer:
+        row = writer.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+        assert row is not None
+        yield row[0]
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("relay", "claim_batch"),
+        ("relay", "find_heads"),
+        ("relay", "survey_crowded"),
+        ("relay", "read_snapshot"),
+        ("inbox", "claim_deliveries"),
+    ],
+)
+async def test_a_look_learns_an_id_above_all_that_are_open_and_draws_none(
+    package: str, name: str, in_transaction: bool, database_url: str
+) -> None:
+    insert(database_url, Message("orders", b""))
+    execute(database_url, DELIVERY)
+    async with await connect(database_url, application_name="test") as connection:
+        # The second writer is above everything that has ended: xmax doesn't cover it.
+        with writing(database_url) as first, writing(database_url) as last:
+            if in_transaction:
+                await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                # Whatever began since the snapshot was taken may be counted as well.
+                await connection.execute("SELECT")
+            cursor = await connection.execute(load(package, name), parameters())
+            row = await cursor.fetchone()
+            assert row is not None
+            snapshot = Snapshot.read(row[-1])
+            cursor = await connection.execute("SELECT pg_current_xact_id_if_assigned()")
+
+            assert snapshot.xmin <= first
+            assert snapshot.next_xid > last
+            assert await cursor.fetchone() == (None,)
