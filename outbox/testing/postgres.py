@@ -58,15 +58,16 @@ class PostgresServer:
         command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
         if template is not None:
             command += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
-        self._execute(command)
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            if copies_files_fast(connection):
+                command += sql.SQL(" STRATEGY file_copy")
+            connection.execute(command)
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and end the sessions that are in it."""
-        self._execute(
-            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
-                sql.Identifier(name)
-            )
-        )
+        command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(command.format(sql.Identifier(name)))
 
     def start(self) -> None:
         """Start a stopped server again, under the same URLs."""
@@ -88,10 +89,6 @@ class PostgresServer:
                 "given and is not ours; leave the URL out to get a private one"
             )
         return self._instance
-
-    def _execute(self, command: sql.Composed) -> None:
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(command)
 
 
 @contextmanager
@@ -120,6 +117,17 @@ def postgres_server(
     else:
         with private_cluster(settings or {}, durable=durable) as cluster:
             yield PostgresServer(cluster.url, cluster)
+
+
+def copies_files_fast(connection: psycopg.Connection) -> bool:
+    """Tell whether copying a template's files takes less than logging every page.
+
+    PostgreSQL 15 logs by default, because copying needs two checkpoints. Without fsync
+    a checkpoint costs next to nothing, and a copy half of what the log does.
+    """
+    if connection.info.server_version < 150000:
+        return False  # it can only copy, and has no word for it
+    return connection.execute("SHOW fsync").fetchone() == ("off",)
 
 
 def check_reachable(url: str) -> None:

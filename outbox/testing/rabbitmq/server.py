@@ -153,6 +153,11 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
         "RABBITMQ_PID_FILE": str(directory / "rabbitmq.pid"),
+        # Schedulers that have nothing to do must not spin: that takes a fifth of the
+        # processor time of a start, and more while the server idles.
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+            "+sbwt none +sbwtdcpu none +sbwtdio none"
+        ),
         # It makes the script become the server instead of watching over it.
         "RABBITMQ_ALLOW_INPUT": "true",
     }
