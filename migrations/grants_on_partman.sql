@@ -23,6 +23,6 @@ BEGIN
     END LOOP;
 END
 $grants$;
--- For outbox doctor.
+-- For pillarbox doctor.
 GRANT USAGE ON SCHEMA {partman} TO {monitor};
 GRANT SELECT ON {partman}.part_config TO {monitor};

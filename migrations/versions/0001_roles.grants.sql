@@ -1,8 +1,10 @@
--- Owner part, repeated by every migration: outbox doctor compares the version with its program's.
+-- Owner part, repeated at the end of every migration: who may do what. Rendered from
+-- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
 
 SET LOCAL ROLE {owner};
 
 GRANT USAGE ON SCHEMA outbox TO {monitor};
+-- pillarbox doctor compares the version with its own.
 GRANT SELECT ON outbox.alembic_version TO {monitor};
 
 RESET ROLE;

@@ -1,32 +1,48 @@
--- Owner part, repeated by every migration: who may do what with the outbox.
+-- Owner part, repeated at the end of every migration: who may do what. Rendered from
+-- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
 
 SET LOCAL ROLE {owner};
 
-REVOKE ALL ON FUNCTION outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
-REVOKE ALL ON FUNCTION outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
-REVOKE ALL ON FUNCTION outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid) FROM PUBLIC;
+REVOKE ALL
+    ON FUNCTION
+        outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),
+        outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
+        outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
+    FROM PUBLIC;
 GRANT USAGE ON SCHEMA outbox TO {application}, {relay}, {consumer}, {maintainer};
 GRANT USAGE ON SEQUENCE outbox.message_seq TO {application};
-GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, content_type, headers, payload)
-    ON outbox.message TO {application};
-GRANT EXECUTE ON FUNCTION
-    outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),
-    outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
-    outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
+GRANT INSERT (id, lane, schema_version, available_at, topic, key, tenant, content_type,
+              headers, payload)
+    ON outbox.message
     TO {application};
-GRANT SELECT, UPDATE (attempts, available_at, last_error, published_at, dead_lettered_at)
-    ON outbox.message TO {relay};
+GRANT EXECUTE
+    ON FUNCTION
+        outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),
+        outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
+        outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
+    TO {application};
+GRANT SELECT,
+      UPDATE (attempts, available_at, last_error, published_at, dead_lettered_at)
+    ON outbox.message
+    TO {relay};
 GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay};
--- What was given up is evidence: only the owner changes its payload, or says when it was.
-GRANT SELECT, INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers, payload,
-                      error_reason, error_stacktrace, retry_after),
-      UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace, discard_reason, discarded_by)
-    ON outbox.dead_letter TO {relay};
+-- A dead letter is evidence: only the owner may change its payload or its creation time.
+GRANT SELECT,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+              headers, payload, error_reason, error_stacktrace, retry_after),
+      UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace,
+              discard_reason, discarded_by)
+    ON outbox.dead_letter
+    TO {relay};
 GRANT SELECT ON outbox.readable_dead_letter TO {relay};
-GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at, dead_lettered_at, topic, key, tenant, last_error)
-    ON outbox.message TO {monitor};
-GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts,
-              schema_version, content_type, error_reason, discard_reason, discarded_by)
-    ON outbox.dead_letter TO {monitor};
+GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at,
+              dead_lettered_at, topic, key, tenant, last_error)
+    ON outbox.message
+    TO {monitor};
+GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin,
+              message_id, topic, key, tenant, attempts, schema_version, content_type,
+              error_reason, discard_reason, discarded_by)
+    ON outbox.dead_letter
+    TO {monitor};
 
 RESET ROLE;

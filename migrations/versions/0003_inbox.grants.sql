@@ -1,32 +1,42 @@
--- Owner part, repeated by every migration: who may do what with the inbox.
+-- Owner part, repeated at the end of every migration: who may do what. Rendered from
+-- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
 
 SET LOCAL ROLE {owner};
 
 REVOKE ALL ON FUNCTION outbox.replay_caused_by(uuid) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.replay_caused_by(uuid) TO {consumer};
-
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
 GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
 GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
--- What was given up is evidence: only the owner changes its payload, or says when it was.
-GRANT SELECT, INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type, headers, payload,
-                      error_reason, error_stacktrace, retry_after),
-      UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace, discard_reason, discarded_by)
-    ON inbox.dead_letter TO {consumer};
+-- A dead letter is evidence: only the owner may change its payload or its creation time.
+GRANT SELECT,
+      INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
+              headers, payload, error_reason, error_stacktrace, retry_after),
+      UPDATE (status, retry_count, retry_after, updated_at, error_reason, error_stacktrace,
+              discard_reason, discarded_by)
+    ON inbox.dead_letter
+    TO {consumer};
 GRANT SELECT ON inbox.readable_dead_letter TO {consumer};
 GRANT SELECT ON inbox.subscription TO {relay}, {monitor};
--- For the postgres publisher; RETURNING needs SELECT on what it gives.
+-- For the postgres publisher.
 GRANT USAGE ON SEQUENCE inbox.delivery_seq TO {relay};
-GRANT INSERT (message_id, lane, schema_version, consumer, topic, key, tenant, content_type, headers, payload),
+-- RETURNING needs SELECT on the columns that it returns.
+GRANT INSERT (message_id, lane, schema_version, consumer, topic, key, tenant, content_type,
+              headers, payload),
       SELECT (message_id, created_at, seq)
-    ON inbox.delivery TO {relay};
-GRANT SELECT (seq, created_at, message_id, lane, attempts, available_at, acked_at, consumer, topic, key, tenant)
-    ON inbox.delivery TO {monitor};
+    ON inbox.delivery
+    TO {relay};
+GRANT SELECT (seq, created_at, message_id, lane, attempts, available_at, acked_at, consumer,
+              topic, key, tenant)
+    ON inbox.delivery
+    TO {monitor};
 GRANT SELECT ON inbox.receipt, inbox.foreign_receipt TO {monitor};
-GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin, message_id, topic, key, tenant, attempts,
-              schema_version, content_type, error_reason, discard_reason, discarded_by)
-    ON inbox.dead_letter TO {monitor};
+GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin,
+              message_id, topic, key, tenant, attempts, schema_version, content_type,
+              error_reason, discard_reason, discarded_by)
+    ON inbox.dead_letter
+    TO {monitor};
 
 RESET ROLE;

@@ -1,12 +1,15 @@
--- Owner part, repeated by every migration: who may do what with the jobs and the suspects.
+-- Owner part, repeated at the end of every migration: who may do what. Rendered from
+-- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
 
 SET LOCAL ROLE {owner};
 
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
 GRANT SELECT, INSERT, UPDATE (starts, started_at), DELETE ON inbox.suspect TO {consumer};
 GRANT SELECT ON inbox.suspect TO {monitor};
-GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until, queued_at, started_at,
-              cancel_requested_at, finished_at, topic, key, tenant, worker, reason)
-    ON inbox.job TO {monitor};
+GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until,
+              queued_at, started_at, cancel_requested_at, finished_at, topic, key, tenant,
+              worker, reason)
+    ON inbox.job
+    TO {monitor};
 
 RESET ROLE;

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.administration.names import Names
 
 
 class Severity(StrEnum):
@@ -38,42 +39,39 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """What this installation calls its roles and pg_partman's schema.
+class Installation:
+    """What the examined database has.
 
     Attributes:
-        partman: None if pg_partman isn't installed.
+        owner: of the tables.
         has_cron: whether pg_cron is installed in this database.
     """
 
     owner: str
-    partman: str | None
+    names: Names
+    has_partman: bool
     has_cron: bool
 
     @property
-    def prefix(self) -> str:
-        """Give what stands before the names of the roles."""
-        return self.owner.removesuffix("_owner")
+    def partman(self) -> str | None:
+        """The schema of pg_partman; None if it isn't installed."""
+        return self.names.partman_schema if self.has_partman else None
 
     @property
     def migrate(self) -> str:
-        """Give the command that migrates this installation and no other."""
+        """The command that migrates this installation and no other."""
         words = ["outbox migrate"]
-        if self.prefix != "pillarbox":
-            words.append(f"--role-prefix {self.prefix}")
-        if self.partman not in {None, "partman"}:
+        if self.names.role_prefix != Names().role_prefix:
+            words.append(f"--role-prefix {self.names.role_prefix}")
+        if self.partman not in {None, Names().partman_schema}:
             words.append(f"--partman-schema {self.partman}")
         if not self.has_cron:
             words.append("--without-cron")
         return " ".join(words)
 
     def role(self, name: str) -> str:
-        """Give the role `maintainer`, `relay`, … beside the owner."""
-        return f"{self.prefix}_{name}"
-
-    def fill(self, name: str) -> str:
-        """Replace `{partman}` by the quoted schema."""
-        return name.replace("{partman}", f'"{self.partman}"')
+        """Return the name of a role that isn't the owner, such as `relay`."""
+        return self.names.role(name)
 
 
-Check: TypeAlias = Callable[[AdministrationConnection, Names], Iterator[Finding]]
+Check: TypeAlias = Callable[[AdministrationConnection, Installation], Iterator[Finding]]

@@ -5,7 +5,7 @@ from typing import Final
 
 import psycopg
 
-from outbox.administration.check import Check, Finding, Names, Severity
+from outbox.administration.check import Check, Finding, Installation, Severity
 from outbox.administration.checks.cron import check_cron
 from outbox.administration.checks.extensions import check_extensions
 from outbox.administration.checks.grants import check_grants
@@ -21,6 +21,7 @@ from outbox.administration.checks.schema import (
 from outbox.administration.checks.sessions import check_backlog, check_pins
 from outbox.administration.checks.upkeep import check_standby, check_upkeep
 from outbox.administration.connection import AdministrationConnection
+from outbox.administration.names import Names
 from outbox.errors import PoolerError, UpkeepError
 from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
@@ -57,9 +58,18 @@ def examine(
     row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
         raise UpkeepError("there is no table outbox.message here; outbox migrate")
-    names = Names(owner=row[0], partman=row[1], has_cron=row[2])
+    owner, partman, has_cron = row
+    here = Installation(
+        owner=owner,
+        names=Names(
+            role_prefix=owner.removesuffix("_owner"),
+            partman_schema=partman or Names().partman_schema,
+        ),
+        has_partman=partman is not None,
+        has_cron=has_cron,
+    )
     for name, check in CHECKS.items():
-        yield name, list(_run(name, check, connection, names))
+        yield name, list(_run(name, check, connection, here))
 
 
 def check_pooler(url: str) -> list[Finding]:
@@ -83,31 +93,33 @@ def check_pooler(url: str) -> list[Finding]:
 
 
 def _run(
-    name: str, check: Check, connection: AdministrationConnection, names: Names
+    name: str, check: Check, connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     try:
-        yield from check(connection, names)
+        yield from check(connection, here)
     except psycopg.errors.InsufficientPrivilege as error:
         yield Finding(
             check=name,
             severity=Severity.UNKNOWN,
             finding=f"this role may not look: {error.diag.message_primary}",
             remedy="run outbox doctor as a superuser, or as a member of"
-            f" {names.role('monitor')} and pg_monitor",
+            f" {here.role('monitor')} and pg_monitor",
         )
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
         yield Finding(
             check=name,
             severity=Severity.ERROR,
             finding=f"part of the schema is missing: {error.diag.message_primary}",
-            remedy=_remedy_for_missing(connection, names),
+            remedy=_remedy_for_missing(connection, here),
         )
 
 
-def _remedy_for_missing(connection: AdministrationConnection, names: Names) -> str:
+def _remedy_for_missing(
+    connection: AdministrationConnection, here: Installation
+) -> str:
     if read_version(connection) != newest_version():
-        return names.migrate
+        return here.migrate
     return (
         "somebody dropped it: run its statement, which outbox migrate --sql prints, as"
-        f" {names.owner}; then: {names.migrate}"
+        f" {here.owner}; then: {here.migrate}"
     )

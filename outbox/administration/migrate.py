@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
+from outbox.administration.names import Names
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.connection import PIN_SESSION, conninfo, sqlalchemy_url
@@ -180,7 +181,9 @@ def migration_sql(
 
     if part not in set(Part):
         raise ConfigError(f"part={part!r}: use {' or '.join(Part)}")
-    chosen: str = part_of(script, Part(part), f"{role_prefix}_owner")
+    chosen: str = part_of(
+        script, Part(part), Names(role_prefix=role_prefix).role("owner")
+    )
     return chosen
 
 
@@ -207,10 +210,10 @@ def _config(
         raise ConfigError(
             f"lock_timeout={lock_timeout}: must be above 0 and at most a day"
         )
+    names = Names(role_prefix=role_prefix, partman_schema=partman_schema)
+    names.check()
     try:
         from alembic.config import Config
-
-        from outbox.migrations.script import Names
     except ModuleNotFoundError as error:
         raise ConfigError(_MISSING_ALEMBIC) from error
     config = Config()
@@ -218,7 +221,6 @@ def _config(
         "script_location", str(files("outbox.migrations")).replace("%", "%%")
     )
     config.set_main_option("path_separator", "os")
-    names = Names(role_prefix=role_prefix, partman_schema=partman_schema)
     config.attributes.update(attributes, names=names, lock_timeout=lock_timeout)
     if "url" in attributes:
         config.attributes["url"] = sqlalchemy_url(attributes["url"])

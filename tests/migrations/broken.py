@@ -89,7 +89,7 @@ BROKEN = {
     ),
     "the grants on pg_partman are lost": (
         "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA partman FROM pillarbox_owner, public",
-        *("grants", "error", "may not use pg_partman", "outbox migrate"),
+        *("grants", "error", "lacks privileges on pg_partman", "outbox migrate"),
     ),
     "today has no partition": (
         f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(0)}; END $$",

@@ -44,44 +44,44 @@ LOST = {
     ),
     "the relay may not read": (
         "REVOKE SELECT ON outbox.message FROM {0}_relay",
-        "{0}_relay has lost rights on outbox.message",
+        "{0}_relay lacks privileges on outbox.message",
     ),
     "the relay may not write one column": (
         "REVOKE UPDATE (published_at) ON outbox.message FROM {0}_relay",
-        "{0}_relay has lost rights on outbox.message",
+        "{0}_relay lacks privileges on outbox.message",
     ),
     "the application may not enter": (
         "REVOKE USAGE ON SCHEMA outbox FROM {0}_application",
-        "{0}_application has lost rights on outbox",
+        "{0}_application lacks privileges on outbox",
     ),
     "the application may not number": (
         "REVOKE USAGE ON SEQUENCE outbox.message_seq FROM {0}_application",
-        "{0}_application has lost rights on outbox.message_seq",
+        "{0}_application lacks privileges on outbox.message_seq",
     ),
     "the application may not add": (
         f"REVOKE EXECUTE ON FUNCTION {ADD} FROM {{0}}_application",
-        f"{{0}}_application has lost rights on {ADD}",
+        f"{{0}}_application lacks privileges on {ADD}",
     ),
     "the consumer has nothing": (
         "REVOKE ALL ON ALL TABLES IN SCHEMA inbox FROM {0}_consumer",
-        "{0}_consumer has lost rights on inbox.receipt, inbox.foreign_receipt,",
+        "{0}_consumer lacks privileges on inbox.receipt, inbox.foreign_receipt,",
     ),
     "the maintainer may not maintain": (
         "REVOKE EXECUTE ON PROCEDURE outbox.maintain(integer, interval)"
         " FROM {0}_maintainer",
-        "{0}_maintainer has lost rights on outbox.maintain(integer, interval)",
+        "{0}_maintainer lacks privileges on outbox.maintain(integer, interval)",
     ),
     "the monitor may not look at pg_partman": (
         "REVOKE ALL ON partman.part_config FROM {0}_monitor",
-        '{0}_monitor has lost rights on "partman".part_config',
+        '{0}_monitor lacks privileges on "partman".part_config',
     ),
     "the owner may not use pg_partman": (
         "REVOKE ALL ON ALL TABLES IN SCHEMA partman FROM {0}_owner",
-        "{0}_owner may not use pg_partman",
+        "{0}_owner lacks privileges on pg_partman",
     ),
     "anybody may maintain": (
         "GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO PUBLIC",
-        "anybody may run outbox.maintain(integer, interval)",
+        "any role may run outbox.maintain(integer, interval)",
     ),
 }
 RIGHTS = """

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.checks.upkeep import (
     MAX_SILENCE,
     find_cron,
@@ -43,12 +43,14 @@ class _Sight(NamedTuple):
         return self.may_look and not (self.job and self.job.active)
 
 
-def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[Finding]:
+def check_cron(
+    connection: AdministrationConnection, here: Installation
+) -> Iterator[Finding]:
     """Find jobs that do not run, or fail; say nothing if others drive the upkeep."""
     if not find_cron(connection).is_here:
         return
     ran = read_upkeep(connection)
-    upkeep = _look(connection, _UPKEEP, names.role("maintainer"))
+    upkeep = _look(connection, _UPKEEP, here.role("maintainer"))
     if ran.is_fresh and upkeep.drives_nothing:
         return
     (orphans,) = connection.execute(load("outbox", "count_orphan_jobs")).fetchone() or (
@@ -65,9 +67,9 @@ def check_cron(connection: AdministrationConnection, names: Names) -> Iterator[F
             "  -- if it does not run then, restart the server, and see its log",
         )
     if not ran.is_fresh:
-        yield from _judge(upkeep, names.migrate)
-    plan = _look(connection, _PLAN, names.role("detacher"))
-    yield from _judge(plan, names.migrate)
+        yield from _judge(upkeep, here.migrate)
+    plan = _look(connection, _PLAN, here.role("detacher"))
+    yield from _judge(plan, here.migrate)
     # It plans every hour, five minutes before the upkeep.
     is_due = not ran.is_new or (upkeep.job is not None and upkeep.job.has_run)
     if plan.job is not None and plan.job.active and not plan.job.has_run and is_due:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -11,7 +11,7 @@ _OLDEST: Final = (4, 7)
 
 
 def check_extensions(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find a pg_partman that is missing, too old, or older than its installed files."""
     row = connection.execute(load("outbox", "read_partman_version")).fetchone()
@@ -20,7 +20,7 @@ def check_extensions(
             check="extensions",
             severity=Severity.ERROR,
             finding="pg_partman is not installed: no partition will be made",
-            remedy=names.migrate,
+            remedy=here.migrate,
         )
         return
     installed, available = row
@@ -29,13 +29,13 @@ def check_extensions(
             check="extensions",
             severity=Severity.ERROR,
             finding=f"pg_partman {installed} is older than 4.7",
-            remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {names.migrate}",
+            remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {here.migrate}",
         )
     elif installed != available:
         yield Finding(
             check="extensions",
             severity=Severity.WARNING,
             finding=f"pg_partman is {installed}, its files on the server {available}",
-            remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {names.migrate},"
+            remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {here.migrate},"
             " because the update from 4 to 5 drops grants",
         )

@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
+from outbox.administration.names import ROLES
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
 from outbox.postgres.lease import LockHolder
 from outbox.postgres.sql_files import load
 
-_ROLES = ("owner", "maintainer", "detacher", "application", "relay", "consumer")
-
 
 def check_locks(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find strangers with our locks, and a database to which anybody may connect."""
-    roles = [names.role(name) for name in (*_ROLES, "monitor")]
+    roles = [here.role(name) for name in ROLES]
     consumers = connection.execute(load("outbox", "list_consumers"))
     classes = [LOCK_CLASS, *(consumer_class(consumer) for (consumer,) in consumers)]
     for pid, role, application, client, locks in connection.execute(
@@ -24,7 +23,7 @@ def check_locks(
             "classes": classes,
             "member": int(Lock.MEMBER),
             # The application rings doorbells, and holds nothing alone.
-            "roles": [r for r in roles if r != names.role("application")],
+            "roles": [r for r in roles if r != here.role("application")],
         },
     ):
         yield Finding(

@@ -8,7 +8,7 @@ from typing import Final
 
 from psycopg.rows import class_row
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.replacement import Misfit, replacement
 from outbox.postgres.sql_files import load
@@ -40,7 +40,7 @@ class _Judged:
 
 
 def check_partitions(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find days without a partition, and partitions that are not as we make them.
 
@@ -57,7 +57,7 @@ def check_partitions(
             f"{partition} was detached from {table}, and no upkeep knows of it: nobody"
             " sees its rows. Attached again, it goes with its retention; what you want"
             " to keep belongs into a schema of yours",
-            f"SET ROLE {names.owner}; ALTER TABLE {table} ATTACH PARTITION {partition}"
+            f"SET ROLE {here.owner}; ALTER TABLE {table} ATTACH PARTITION {partition}"
             f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
         )
     for table, taken, aside, is_partition in connection.execute(
@@ -99,7 +99,7 @@ def check_partitions(
             yield _found(
                 f"{table} has no partition from {start} to {end}: rows are refused"
                 " then",
-                f"SET ROLE {names.owner}; CREATE TABLE {name} PARTITION OF {table}"
+                f"SET ROLE {here.owner}; CREATE TABLE {name} PARTITION OF {table}"
                 f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
             )
 

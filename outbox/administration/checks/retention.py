@@ -5,7 +5,7 @@ from typing import Final
 
 from psycopg import sql
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import read_policies
 from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
@@ -22,7 +22,7 @@ _CONDITION: Final = (
 
 
 def check_retention(
-    connection: AdministrationConnection, _names: Names
+    connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
     """Find partitions past their time, and receipts that go too soon."""
     for row in connection.execute(load("outbox", "list_late_partitions")):
@@ -79,20 +79,20 @@ def check_retention(
 
 
 def check_configuration(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find tables that pg_partman forgot, neglects, or would drop days of by itself."""
-    if names.partman is None:
+    if here.partman is None:
         return
     query = sql.SQL(load("outbox", "list_configuration")).format(
-        partman=sql.Identifier(names.partman)
+        partman=sql.Identifier(here.partman)
     )
     for table, forgotten, retention, is_automatic in connection.execute(query):
         if forgotten:
             yield _found(
                 Severity.ERROR,
                 f"pg_partman does not know {table}: no partition will be made",
-                f"SET ROLE {names.owner}; SELECT outbox.adopt_table('{table}');"
+                f"SET ROLE {here.owner}; SELECT outbox.adopt_table('{table}');"
                 " RESET ROLE;",
             )
             continue
@@ -101,7 +101,7 @@ def check_configuration(
                 Severity.ERROR,
                 f"pg_partman itself drops days of {table} after {retention},"
                 " whether or not their rows are settled",
-                f'UPDATE "{names.partman}".part_config SET retention = NULL'  # noqa: S608 - for a person to read
+                f'UPDATE "{here.partman}".part_config SET retention = NULL'  # noqa: S608 - for a person to read
                 f" WHERE parent_table = '{table}';",
             )
         if is_automatic:
@@ -109,7 +109,7 @@ def check_configuration(
                 Severity.WARNING,
                 f"anybody's run_maintenance() makes partitions of {table}, too, which"
                 " then are that role's, and shifted by its time zone",
-                f'UPDATE "{names.partman}".part_config SET automatic_maintenance ='  # noqa: S608 - for a person to read
+                f'UPDATE "{here.partman}".part_config SET automatic_maintenance ='  # noqa: S608 - for a person to read
                 f" 'off' WHERE parent_table = '{table}';  -- or, if you chose it:"
                 " UPDATE outbox.partition_policy SET automatic = true",
             )

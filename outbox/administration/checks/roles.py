@@ -1,38 +1,28 @@
 """Roles: all there, and as the migrations make them."""
 
 from collections.abc import Iterator
-from typing import Final
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
+from outbox.administration.names import ROLES
 from outbox.postgres.sql_files import load
-
-_ROLES: Final = (
-    "owner",
-    "maintainer",
-    "detacher",
-    "application",
-    "relay",
-    "consumer",
-    "monitor",
-)
 
 
 def check_roles(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find roles that are gone, or can't do their part."""
     for (role,) in connection.execute(
         load("outbox", "list_missing_roles"),
-        {"roles": [names.role(name) for name in _ROLES]},
+        {"roles": [here.role(name) for name in ROLES]},
     ):
-        yield _found(Severity.ERROR, f"the role {role} is gone", names.migrate)
-    detacher = names.role("detacher")
+        yield _found(Severity.ERROR, f"the role {role} is gone", here.migrate)
+    detacher = here.role("detacher")
     for role, may_not_login, may_login, is_no_member in connection.execute(
         load("outbox", "judge_roles"),
         {
-            "owner": names.owner,
-            "maintainer": names.role("maintainer"),
+            "owner": here.owner,
+            "maintainer": here.role("maintainer"),
             "detacher": detacher,
         },
     ):
@@ -51,8 +41,8 @@ def check_roles(
         if is_no_member:
             yield _found(
                 Severity.ERROR,
-                f"{detacher} has not the rights of {names.owner}: it can't detach",
-                f'GRANT "{names.owner}" TO "{detacher}";',
+                f"{detacher} has not the rights of {here.owner}: it can't detach",
+                f'GRANT "{here.owner}" TO "{detacher}";',
             )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Final
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -22,7 +22,7 @@ _LIMITS: Final = (
 
 
 def check_schema(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find a schema that is older or newer than this program."""
     known, found = newest_version(), read_version(connection)
@@ -31,7 +31,7 @@ def check_schema(
             check="schema",
             severity=Severity.ERROR,
             finding=f"the schema has version {found}, this program works with {known}",
-            remedy=names.migrate,
+            remedy=here.migrate,
         )
     elif found > known:
         yield Finding(
@@ -42,11 +42,11 @@ def check_schema(
         )
 
     if found is not None and found >= _WITH_LIMITS:
-        yield from _check_limits(connection, names)
+        yield from _check_limits(connection, here)
 
 
 def _check_limits(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     for limit, is_gone in connection.execute(
         load("outbox", "list_missing_limits"), {"limits": list(_LIMITS)}
@@ -60,7 +60,7 @@ def _check_limits(
             else f"the constraint {limit} of outbox.message is not validated",
             remedy="add it again as outbox migrate --sql prints it"
             if is_gone
-            else names.migrate,
+            else here.migrate,
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -12,7 +12,7 @@ _BACKLOG: Final = timedelta(minutes=15)
 
 
 def check_backlog(
-    connection: AdministrationConnection, _names: Names
+    connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
     """Find messages that are due and that nobody publishes, or that are refused."""
     waited, retention = connection.execute(
@@ -42,7 +42,7 @@ def check_backlog(
 
 
 def check_pins(
-    connection: AdministrationConnection, _names: Names
+    connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
     """Find what keeps dead rows from being removed, and a detach from ending."""
     for slot, quoted, active, age in connection.execute(load("outbox", "list_slots")):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from outbox.administration.check import Finding, Names, Severity
+from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.postgres.sql_files import load
 
@@ -85,7 +85,7 @@ def is_standby(connection: AdministrationConnection) -> bool:
 
 
 def check_standby(
-    connection: AdministrationConnection, _names: Names
+    connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
     """Say what can't be seen on a standby, and where a remedy has to be run."""
     if is_standby(connection):
@@ -100,7 +100,7 @@ def check_standby(
 
 
 def check_upkeep(
-    connection: AdministrationConnection, names: Names
+    connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
     """Find an upkeep that nobody drives, that fails, or that refuses its clock."""
     upkeep = read_upkeep(connection)
@@ -143,19 +143,19 @@ def check_upkeep(
         check="upkeep",
         severity=severity,
         finding=f"{finding}: partitions are made ahead by it, and go by it",
-        remedy=f"outbox maintain  # now, and every hour {_by_what(connection, names)}",
+        remedy=f"outbox maintain  # now, and every hour {_by_what(connection, here)}",
     )
 
 
-def _by_what(connection: AdministrationConnection, names: Names) -> str:
+def _by_what(connection: AdministrationConnection, here: Installation) -> str:
     cron = find_cron(connection)
     if cron.is_here:
-        return f"by pg_cron, which works here: {names.migrate}; or {_EVERYWHERE}"
+        return f"by pg_cron, which works here: {here.migrate}; or {_EVERYWHERE}"
     if cron.home not in {None, cron.here}:
         return (
             f"{_EVERYWHERE}; or by pg_cron, which works in the database {cron.home}:"
             " SELECT cron.schedule_in_database('pillarbox upkeep', '7 * * * *', 'CALL"
-            f" outbox.maintain()', '{cron.here}', '{names.role('maintainer')}')"
+            f" outbox.maintain()', '{cron.here}', '{here.role('maintainer')}')"
         )
     return _EVERYWHERE
 

@@ -1,0 +1,474 @@
+"""Who may do what with our schemas: the grants, as data.
+
+The files `*.grants.sql`, which migrations run and a DBA reads, are rendered from here:
+after a change run `python -m outbox.migrations.grants`. `pillarbox doctor` checks the
+rights of each role against the same data.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill, wrap
+from typing import Final, TypeAlias
+
+_WIDTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What a rule is about.
+
+    Attributes:
+        kind: SCHEMA, TABLE, SEQUENCE, FUNCTION or PROCEDURE.
+        names: with their schema; routines with the types of their arguments.
+            `{partman}` stands for pg_partman's schema.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What roles may do with objects: one GRANT statement.
+
+    Attributes:
+        may: the columns of each privilege; none for the whole object.
+        to: names of roles without their prefix.
+        why: a comment for the statement.
+    """
+
+    may: Mapping[str, tuple[str, ...]]
+    on: Objects
+    to: tuple[str, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """Routines that PUBLIC may not run, as it may run those without a rule."""
+
+    on: Objects
+
+
+Rule: TypeAlias = Grant | Closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """One privilege of one role on one object.
+
+    Attributes:
+        columns: none for the whole object.
+    """
+
+    role: str
+    privilege: str
+    columns: tuple[str, ...]
+    kind: str
+    name: str
+
+    @property
+    def grant(self) -> str:
+        """The statement that grants it, on one line."""
+        rule = Grant(
+            may={self.privilege: self.columns},
+            on=Objects(self.kind, (self.name,)),
+            to=(self.role,),
+        )
+        return " ".join(render(rule).split())
+
+
+def rights() -> Iterator[Right]:
+    """Return every right that some rule grants."""
+    for rule in (*(rule for rules in GRANTS.values() for rule in rules), *ON_PARTMAN):
+        if isinstance(rule, Grant):
+            for role in rule.to:
+                for name in rule.on.names:
+                    for privilege, columns in rule.may.items():
+                        yield Right(
+                            role=role,
+                            privilege=privilege,
+                            columns=columns,
+                            kind=rule.on.kind,
+                            name=name,
+                        )
+
+
+def closed_routines() -> dict[str, str]:
+    """Return the routines that PUBLIC may not run, each with its kind."""
+    return {
+        name: rule.on.kind
+        for rules in GRANTS.values()
+        for rule in rules
+        if isinstance(rule, Closed)
+        for name in rule.on.names
+    }
+
+
+def render(rule: Rule) -> str:
+    """Return the statement of a rule, on one line if it fits."""
+    kind = "" if rule.on.kind == "TABLE" else f"{rule.on.kind} "
+    names = rule.on.names
+    if isinstance(rule, Closed):
+        comment, tail, privileges = "", "FROM PUBLIC", ["REVOKE ALL"]
+    else:
+        comment = _comment(rule.why)
+        tail = f"TO {', '.join(f'{{{role}}}' for role in rule.to)}"
+        privileges = [
+            f"{privilege} ({', '.join(columns)})" if columns else privilege
+            for privilege, columns in rule.may.items()
+        ]
+        privileges[0] = f"GRANT {privileges[0]}"
+    line = f"{', '.join(privileges)} ON {kind}{', '.join(names)} {tail};"
+    if len(line) <= _WIDTH:
+        return comment + line
+    head = ",\n      ".join(
+        fill(privilege, _WIDTH - 6, subsequent_indent=" " * 14)
+        for privilege in privileges
+    )
+    objects = f"{kind}{names[0]}"
+    if len(names) > 1:
+        objects = rule.on.kind + "".join(f"\n        {name}," for name in names)[:-1]
+    return f"{comment}{head}\n    ON {objects}\n    {tail};"
+
+
+def _comment(text: str) -> str:
+    lines = wrap(text, _WIDTH - 3)
+    return "".join(f"-- {line}\n" for line in lines)
+
+
+def render_file(file: str) -> str:
+    """Return the contents of a file of `GRANTS`."""
+    statements = "\n".join(render(rule) for rule in GRANTS[file])
+    return f"{_HEADER}\nSET LOCAL ROLE {{owner}};\n\n{statements}\n\nRESET ROLE;\n"
+
+
+def render_on_partman() -> str:
+    """Return the last lines of `grants_on_partman.sql`."""
+    return "".join(f"{render(rule)}\n" for rule in ON_PARTMAN)
+
+
+def _schema(name: str) -> Objects:
+    return Objects("SCHEMA", (name,))
+
+
+def _tables(*names: str) -> Objects:
+    return Objects("TABLE", names)
+
+
+def _sequence(name: str) -> Objects:
+    return Objects("SEQUENCE", (name,))
+
+
+def _functions(*names: str) -> Objects:
+    return Objects("FUNCTION", names)
+
+
+def _procedure(name: str) -> Objects:
+    return Objects("PROCEDURE", (name,))
+
+
+def _columns(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
+
+
+_HEADER: Final = """\
+-- Owner part, repeated at the end of every migration: who may do what. Rendered from
+-- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
+"""
+_USAGE: Final = {"USAGE": ()}
+_SELECT: Final = {"SELECT": ()}
+_EXECUTE: Final = {"EXECUTE": ()}
+_ADD: Final = _functions(
+    *(
+        f"outbox.add(text, {payload}, text, text, jsonb, text, integer, text,"
+        " timestamptz, uuid)"
+        for payload in ("bytea", "jsonb", "text")
+    )
+)
+_DEAD_LETTERS: Final = {
+    "SELECT": (),
+    "INSERT": _columns(
+        "origin message_id topic key tenant attempts schema_version content_type"
+        " headers payload error_reason error_stacktrace retry_after"
+    ),
+    "UPDATE": _columns(
+        "status retry_count retry_after updated_at error_reason error_stacktrace"
+        " discard_reason discarded_by"
+    ),
+}
+_EVIDENCE: Final = (
+    "A dead letter is evidence: only the owner may change its payload or its creation"
+    " time."
+)
+_DEAD_LETTERS_SEEN: Final = {
+    "SELECT": _columns(
+        "id created_at updated_at status retry_count retry_after origin message_id"
+        " topic key tenant attempts schema_version content_type error_reason"
+        " discard_reason discarded_by"
+    )
+}
+
+GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
+    "versions/0001_roles.grants.sql": (
+        Grant(may=_USAGE, on=_schema("outbox"), to=("monitor",)),
+        Grant(
+            may=_SELECT,
+            on=_tables("outbox.alembic_version"),
+            to=("monitor",),
+            why="pillarbox doctor compares the version with its own.",
+        ),
+    ),
+    "versions/0002_outbox.grants.sql": (
+        Closed(on=_ADD),
+        Grant(
+            may=_USAGE,
+            on=_schema("outbox"),
+            to=("application", "relay", "consumer", "maintainer"),
+        ),
+        Grant(may=_USAGE, on=_sequence("outbox.message_seq"), to=("application",)),
+        Grant(
+            may={
+                "INSERT": _columns(
+                    "id lane schema_version available_at topic key tenant"
+                    " content_type headers payload"
+                )
+            },
+            on=_tables("outbox.message"),
+            to=("application",),
+        ),
+        Grant(may=_EXECUTE, on=_ADD, to=("application",)),
+        Grant(
+            may={
+                "SELECT": (),
+                "UPDATE": _columns(
+                    "attempts available_at last_error published_at dead_lettered_at"
+                ),
+            },
+            on=_tables("outbox.message"),
+            to=("relay",),
+        ),
+        Grant(may=_SELECT, on=_sequence("outbox.message_seq"), to=("relay",)),
+        Grant(
+            may=_DEAD_LETTERS,
+            on=_tables("outbox.dead_letter"),
+            to=("relay",),
+            why=_EVIDENCE,
+        ),
+        Grant(may=_SELECT, on=_tables("outbox.readable_dead_letter"), to=("relay",)),
+        Grant(
+            may={
+                "SELECT": _columns(
+                    "id created_at seq lane attempts available_at published_at"
+                    " dead_lettered_at topic key tenant last_error"
+                )
+            },
+            on=_tables("outbox.message"),
+            to=("monitor",),
+        ),
+        Grant(
+            may=_DEAD_LETTERS_SEEN, on=_tables("outbox.dead_letter"), to=("monitor",)
+        ),
+    ),
+    "versions/0003_inbox.grants.sql": (
+        Closed(on=_functions("outbox.replay_caused_by(uuid)")),
+        Grant(
+            may=_EXECUTE,
+            on=_functions("outbox.replay_caused_by(uuid)"),
+            to=("consumer",),
+        ),
+        Grant(
+            may=_USAGE,
+            on=_schema("inbox"),
+            to=("consumer", "relay", "maintainer", "monitor"),
+        ),
+        Grant(may=_EXECUTE, on=_functions("inbox.moment_of(uuid)"), to=("consumer",)),
+        Grant(
+            may={"SELECT": (), "INSERT": ()},
+            on=_tables("inbox.receipt", "inbox.foreign_receipt"),
+            to=("consumer",),
+        ),
+        Grant(
+            may={"SELECT": (), "INSERT": (), "DELETE": ()},
+            on=_tables("inbox.subscription"),
+            to=("consumer",),
+        ),
+        Grant(
+            may={"SELECT": (), "UPDATE": _columns("attempts available_at acked_at")},
+            on=_tables("inbox.delivery"),
+            to=("consumer",),
+        ),
+        Grant(
+            may=_DEAD_LETTERS,
+            on=_tables("inbox.dead_letter"),
+            to=("consumer",),
+            why=_EVIDENCE,
+        ),
+        Grant(may=_SELECT, on=_tables("inbox.readable_dead_letter"), to=("consumer",)),
+        Grant(may=_SELECT, on=_tables("inbox.subscription"), to=("relay", "monitor")),
+        Grant(
+            may=_USAGE,
+            on=_sequence("inbox.delivery_seq"),
+            to=("relay",),
+            why="For the postgres publisher.",
+        ),
+        Grant(
+            may={
+                "INSERT": _columns(
+                    "message_id lane schema_version consumer topic key tenant"
+                    " content_type headers payload"
+                ),
+                "SELECT": _columns("message_id created_at seq"),
+            },
+            on=_tables("inbox.delivery"),
+            to=("relay",),
+            why="RETURNING needs SELECT on the columns that it returns.",
+        ),
+        Grant(
+            may={
+                "SELECT": _columns(
+                    "seq created_at message_id lane attempts available_at acked_at"
+                    " consumer topic key tenant"
+                )
+            },
+            on=_tables("inbox.delivery"),
+            to=("monitor",),
+        ),
+        Grant(
+            may=_SELECT,
+            on=_tables("inbox.receipt", "inbox.foreign_receipt"),
+            to=("monitor",),
+        ),
+        Grant(may=_DEAD_LETTERS_SEEN, on=_tables("inbox.dead_letter"), to=("monitor",)),
+    ),
+    "versions/0004_partitions.grants.sql": (
+        Closed(
+            on=_functions(
+                "outbox.set_interval(text, interval, integer)",
+                "outbox.adopt_table(text)",
+                "outbox.make_partitions(text)",
+                "outbox.make_partitions_at(text, timestamptz[])",
+                "outbox.trim_foreign_receipts_batch()",
+                "outbox.detach_expired(text, regclass[], interval)",
+                "outbox.upkeep_plan(text)",
+                "outbox.finish_detached(text)",
+                "outbox.count_unsettled(text, regclass)",
+                "outbox.schedule_detaches()",
+                "outbox.put_back_settings(text)",
+                "outbox.note_success()",
+                "outbox.note_failure(text)",
+                "outbox.accept_clock()",
+                "outbox.holder_of_lock(bigint)",
+                "outbox.archive_problem(text)",
+                "outbox.archive_partition(text, regclass, timestamptz, timestamptz)",
+            )
+        ),
+        Closed(on=_procedure("outbox.maintain(integer, interval)")),
+        Closed(on=_procedure("outbox.trim_foreign_receipts()")),
+        Grant(
+            may=_EXECUTE,
+            on=_functions(
+                "outbox.make_partitions(text)",
+                "outbox.trim_foreign_receipts_batch()",
+                "outbox.detach_expired(text, regclass[], interval)",
+                "outbox.upkeep_plan(text)",
+                "outbox.finish_detached(text)",
+                "outbox.put_back_settings(text)",
+                "outbox.note_success()",
+                "outbox.note_failure(text)",
+                "outbox.accept_clock()",
+            ),
+            to=("maintainer",),
+        ),
+        Grant(
+            may=_EXECUTE,
+            on=_procedure("outbox.maintain(integer, interval)"),
+            to=("maintainer",),
+        ),
+        Grant(
+            may=_EXECUTE,
+            on=_procedure("outbox.trim_foreign_receipts()"),
+            to=("maintainer",),
+        ),
+        Grant(may=_EXECUTE, on=_functions("outbox.upkeep_plan(text)"), to=("monitor",)),
+        Grant(
+            may=_SELECT,
+            on=_tables("outbox.partition_policy"),
+            to=("maintainer", "monitor", "application", "relay", "consumer"),
+        ),
+        Grant(
+            may=_SELECT,
+            on=_tables("outbox.partition_health", "outbox.upkeep"),
+            to=("maintainer", "monitor", "relay"),
+        ),
+        Grant(
+            may=_SELECT,
+            on=_tables(
+                "outbox.retiring_partition",
+                "outbox.dropped_partition",
+                "outbox.kept_partition",
+            ),
+            to=("maintainer", "monitor"),
+        ),
+        Grant(
+            may=_USAGE,
+            on=_schema("outbox"),
+            to=("detacher",),
+            why="The detacher already has this as a member of the owner. Granted to the"
+            " role itself, it keeps the role from being dropped while this database"
+            " needs it.",
+        ),
+    ),
+    "versions/0005_jobs.grants.sql": (
+        Grant(
+            may={"SELECT": (), "INSERT": (), "UPDATE": ()},
+            on=_tables("inbox.job"),
+            to=("consumer",),
+        ),
+        Grant(
+            may={
+                "SELECT": (),
+                "INSERT": (),
+                "UPDATE": _columns("starts started_at"),
+                "DELETE": (),
+            },
+            on=_tables("inbox.suspect"),
+            to=("consumer",),
+        ),
+        Grant(may=_SELECT, on=_tables("inbox.suspect"), to=("monitor",)),
+        Grant(
+            may={
+                "SELECT": _columns(
+                    "message_id message_at consumer state lease attempts lease_until"
+                    " queued_at started_at cancel_requested_at finished_at topic key"
+                    " tenant worker reason"
+                )
+            },
+            on=_tables("inbox.job"),
+            to=("monitor",),
+        ),
+    ),
+}
+"""The rules of each file, below this folder."""
+
+ON_PARTMAN: Final[tuple[Rule, ...]] = (
+    Grant(
+        may=_USAGE,
+        on=_schema("{partman}"),
+        to=("monitor",),
+        why="For pillarbox doctor.",
+    ),
+    Grant(may=_SELECT, on=_tables("{partman}.part_config"), to=("monitor",)),
+)
+"""What only an administrator can grant, besides the owner's rights on pg_partman."""
+
+
+def _write() -> None:
+    folder = Path(__file__).parent
+    for file in GRANTS:
+        (folder / file).write_text(render_file(file), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write()

@@ -1,0 +1,60 @@
+"""What an installation calls its roles and pg_partman's schema."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from outbox.errors import ConfigError
+
+ROLES: Final = (
+    "owner",
+    "maintainer",
+    "detacher",
+    "application",
+    "relay",
+    "consumer",
+    "monitor",
+)
+"""Every role, without its prefix."""
+_PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What is called differently from one installation to the next.
+
+    Attributes:
+        role_prefix: put before `_owner`, `_relay` and so on, so that two
+            applications can share a cluster.
+        partman_schema: where pg_partman is, or is to be, installed.
+    """
+
+    role_prefix: str = "pillarbox"
+    partman_schema: str = "partman"
+
+    def check(self) -> None:
+        """Refuse names that aren't plain: they end up in DDL.
+
+        Raises:
+            ConfigError: it names the parameter.
+        """
+        for name in ("role_prefix", "partman_schema"):
+            value = getattr(self, name)
+            if not _PLAIN_NAME.fullmatch(value):
+                raise ConfigError(
+                    f"{name}={value!r}: use at most 40 lower-case letters,"
+                    " digits and underscores, and don't begin with a digit"
+                )
+
+    def role(self, name: str) -> str:
+        """Return the name of one of `ROLES` with its prefix."""
+        return f"{self.role_prefix}_{name}"
+
+    def fill(self, script: str) -> str:
+        """Replace `{owner}` by the quoted role, `{owner_name}` by it as a string."""
+        names = {role: self.role(role) for role in ROLES}
+        names["partman"] = self.partman_schema
+        for placeholder, name in names.items():
+            script = script.replace(f"{{{placeholder}}}", f'"{name}"')
+            script = script.replace(f"{{{placeholder}_name}}", f"'{name}'")
+        return script

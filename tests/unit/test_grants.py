@@ -1,0 +1,59 @@
+"""The grants are declared once: the SQL files and the doctor take them from there."""
+
+from importlib.resources import files
+
+import pytest
+
+from outbox.administration.names import ROLES, Names
+from outbox.migrations.grants import (
+    GRANTS,
+    closed_routines,
+    render_file,
+    render_on_partman,
+    rights,
+)
+
+FOLDER = files("outbox.migrations")
+
+
+@pytest.mark.parametrize("file", GRANTS)
+def test_a_file_is_what_the_rules_render(file: str) -> None:
+    found = FOLDER.joinpath(file).read_text(encoding="utf-8")
+    assert found == render_file(file), "run python -m outbox.migrations.grants"
+
+
+def test_the_rights_on_pg_partman_are_what_the_rules_render() -> None:
+    found = FOLDER.joinpath("grants_on_partman.sql").read_text(encoding="utf-8")
+    assert found.endswith(render_on_partman())
+
+
+def test_no_file_of_grants_is_without_rules() -> None:
+    versions = FOLDER.joinpath("versions").iterdir()
+    found = {f"versions/{f.name}" for f in versions if f.name.endswith(".grants.sql")}
+    assert found == set(GRANTS)
+
+
+def test_roles_have_one_list() -> None:
+    assert {right.role for right in rights()} == set(ROLES) - {"owner"}
+    for file in ("check.sql", "roles.sql", "versions/0001_roles.down.sql"):
+        script = FOLDER.joinpath(file).read_text(encoding="utf-8")
+        assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
+
+
+def test_a_right_is_granted_by_one_line() -> None:
+    (right,) = (
+        right
+        for right in rights()
+        if right.role == "relay"
+        and right.name == "outbox.message"
+        and right.privilege == "UPDATE"
+    )
+    assert Names(role_prefix="shop").fill(right.grant) == (
+        "GRANT UPDATE (attempts, available_at, last_error, published_at,"
+        ' dead_lettered_at) ON outbox.message TO "shop_relay";'
+    )
+
+
+def test_nobody_runs_a_closed_routine_but_those_who_are_granted_it() -> None:
+    routines = {r.name for r in rights() if r.privilege == "EXECUTE"}
+    assert routines - set(closed_routines()) == {"inbox.moment_of(uuid)"}
