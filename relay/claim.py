@@ -31,7 +31,7 @@ from relay.lanes.lane import Lane
 
 # As JSON text; the headers as the table has them are a few bytes longer at most.
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
-_VERDICT: Final = -2
+_VERDICT: Final = 12  # which column
 _MAX_COPIED: Final = 1024 * 1024
 """Of what is too large: how much is moved with the batch, and holds its lanes up."""
 
@@ -138,16 +138,17 @@ class _Found:
 
     def read(self, found: Sequence[Sequence[Any]], config: RelayConfig) -> bool:
         """Sort rows by their verdict; tell whether some are left for the next claim."""
-        full = False
+        cut = False
         for row in found:
-            match row[_VERDICT]:
-                case "next":
-                    full = True
-                case "aside":
-                    self.oversized.append(_read(row, config))
-                case _:
-                    self.rows.append(_read(row, config))
-        return full
+            verdict = row[_VERDICT]
+            if verdict is None:
+                self.rows.append(_read(row))
+            elif verdict == "next":
+                cut = True
+            else:
+                rows = self.oversized if verdict == "aside" else self.rows
+                rows.append(_refuse(row, config))
+        return cut
 
 
 async def _claim_both(
@@ -346,7 +347,14 @@ async def _list_blocked_keys(
     return blocked
 
 
-def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
+def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
+    """Read a row that is too large to load: its problem says which field is."""
+    lane, seq, id, created_at, attempts, topic, key, *_, too_large, _ = row
+    problem = _limit_on(too_large, config)
+    return Claimed(lane, seq, id, created_at, attempts, key, topic, None, problem)
+
+
+def _read(row: Sequence[Any]) -> Claimed:
     (
         lane,
         seq,
@@ -360,13 +368,10 @@ def _read(row: Sequence[Any], config: RelayConfig) -> Claimed:
         content_type,
         headers,
         version,
-        too_large,
+        _,
         _,
         _,
     ) = row
-    if too_large is not None:
-        limit = _limit_on(too_large, config)
-        return Claimed(lane, seq, id, created_at, attempts, key, topic, None, limit)
     problem = None
     if headers is not None:
         headers, problem = _read_headers(headers)

@@ -44,7 +44,7 @@ from relay.sweep import tend_lanes
 from relay.wakeup import wake_lanes
 from relay.worker import Worker
 
-_WORKER_SETTINGS: Final = {
+WORKER_SETTINGS: Final = {
     # A mark lost in a crash of the server means that a message is published again,
     # which at-least-once allows; so no settling commit waits for the disk.
     "synchronous_commit": "off",
@@ -52,6 +52,10 @@ _WORKER_SETTINGS: Final = {
     # that dearer than a plan for the days of the batch: with 90 of them 21 ms to
     # settle and 15 ms to claim, against 1.6 ms each with 8.
     "plan_cache_mode": "force_custom_plan",
+    # Else a claim from lanes of about a thousand rows reads each of them to its end and
+    # sorts it, though the index has the rows in order: 5 ms for 500 rows instead of 2.
+    # Without statistics the same happens to longer lanes.
+    "enable_sort": "off",
 }
 
 _END_STRANGERS: Final = (
@@ -216,7 +220,7 @@ class Relay:
             Link(
                 self._url,
                 application_name=f"{self._application} worker",
-                settings=_WORKER_SETTINGS,
+                settings=WORKER_SETTINGS,
             ),
             self._sweep_link,
             self._lanes,

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ import pytest
 
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
+from relay.relay import WORKER_SETTINGS
 from tests.fixtures.postgres import Template, new_database
 
 DAYS_BACK = 5
@@ -37,6 +39,14 @@ FILL = """
      -- Yesterday has as many rows as make an index worth its while.
      CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '1 day'
                                         THEN 60000 ELSE 3000 END) AS n
+"""
+
+AUTO_EXPLAIN = """
+    SET auto_explain.log_min_duration = 0;
+    SET auto_explain.log_analyze = on;
+    SET auto_explain.log_timing = off;
+    SET auto_explain.log_format = json;
+    SET client_min_messages = log
 """
 
 
@@ -82,6 +92,10 @@ class Explained:
         """Rows that were read and then left out."""
         return sum(int(n.get("Rows Removed by Filter", 0)) for n in self.scans())
 
+    def sorts(self) -> list[Node]:
+        """Nodes that read all of their input before they give a row."""
+        return [node for node in self.nodes if "Sort" in node["Node Type"]]
+
     def conditions(self) -> list[str]:
         return [str(node["Index Cond"]) for node in self.nodes if "Index Cond" in node]
 
@@ -122,27 +136,47 @@ def filled_url(
         yield url
 
 
-@pytest.fixture(params=["a plan of its own", "the generic plan"])
+@pytest.fixture(params=["a plan of its own", "the generic plan", "a worker's plan"])
 def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain]:
     """Explain one of the relay's statements, executed and rolled back."""
-    generic = request.param == "the generic plan"
-    with psycopg.connect(filled_url, autocommit=True) as connection:
+    settings = {
+        "a plan of its own": {"plan_cache_mode": "force_custom_plan"},
+        "the generic plan": {"plan_cache_mode": "force_generic_plan"},
+        "a worker's plan": WORKER_SETTINGS,
+    }
+    with explaining(filled_url, settings[request.param]) as run:
+        yield run
+
+
+@contextmanager
+def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
+    """Give a function that runs one of the relay's statements, and shows its plan.
+
+    The plan is the one that was executed. EXPLAIN would make another, for these very
+    parameters, whatever `plan_cache_mode` says.
+    """
+    plans: list[Node] = []
+
+    def note(notice: psycopg.errors.Diagnostic) -> None:
+        _, plan, shown = (notice.message_primary or "").partition("plan:\n")
+        if plan:
+            plans.append(json.loads(shown)["Plan"])
+
+    with psycopg.connect(url, autocommit=True) as connection:
         parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
-        mode = "force_generic_plan" if generic else "force_custom_plan"
-        connection.execute(f"SET plan_cache_mode = {mode}")
+        connection.execute("LOAD 'auto_explain'")
+        connection.execute(AUTO_EXPLAIN)
         connection.execute("SET ROLE pillarbox_relay")
+        for name, value in settings.items():
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        connection.add_notice_handler(note)
 
         def run(name: str, **parameters: object) -> Explained:
-            query = load("relay", name)
             with connection.transaction(force_rollback=True):
-                cursor = connection.execute(
-                    f"EXPLAIN (ANALYZE, FORMAT JSON, TIMING OFF) {query}",
-                    parameters,
-                    prepare=True,
-                )
-                row = cursor.fetchone()
-            assert row is not None
-            plan = json.loads(row[0]) if isinstance(row[0], str) else row[0]
-            return Explained(plan[0]["Plan"], parents)
+                plans.clear()
+                connection.execute(load("relay", name), parameters, prepare=True)
+                # A query ends, and is shown, when the next one takes its place.
+                connection.execute("SELECT")
+            return Explained(plans[0], parents)
 
         yield run

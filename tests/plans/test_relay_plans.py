@@ -1,5 +1,6 @@
 """The hot statements use their index and touch the partitions between the bounds."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -7,9 +8,23 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from tests.plans.conftest import DAYS_BACK, Explain
+from outbox.testing.postgres import PostgresServer
+from relay.relay import WORKER_SETTINGS
+from tests.fixtures.postgres import Template, new_database
+from tests.plans.conftest import DAYS_BACK, Explain, explaining
 
 DAY = timedelta(days=1)
+PARTITIONS = 80
+LONG_LANE = 31
+BACKLOG = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
+    SELECT outbox.uuid7(), day + n * interval '1 millisecond',
+           CASE WHEN n %% 2 = 0 THEN %(long_lane)s ELSE 16 + n / 2 %% 12 END,
+           't', 'k' || n %% 100, 'text/plain', %(payload)s
+      FROM generate_series(%(today)s - interval '1 day', %(today)s,
+                           interval '1 day') AS day
+     CROSS JOIN generate_series(1, 20000) AS n
+"""
 
 
 def day(moment: datetime) -> str:
@@ -48,6 +63,75 @@ def test_a_claim_reads_the_days_between_its_bounds_by_the_ready_index(
     assert plan.sequential() == []
     assert plan.partitions() == {day(today)}
     assert plan.indexes() == {"message_ready_idx"}
+
+
+@pytest.fixture(scope="module", params=["with statistics", "without statistics"])
+def backlog_url(
+    request: pytest.FixtureRequest,
+    server: PostgresServer,
+    template: Template,
+    today: datetime,
+) -> Iterator[str]:
+    """Lanes of about a thousand ready rows, a long one, and months of partitions."""
+    with new_database(server, "pillarbox_backlog_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute("SET ROLE pillarbox_owner")
+            connection.execute(
+                "SELECT partman.create_partition_time('outbox.message', %s)",
+                ([today - n * DAY for n in range(1, PARTITIONS)],),
+            )
+            connection.execute(
+                BACKLOG, {"today": today, "payload": b"x" * 300, "long_lane": LONG_LANE}
+            )
+            if request.param == "with statistics":
+                connection.execute("ANALYZE outbox.message")
+        yield url
+
+
+@pytest.mark.parametrize("lanes", [[*range(16, 28)], [16], [LONG_LANE]])
+@pytest.mark.parametrize("days", [1, 2, PARTITIONS])
+def test_a_worker_claims_a_backlog_in_the_order_of_the_index_without_sorting_a_lane(
+    backlog_url: str, today: datetime, lanes: list[int], days: int
+) -> None:
+    bounds = (today - (days - 1) * DAY, today + DAY)
+    asked: dict[str, Any] = {"lanes": lanes, "floors": [-1] * len(lanes)}
+
+    with explaining(backlog_url, WORKER_SETTINGS) as explain:
+        plan = explain("claim_batch", **claim(*bounds, **asked))
+
+    assert plan.sorts() == []
+    assert plan.sequential() == []
+    assert plan.indexes() == {"message_ready_idx"}
+    # Beside those of the batch, the first of each partition that has some.
+    read = sum(node["Actual Rows"] * node["Actual Loops"] for node in plan.scans())
+    assert read <= 500 + 2 * len(lanes)
+
+
+@pytest.mark.parametrize("count", [1, 500])
+def test_a_worker_settles_by_key_in_the_days_of_the_batch(
+    backlog_url: str, today: datetime, count: int
+) -> None:
+    with psycopg.connect(backlog_url) as connection:
+        rows = connection.execute(
+            "SELECT id, created_at FROM outbox.message"
+            " WHERE created_at >= %s ORDER BY seq LIMIT %s",
+            (today, count),
+        ).fetchall()
+    moments = [moment for _, moment in rows]
+
+    with explaining(backlog_url, WORKER_SETTINGS) as explain:
+        plan = explain(
+            "mark_published",
+            ids=[id for id, _ in rows],
+            first=min(moments),
+            last=max(moments),
+        )
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(today)}
+    assert plan.indexes() == {"message_pkey"}
 
 
 def test_a_claim_that_is_not_bounded_still_uses_the_index(
