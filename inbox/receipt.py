@@ -231,7 +231,7 @@ def check_id(message_id: object) -> None:
         moment_of(message_id)
     except OverflowError:
         raise InvalidReceiptError(
-            f"message id {message_id}: says it was made after the year 9999; check "
+            f"message id {message_id}: has a time after the year 9999; check "
             "the clock of its producer"
         ) from None
 

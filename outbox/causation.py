@@ -1,4 +1,4 @@
-"""Which message made which: what a handler adds carries the id of what it handled.
+"""Causation: a message that a handler adds carries the id of the message it handled.
 
 The inbox notes the cause when it records a receipt, and `add` writes it into a header
 of every message of the same transaction.
@@ -16,12 +16,12 @@ _CAUSE: Final = "outbox.cause"
 
 
 def note_cause(session: Session, id: UUID) -> None:
-    """Note what the transaction of a session is about, until that ends."""
+    """Note which message a session's transaction handles, until it ends."""
     session.info[_CAUSE] = (_root(session), id)
 
 
 def cause_of(session: Session) -> UUID | None:
-    """Tell what the running transaction of a session is about, if it was noted."""
+    """Return the id of the message that a session's transaction handles, if noted."""
     noted: tuple[Any, UUID] | None = session.info.get(_CAUSE)
     if noted is None:
         return None
@@ -32,7 +32,7 @@ def cause_of(session: Session) -> UUID | None:
 
 
 def caused(message: Message, cause: UUID) -> Message:
-    """Give a message that names its cause, unless it names one already."""
+    """Return the message with its cause in a header, unless it has one already."""
     if HEADER in message.headers:
         return message
     return Message(

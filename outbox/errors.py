@@ -28,11 +28,11 @@ _WHILE_HANDLING: Final = (
 
 
 class OutboxError(Exception):
-    """Whatever pillarbox raises on purpose."""
+    """The base class of all errors that pillarbox raises."""
 
 
 class ConfigError(OutboxError, ValueError):
-    """A setting, a URL or an argument of a command can't be used."""
+    """A setting, a URL or a command's argument is invalid."""
 
 
 class PoolerError(ConfigError):
@@ -63,11 +63,11 @@ class NotASessionError(OutboxError, TypeError):
 
 
 class BrokerUnavailableError(OutboxError):
-    """The broker is away: no message is to blame, none is charged an attempt."""
+    """The broker is unavailable: this costs no message an attempt."""
 
 
 class BrokerTimeoutError(BrokerUnavailableError):
-    """A batch got no answer in time: the broker is away, or a smaller one gets one."""
+    """A batch got no answer in time: the broker is away, or the batch too large."""
 
 
 class DatabaseUnavailableError(OutboxError):
@@ -75,11 +75,11 @@ class DatabaseUnavailableError(OutboxError):
 
 
 class MigrationError(OutboxError):
-    """The schema can't be made as things are; nothing was changed."""
+    """The schema can't be created or changed in this state; nothing was changed."""
 
 
 class UpkeepError(OutboxError):
-    """The tables can't be looked after, or looked into, as things are."""
+    """The upkeep can't run, or can't read the tables, in this state."""
 
 
 class UnknownImplementationError(ConfigError, LookupError):

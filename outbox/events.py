@@ -1,4 +1,4 @@
-"""What happens, as values: logs, metrics and tests all listen to these."""
+"""Events, as values: logs, metrics and tests all listen to these."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -12,16 +12,16 @@ class Event:
     """Something that happened, named in the past."""
 
     level: ClassVar[int] = logging.INFO
-    """How loud a log should say it."""
+    """The level at which a log reports it."""
 
     about: ClassVar[tuple[str, ...]] = ()
-    """The fields that say whom it is about, if it may be repeated about the same: a log
-    tells the first at once, and sums up what follows."""
+    """The fields that identify the subject of an event that may repeat: a log reports
+    the first one at once and sums up those that follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedKeysMeasured(Event):
-    """So many keys are blocked, the first of them for so long; None if there is none.
+    """The number of blocked keys, and how long the first has waited; None without any.
 
     Measured by each process for itself.
     """
@@ -35,7 +35,7 @@ class BlockedKeysMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepMeasured(Event):
-    """So long ago the upkeep of the partitions last succeeded; None if it never did.
+    """The time since the upkeep of the partitions last succeeded; None if it never did.
 
     Attributes:
         is_failing: whether it has failed since.
@@ -49,7 +49,7 @@ class UpkeepMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepFailed(Event):
-    """The upkeep of the partitions failed, whatever drives it, or refuses the clock."""
+    """The upkeep of the partitions failed, whoever runs it, or refused the clock."""
 
     level = logging.ERROR
 
@@ -57,16 +57,16 @@ class UpkeepFailed(Event):
 
 
 Observer: TypeAlias = Callable[[Event], None]
-"""Called in the task where it happens: be quick, never block, never raise."""
+"""Called in the task in which the event happens: it must be quick and never raise."""
 
 
 class Observers:
-    """Tell every observer of an event."""
+    """Passes each event to all observers."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
 
     def notify(self, event: Event) -> None:
-        """Call the observers in their order."""
+        """Call the observers in order."""
         for observer in self._observers:
             observer(event)

@@ -1,4 +1,4 @@
-"""Several calls at once, all or nothing.
+"""Run several calls concurrently, all or nothing.
 
 A `TaskGroup` does the same, but in Python 3.11 one that fails leaves its task marked as
 cancelled, and time limits around it go off as cancellations later.
@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def abreast(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run calls side by side; give their results in order, or raise the first error.
+async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run calls concurrently; return their results in order, or raise the first error.
 
-    No task is left behind then, nor when cancelled.
+    It leaves no task running after an error or a cancellation.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -25,7 +25,7 @@ async def abreast(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and wait until they have ended."""
+    """Cancel tasks and wait until they have ended."""
     ending = list(tasks)
     for task in ending:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Import what `module:name` names, and say where it fails if it does."""
+"""Import the object that `module:name` names, and report where a failure happened."""
 
 import importlib
 import os
@@ -58,7 +58,7 @@ def where(error: BaseException) -> str:
     ]
     users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     if not frames:
-        return "no line of it has run"
+        return "none of its lines has run"
     frame = (users or frames)[-1]
     return f"{frame.filename}, line {frame.lineno}"
 

@@ -1,4 +1,4 @@
-"""What a message may be: checked when it is added, never first at commit."""
+"""What a message may be. `add` checks it, so that nothing fails at the commit."""
 
 import json
 import re
@@ -41,7 +41,7 @@ STORED_HEADERS: Final = frozenset({"pillarbox-codec", "pillarbox-content-type"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The largest message that the writer takes.
+    """The largest message that `add` accepts.
 
     Attributes:
         max_payload_bytes: of one payload, at most 64 MiB; brokers refuse above about
@@ -65,7 +65,7 @@ class Limits:
     max_delay: timedelta = timedelta(days=6)
 
     def __post_init__(self) -> None:
-        """Refuse limits that would refuse everything."""
+        """Check the values."""
         for name in (
             "max_payload_bytes",
             "max_topic_chars",
@@ -87,7 +87,7 @@ class Limits:
             raise ConfigError(f"max_delay={self.max_delay}: must not be negative")
 
     def check(self, message: Message) -> None:
-        """Check every rule of a message.
+        """Check a message against every rule.
 
         Raises:
             InvalidMessageError: with the field, the value and the remedy.
@@ -138,14 +138,14 @@ class Limits:
             raise InvalidMessageError(
                 "available_at",
                 moment,
-                "is a naive datetime, which names no moment",
+                "is a naive datetime, which has no time zone",
                 "give it a time zone: datetime.now(UTC) + …",
             )
         if moment < _FIRST_MOMENT:
             raise InvalidMessageError(
                 "available_at",
                 moment.isoformat(),
-                "lies before the year 1",
+                "is before the year 1",
                 "leave it out",
             )
         if moment - datetime.now(UTC) > self.max_delay:
@@ -174,7 +174,10 @@ def check_received(message: Message) -> None:
         )
     if is_uuid7(message.id) and message.id.int >> 80 > _LAST_MILLISECOND:
         raise InvalidMessageError(
-            "id", message.id, "says it was made after the year 9999", "mend its clock"
+            "id",
+            message.id,
+            "has a time after the year 9999",
+            "fix the producer's clock",
         )
 
 
@@ -252,7 +255,7 @@ def _check_storable(field: str, value: str) -> None:
         raise InvalidMessageError(
             field,
             value,
-            "has a lone surrogate, which UTF-8 can't say",
+            "has a lone surrogate, which UTF-8 can't encode",
             "decode the source with errors='replace'",
         ) from None
 
@@ -266,7 +269,10 @@ def _check_headers(headers: object, limit: int) -> None:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessageError(
-                "headers", {name: value}, "isn't text to text", "pass str for both"
+                "headers",
+                {name: value},
+                "isn't a mapping of str to str",
+                "pass str for both",
             )
         if not name:
             raise InvalidMessageError(
@@ -298,7 +304,7 @@ def _check_id(id: object) -> None:
         raise InvalidMessageError(
             "id",
             id,
-            "isn't a UUIDv7, from which the inbox reads the message's day",
+            "isn't a UUIDv7, which the inbox needs to find the message's day",
             "leave it out, or make it with outbox.uuid7()",
         )
     # Receipts live in daily partitions made a week ahead: an id of another time

@@ -1,4 +1,4 @@
-"""The message: one event to deliver, the value that all packages share."""
+"""The message: one event to deliver; the value that all packages share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ class Message:
     """One event to deliver. Immutable; safe to share between threads and tasks.
 
     Attributes:
-        topic: where the broker is to put it.
-        payload: the body, always bytes here.
+        topic: the destination at the broker.
+        payload: the body, as bytes.
         key: messages with one key stay in order; None means no order.
-        tenant: whose message it is, for fair shares among tenants.
-        headers: text to text, carried through to the consumer.
+        tenant: whom the message belongs to, for fair scheduling among tenants.
+        headers: str to str, passed on to the consumer.
         id: the idempotency key of consumers, a UUIDv7.
         content_type: the media type of the payload.
         schema_version: the version of the payload's shape, from 1.
-        priority: the class in which it waits.
-        available_at: not to be published before this moment; None means now.
+        priority: the class in which it waits to be published.
+        available_at: don't publish it before this time; None means now.
     """
 
     topic: str
@@ -58,10 +58,10 @@ class Message:
         priority: Priority = Priority.DEFAULT,
         available_at: datetime | None = None,
     ) -> None:
-        """Make a message; its rules are checked when it is added.
+        """Create a message; `add` checks its rules.
 
         Args:
-            payload: bytes are taken as they are, anything else is encoded as JSON.
+            payload: bytes are used as they are; anything else is encoded as JSON.
             content_type: by default `application/octet-stream` for bytes and
                 `application/json` for the rest.
 
@@ -95,7 +95,7 @@ class Message:
 
     @override
     def __repr__(self) -> str:
-        """Name the message without its payload, which logs must not show."""
+        """Identify the message without its payload, which must not reach logs."""
         return (
             f"Message(topic={self.topic!r}, key={self.key!r}, id='{self.id}', "
             f"payload=<{len(self.payload)} bytes>)"

@@ -1,4 +1,4 @@
-"""UUIDv7: identifiers that carry the moment at which they were made."""
+"""UUIDv7: identifiers that contain the time at which they were generated."""
 
 import os
 import threading

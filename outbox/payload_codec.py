@@ -1,4 +1,4 @@
-"""A codec for payloads: encrypted, or compressed, from `add` to relay or handler.
+"""Payload codecs: encryption or compression from `add` to the relay or the handler.
 
 The application encodes when it adds. Tables, dead letters and, unless the relay
 decodes, the broker hold the encoded payload; two headers say how it comes back:
@@ -6,7 +6,7 @@ decodes, the broker hold the encoded payload; two headers say how it comes back:
     pillarbox-codec: aes-gcm:2026-11          the codec, and the id of its key
     pillarbox-content-type: application/json  what it is when decoded
 
-Topic, key and headers stay as they are: what is to be secret belongs in the payload.
+Topic, key and headers are not encoded: put secrets into the payload only.
 """
 
 import re
@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 @runtime_checkable
 class PayloadCodec(Protocol):
-    """Turns payloads into what is stored, and back. Shared between threads."""
+    """Encodes and decodes payloads. Must be safe to share between threads."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
         raise CodecError(
             "headers",
             {CODEC_HEADER: message.headers[CODEC_HEADER]},
-            "says that the payload is encoded already",
+            "says that the payload is already encoded",
             "decode it first, or add it without a codec",
         )
     name = name_of(codec)

@@ -1,7 +1,7 @@
 """When to try again: exponential backoff with jitter.
 
-As decorrelated jitter it draws between the first delay and three times as much as
-before, but from the number of attempts alone: who waits need not know the last wait.
+Like decorrelated jitter it draws a delay between the first one and three times the
+previous maximum, but from the number of attempts alone: no previous delay is stored.
 """
 
 import random
@@ -26,7 +26,7 @@ class RetryPolicy:
     max_delay: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the values."""
         if self.max_attempts < 1:
             raise ConfigError(f"max_attempts={self.max_attempts}: must be at least 1")
         if not timedelta(0) < self.first_delay <= self.max_delay:
@@ -37,7 +37,7 @@ class RetryPolicy:
 
     @property
     def longest(self) -> timedelta:
-        """What all waits together can come to at most."""
+        """The longest time that all delays together can take."""
         return self.max_attempts * self.max_delay
 
     def delay(self, attempts: int) -> timedelta:
@@ -57,5 +57,5 @@ class RetryPolicy:
 
 
 def jittered(seconds: float) -> float:
-    """Draw a wait of half to all of so many seconds: who is idle needn't be in step."""
+    """Draw between half and all of `seconds`, so that idle processes spread out."""
     return random.uniform(seconds / 2, seconds)  # noqa: S311

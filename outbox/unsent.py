@@ -1,7 +1,7 @@
-"""Messages that nobody sent: their session went without a flush or a rollback.
+"""Messages that were never sent: their session ended without a flush or a rollback.
 
-Whoever rolls back, or lets an exception end the session, knows what is lost with it.
-Who forgets the commit doesn't, so that is reported: as a WARNING of the logger
+A rollback, or an exception that ends the session, discards messages on purpose. A
+forgotten commit doesn't, so it is reported: as a WARNING of the logger
 `outbox`, and as an `UnsentMessagesWarning`, which Python shows where it shows a
 `ResourceWarning`.
 """
@@ -33,12 +33,12 @@ _MOST_FRAMES: Final = 12
 
 
 class UnsentMessagesWarning(ResourceWarning):
-    """Messages were added to a session that went without sending them."""
+    """Messages were added to a session that ended without sending them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesUnsent(Event):
-    """Messages were added to a session, and are lost: it was never flushed."""
+    """Messages were added to a session that was never flushed, and are lost."""
 
     level = logging.WARNING
 
@@ -61,7 +61,7 @@ class MessagesUnsent(Event):
 
 
 on_unsent: Final[list[Callable[[MessagesUnsent], None]]] = []
-"""Told instead of the log and the warnings, if there are any: for `outbox.testing`."""
+"""Listeners that replace the log and the warning, for `outbox.testing`."""
 
 
 class Waiting:

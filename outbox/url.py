@@ -1,4 +1,4 @@
-"""What a URL says, and what of it may be printed."""
+"""Broker and database URLs: their parts, and what of them may be printed."""
 
 from collections.abc import Collection
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -20,14 +20,14 @@ def split(url: str) -> SplitResult:
     except ValueError:
         # What urllib says may quote the password.
         raise ConfigError(
-            f"broker URL {without_password(url)}: its address can't be read; write "
-            "scheme://host:port, and what is special in user and password as %40 for @"
+            f"broker URL {without_password(url)}: invalid address; write "
+            "scheme://host:port, and percent-encode special characters in user and password (%40 for @)"
         ) from None
     return parts
 
 
 def without_password(url: str) -> str:
-    """Give what was meant as a URL, well-formed or not, as it may be printed."""
+    """Return a URL, well-formed or not, without its secrets."""
     start = url[: url.find("://") + 3] if "://" in url else ""
     rest, _, query = url.removeprefix(start).partition("?")
     # Up to the last one: a password may hold others that nobody encoded.

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 
 class PayloadError(Exception):
-    """A payload isn't what its schema asks for.
+    """A payload doesn't match its schema.
 
     Args:
         problem: where and what, without the values: it goes into logs.
@@ -12,10 +12,10 @@ class PayloadError(Exception):
 
 
 class Validator(Protocol):
-    """Reads payloads of one shape. Safe to share between threads."""
+    """Validates and reads payloads of one schema. Safe to share between threads."""
 
     def load(self, payload: bytes) -> Any:
-        """Read JSON as what the schema describes.
+        """Read JSON as an instance of the schema.
 
         Raises:
             PayloadError: it isn't that, or isn't JSON.

@@ -70,7 +70,7 @@ class RelayConfig:
         return 64 * 1024 * 1024 + self.concurrency * 5 * largest
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the values."""
         for name in (
             "batch_size",
             "max_batch_bytes",

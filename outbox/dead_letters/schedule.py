@@ -44,7 +44,7 @@ class RetrySchedule:
     _policy: RetryPolicy = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the values."""
         if self.interval <= timedelta(0):
             raise ConfigError(f"interval={self.interval}: must be above 0")
         for name in ("batch", "max_retries"):

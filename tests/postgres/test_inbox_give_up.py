@@ -21,7 +21,7 @@ from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria, Tally
 from outbox.dead_letters.retry import find, retry_all
-from outbox.gather import abreast
+from outbox.gather import gather
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 from relay.publishers.postgres import PostgresPublisher
@@ -128,7 +128,7 @@ async def test_many_that_give_up_one_message_at_once_write_one_dead_letter(
         written = await writer.write(message, attempts=1, failure="no")
         return written.is_new
 
-    new = await abreast(give_up(n) for n in range(24))
+    new = await gather(give_up(n) for n in range(24))
     engine.dispose()
     assert sum(new) == 1
     assert count(database_url) == 1

@@ -46,7 +46,7 @@ CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
         ),
         (
             Message("orders", b"odd", id=UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")),
-            "says it was made after the year 9999",
+            "has a time after the year 9999",
             ("orders", 1, {}),
         ),
     ],

@@ -235,5 +235,5 @@ def test_a_moment_before_the_first_is_refused_by_add() -> None:
     )
     insert_statement(Message("t", b"", available_at=first))
 
-    with pytest.raises(InvalidMessageError, match="lies before the year 1"):
+    with pytest.raises(InvalidMessageError, match="is before the year 1"):
         insert_statement(Message("t", b"", available_at=before))

@@ -107,7 +107,7 @@ def changed(payload: bytes | None = None, id: UUID | None = None) -> Message:
         ),
         (
             lambda: encoded(encoded(message(), codec), codec),
-            *("says that the payload is encoded already", "add it without a codec"),
+            *("says that the payload is already encoded", "add it without a codec"),
         ),
     ],
 )

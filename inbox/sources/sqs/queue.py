@@ -18,7 +18,7 @@ from outbox.brokers.sqs.connection import (
 )
 from outbox.brokers.sqs.message import read
 from outbox.errors import ConfigError
-from outbox.gather import abreast
+from outbox.gather import gather
 from outbox.message import Message
 
 MAX_RECEIVED: Final = 10
@@ -171,7 +171,7 @@ async def _in_tens(
         {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
         for index, item in enumerate(received)
     ]
-    answers = await abreast(
+    answers = await gather(
         call(entries[start : start + MAX_RECEIVED])
         for start in range(0, len(entries), MAX_RECEIVED)
     )

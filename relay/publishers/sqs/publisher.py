@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings, flag
 from outbox.brokers.sqs.message import write
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
-from outbox.gather import abreast
+from outbox.gather import gather
 from outbox.message import Message
 from outbox.url import whole_number
 from relay.published_ids import Taken
@@ -178,7 +178,7 @@ class SqsPublisher:
     async def _places(
         self, client: Any, topics: set[str]
     ) -> dict[str, Destination | Nacked]:
-        found = await abreast(self._find(client, topic) for topic in topics)
+        found = await gather(self._find(client, topic) for topic in topics)
         return dict(zip(topics, found, strict=True))
 
     def _entry(
