@@ -10,7 +10,7 @@ def split(url: str) -> SplitResult:
     """Take a broker's URL apart; it may name several hosts, with commas between.
 
     Raises:
-        ConfigError: its address can't be read.
+        ConfigError: its address is invalid.
     """
     try:
         url.encode()
@@ -21,7 +21,8 @@ def split(url: str) -> SplitResult:
         # What urllib says may quote the password.
         raise ConfigError(
             f"broker URL {without_password(url)}: invalid address; write "
-            "scheme://host:port, and percent-encode special characters in user and password (%40 for @)"
+            "scheme://host:port, and percent-encode special characters in user and "
+            "password (%40 for @)"
         ) from None
     return parts
 
