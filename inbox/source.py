@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Protocol, Self, runtime_checkable
 
+from inbox.poison.history import History
 from outbox.message import Message
 
 
@@ -46,15 +47,16 @@ class Delivery(Protocol):
         """
 
 
-class RepeatingDelivery(Delivery, Protocol):
-    """What a delivery says besides whose broker doesn't count what was started."""
+class DeliveryWithHistory(Delivery, Protocol):
+    """A delivery of a broker that doesn't count starts.
+
+    The consumer counts them instead, for messages that may have been started before by
+    a process that died; see `inbox.poison`.
+    """
 
     @property
-    def suspect(self) -> bool:
-        """Whether others may have had it before, and died of it.
-
-        The consumer counts its starts then, and handles it alone if there were any.
-        """
+    def history(self) -> History:
+        """What the source knows about earlier starts."""
 
 
 class Source(Protocol):

@@ -39,7 +39,7 @@ from inbox.handlers.executor import Handling, is_cancelled
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
 from inbox.jobs.runner import JobCancelled, JobReturned, LongHandler, LongHandling
-from inbox.poison.start_counter import StartedTooOften, Trial, Trials
+from inbox.poison.policy import PoisonPolicy, StartCounter, StartedTooOften
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
 from outbox.errors import DatabaseUnavailableError, shorten
@@ -67,7 +67,7 @@ class Settlement:
         self._long = LongHandling(handling, dead_letters.consumer)
         self._retry = retry
         self._notify = observers.notify
-        self._trials = Trials(handling, dead_letters.consumer)
+        self._poison = PoisonPolicy(handling, dead_letters.consumer)
         self._outage = Outage(dead_letters.consumer, observers)
         self._giving_up = GivingUp(dead_letters, self._outage, observers)
 
@@ -83,8 +83,6 @@ class Settlement:
                 f"consumer {self._consumer!r} has no handler for topic "
                 f"{shorten(message.topic)}"
             )
-        elif self._killed_whoever_tried(handler, delivery):
-            return await self._give_up_killer(delivery, flight, delivery.attempts)
         else:
             return await self._try(handler, delivery, flight)
         return await self._giving_up.give_up(
@@ -95,30 +93,23 @@ class Settlement:
         self, handler: AnyHandler, delivery: Delivery, flight: Flight
     ) -> bool:
         is_long = isinstance(handler, LongHandler)
-        trial = self._trials.of(delivery, self._retry_of(handler), is_long=is_long)
+        counter = self._poison.counter_of(
+            delivery, retry_of(handler) or self._retry, is_long=is_long
+        )
         settled = False
         try:
-            outcome = await self._handle(handler, delivery, flight, trial)
+            outcome = await self._handle(handler, delivery, flight, counter)
             if isinstance(outcome, bool):
                 settled = outcome
             else:
                 settled = await self._giving_up.give_up(delivery, flight, *outcome)
         except StartedTooOften as started:
-            settled = await self._give_up_killer(delivery, flight, started.starts)
+            settled = await self._give_up_poison(delivery, flight, started.starts)
         finally:
-            await (trial.end() if settled else trial.take_back())
+            await (counter.end() if settled else counter.take_back())
         return settled
 
-    def _killed_whoever_tried(self, handler: AnyHandler, delivery: Delivery) -> bool:
-        # The last attempt that came to an end gave it up: after it nothing comes again.
-        # Of a long handler the job itself knows its starts.
-        spent = self._retry_of(handler).spent(delivery.attempts)
-        return spent and not isinstance(handler, LongHandler)
-
-    def _retry_of(self, handler: AnyHandler) -> RetryPolicy:
-        return retry_of(handler) or self._retry
-
-    async def _give_up_killer(
+    async def _give_up_poison(
         self, delivery: Delivery, flight: Flight, starts: int
     ) -> bool:
         was_handled = await self._was_handled(delivery.message, flight)
@@ -147,19 +138,23 @@ class Settlement:
                     return None
 
     async def _handle(
-        self, handler: AnyHandler, delivery: Delivery, flight: Flight, trial: Trial
+        self,
+        handler: AnyHandler,
+        delivery: Delivery,
+        flight: Flight,
+        counter: StartCounter,
     ) -> bool | tuple[str | BaseException, int]:
         message = delivery.message
         lost = 0
         while True:
             failure: BaseException
             try:
-                turn, start = flight.turn(message), trial.start(flight.stopping)
+                turn, start = flight.turn(message), counter.start(flight.stopping)
                 async with turn, start as is_started:
                     if not is_started:
                         return False
                     started = time.monotonic()
-                    is_new = await self._call(handler, message, flight, trial)
+                    is_new = await self._call(handler, message, flight, counter)
             except StartedTooOften:
                 raise
             except JobReturned:
@@ -168,7 +163,7 @@ class Settlement:
                 await self._cancelled(delivery)
                 return True
             except RetryLater as decision:
-                await trial.take_back()
+                await counter.take_back()
                 self._notify(
                     RetryRequested(
                         **self._about(message),
@@ -180,9 +175,9 @@ class Settlement:
                     return False
                 continue
             except DeadLetter as decision:
-                return decision, trial.attempts + 1
+                return decision, counter.attempts + 1
             except InvalidReceiptError as error:
-                return error, trial.attempts
+                return error, counter.attempts
             except DatabaseUnavailableError as error:
                 lost += 1
                 if not await self._outage.wait(error, lost, flight):
@@ -193,33 +188,39 @@ class Settlement:
                 if was_committed is None:
                     return False
                 if was_committed:
-                    return error, trial.attempts + 1
+                    return error, counter.attempts + 1
                 failure = error
             except asyncio.CancelledError as error:
                 if is_cancelled():
                     raise
                 failure = error
             except Exception as error:  # noqa: BLE001 (a handler may raise anything)
-                if trial.excuses(error):
-                    trial.broken += 1
-                    if not await self._outage.wait(error, trial.broken, flight):
+                if counter.excuses(error):
+                    counter.broken_connections += 1
+                    if not await self._outage.wait(
+                        error, counter.broken_connections, flight
+                    ):
                         return False
                     continue
                 failure = error
             else:
                 await self._handled(delivery, is_new, time.monotonic() - started)
                 return True
-            trial.failed()
-            if trial.retry.spent(trial.attempts):
-                return failure, trial.attempts
-            if not await self._back_off(delivery, trial, failure, flight):
+            counter.failed()
+            if counter.retry.spent(counter.attempts):
+                return failure, counter.attempts
+            if not await self._back_off(delivery, counter, failure, flight):
                 return True
 
     async def _call(
-        self, handler: AnyHandler, message: Message, flight: Flight, trial: Trial
+        self,
+        handler: AnyHandler,
+        message: Message,
+        flight: Flight,
+        counter: StartCounter,
     ) -> bool:
         if isinstance(handler, LongHandler):
-            return await self._long.run(handler, message, flight.stopping, trial)
+            return await self._long.run(handler, message, flight.stopping, counter)
         if isinstance(handler, Batching):
             batches = self._batches.get(handler)
             if batches is None:
@@ -242,15 +243,19 @@ class Settlement:
         await ack(delivery)
 
     async def _back_off(
-        self, delivery: Delivery, trial: Trial, failure: BaseException, flight: Flight
+        self,
+        delivery: Delivery,
+        counter: StartCounter,
+        failure: BaseException,
+        flight: Flight,
     ) -> bool:
-        delay = trial.retry.delay(trial.attempts)
+        delay = counter.retry.delay(counter.attempts)
         said = self._dead_letters.describe(failure)
         traces = self._giving_up.stacktraces
         self._notify(
             HandlerFailed(
                 **self._about(delivery.message),
-                attempts=trial.attempts,
+                attempts=counter.attempts,
                 reason=said.reason,
                 seconds_until_retry=delay.total_seconds(),
                 stacktrace=traces.first(delivery.message, failure, said),
@@ -260,7 +265,7 @@ class Settlement:
         if await flight.park(delay):
             return True
         left = max(0.0, due - time.monotonic())
-        await trial.keep()
+        await counter.keep()
         await delivery.nack(timedelta(seconds=left))
         return False
 

@@ -1,7 +1,7 @@
-"""Who is at work beside whom: a message that may kill is handled while nobody else is.
+"""Let one handler run alone, so that a process that dies tells which message did it.
 
-So it is known who does it, and nobody is charged for being near. Both sides wait for
-each other, but not for long: what has lived so long is not about to kill.
+Like a lock in shared and exclusive mode, but every wait has a time limit: a handler
+that has run for a while is not about to kill its process.
 """
 
 import asyncio
@@ -11,72 +11,72 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Final
 
-_PATIENCE: Final = timedelta(seconds=2)
+_MAX_WAIT: Final = timedelta(seconds=2)
 
 
-class Solitude:
-    """The handlers at work in one run of a consumer. For one event loop.
+class Isolation:
+    """The handlers that are running in one run of a consumer. For one event loop.
 
     Args:
-        patience: how long the rest waits for one that is alone, and that one for the
-            rest.
+        max_wait: how long a handler that runs alone waits for the others to end, and
+            how long the others wait for it.
     """
 
-    def __init__(self, patience: timedelta = _PATIENCE) -> None:
-        self._patience = patience.total_seconds()
-        self._at_work: set[object] = set()
-        self._lone: object | None = None
-        self._until = 0.0
+    def __init__(self, max_wait: timedelta = _MAX_WAIT) -> None:
+        self._max_wait = max_wait.total_seconds()
+        self._running: set[object] = set()
+        self._exclusive: object | None = None
+        self._deadline = 0.0
         self._changed = asyncio.Event()
 
     @asynccontextmanager
-    async def among_others(self, *, counts: bool = True) -> AsyncIterator[None]:
-        """Work beside others, as soon as nobody is alone.
+    async def shared(self, *, counts: bool = True) -> AsyncIterator[None]:
+        """Run beside others, once no handler runs alone.
 
         Args:
-            counts: with False it works for so long that nobody waits for it.
+            counts: False for a handler that takes so long that none waits for it.
         """
-        await self._wait_for_lone()
+        await self._wait_for_exclusive()
         me = object()
         if counts:
-            self._at_work.add(me)
+            self._running.add(me)
         try:
             yield
         finally:
             self._leave(me)
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Work alone, as soon as all others are through."""
-        await self._wait_for_lone()
-        me = self._lone = object()
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Run alone, once all others have ended."""
+        await self._wait_for_exclusive()
+        me = self._exclusive = object()
         try:
-            self._until = time.monotonic() + self._patience
-            while self._at_work and await self._change():
+            self._deadline = time.monotonic() + self._max_wait
+            while self._running and await self._wait_for_change():
                 pass
-            self._at_work = {me}
-            self._until = time.monotonic() + self._patience
+            self._running = {me}
+            self._deadline = time.monotonic() + self._max_wait
             yield
         finally:
-            if self._lone is me:
-                self._lone = None
+            if self._exclusive is me:
+                self._exclusive = None
             self._leave(me)
 
-    async def _wait_for_lone(self) -> None:
-        while self._lone is not None and await self._change():
+    async def _wait_for_exclusive(self) -> None:
+        while self._exclusive is not None and await self._wait_for_change():
             pass
 
-    async def _change(self) -> bool:
-        """Wait for a change; give False when the patience is over."""
-        patience = self._until - time.monotonic()
-        if patience <= 0:
+    async def _wait_for_change(self) -> bool:
+        """Wait for a change; return False once the deadline has passed."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
             return False
         self._changed.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(left):
                 await self._changed.wait()
         return True
 
     def _leave(self, me: object) -> None:
-        self._at_work.discard(me)
+        self._running.discard(me)
         self._changed.set()

@@ -1,6 +1,6 @@
--- Does:  Tell how often a suspect was started.
+-- Does:  Find how often a suspect was started.
 -- Takes: id, at, consumer
--- Gives: starts; no row if it isn't known
+-- Gives: starts; no row if the message is unknown
 -- Index: suspect_pkey of one partition
 SELECT starts
   FROM inbox.suspect

@@ -1,4 +1,4 @@
--- Does:  Forget the starts of a message: it has its outcome.
+-- Does:  Forget the starts of a message that has its outcome.
 -- Takes: id, at, consumer
 -- Gives: nothing
 -- Index: suspect_pkey of one partition

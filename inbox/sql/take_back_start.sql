@@ -1,4 +1,4 @@
--- Does:  Take back a start that was no attempt: the message went back, or waits for its own time.
+-- Does:  Take back a start that was no attempt: the message went back, or asked to be retried later.
 -- Takes: id, at, consumer
 -- Gives: nothing
 -- Index: suspect_pkey of one partition

@@ -4,7 +4,7 @@
 SET LOCAL ROLE {owner};
 
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
-GRANT SELECT, INSERT, UPDATE (starts, started_at), DELETE ON inbox.suspect TO {consumer};
+GRANT SELECT, INSERT, UPDATE (starts, started_at, is_open), DELETE ON inbox.suspect TO {consumer};
 GRANT SELECT ON inbox.suspect TO {monitor};
 GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until,
               queued_at, started_at, cancel_requested_at, finished_at, topic, key, tenant,

@@ -51,15 +51,17 @@ CREATE TABLE inbox.suspect (
     consumer    text        NOT NULL,
     starts      integer     NOT NULL,
     started_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    is_open     boolean     NOT NULL DEFAULT true,
     CONSTRAINT suspect_pkey PRIMARY KEY (message_id, consumer, message_at),
     CONSTRAINT message_at_from_id CHECK (message_at = inbox.moment_of(message_id)),
     CONSTRAINT message_id_is_uuid7 CHECK (get_byte(uuid_send(message_id), 6) >> 4 = 7),
     CONSTRAINT started_once_at_least CHECK (starts > 0)
 ) PARTITION BY RANGE (message_at);
 COMMENT ON TABLE inbox.suspect IS
-    'messages that a broker handed over again and that have no outcome yet: one of them may kill whoever handles it';
-COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; counted before it is, deleted with the outcome';
-COMMENT ON COLUMN inbox.suspect.started_at IS 'when it was started last';
+    'messages that may have been started before and have no outcome yet: one of them may kill the process that handles it';
+COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; counted before the call, deleted with the outcome';
+COMMENT ON COLUMN inbox.suspect.started_at IS 'when it was last started';
+COMMENT ON COLUMN inbox.suspect.is_open IS 'its last start may not have come to an end: the next one is alone';
 CREATE TABLE inbox.suspect_template (LIKE inbox.suspect);
 -- Rows come and go at once.
 ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);

@@ -1,101 +1,179 @@
-"""A poison message among thousands delays none but its own key, on either side."""
+"""A message that kills its process each time ends in the dead letters, nothing else."""
 
 import asyncio
-from collections.abc import Sequence
-from datetime import timedelta
+import signal
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession
 
-from inbox import Consumer
-from inbox.events import HandlerFailed, MessageHandled
+from inbox.sources.rabbitmq import RabbitMQSource
 from outbox import Message
-from outbox.retry import RetryPolicy
-from outbox.testing.events import RecordedEvents
-from relay.events import BatchSettled, KeyBlocked
-from relay.publisher import Acked, Confirmation, Nacked
+from outbox.brokers.sqs.connection import resource_name
+from outbox.testing.kafka import KafkaCluster
+from outbox.testing.nats import NatsServer
+from outbox.testing.sqs import SqsServer
+from relay.publisher import Publisher
+from relay.publishers.kafka import KafkaPublisher
+from relay.publishers.nats import NatsPublisher
 from relay.publishers.postgres import PostgresPublisher
-from tests.fixtures.consumers import NEVER, async_sessions_of, running
-from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import execute, insert, unsettled
-from tests.fixtures.relay import running as running_relay
+from relay.publishers.rabbitmq import RabbitMQPublisher
+from relay.publishers.redis import RedisPublisher
+from relay.publishers.sqs import SqsPublisher
+from tests.acceptance.conftest import show
+from tests.acceptance.inspection import Inspection
+from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
+from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.sqs import Aws
 from tests.fixtures.waiting import wait_for
 
-KEYS = 100
-POISON = b"poison"
-HOUR = timedelta(hours=1)
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+
+_CONSUMER = "tests.acceptance.poison_consumer:consumer"
 
 
-@pytest.fixture
-def count(full: bool) -> int:
-    return 10_000 if full else 2_000
+class Supervisor:
+    """Starts the consumer, and again whenever it ended.
 
+    Attributes:
+        deaths: how often it was killed, and didn't end because a broker that is busy
+            with the one before was too slow for its start.
+    """
 
-def messages_with_poison(count: int) -> Sequence[Message]:
-    """One is bad, early on; its key has as many behind it as any other."""
-    return [
-        Message("orders", POISON if n == KEYS else b"%d" % n, key=f"key {n % KEYS}")
-        for n in range(count)
-    ]
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self.deaths = 0
+        self._starts = 0
+        self._log = directory / "consumer.log"
+        self._environment = environment
+        self._process: RunningProcess | None = None
 
-
-def published(events: RecordedEvents) -> int:
-    """How many the relay told that it settled as published."""
-    return sum(batch.published for batch in events.of(BatchSettled))
-
-
-@pytest.mark.fault
-@pytest.mark.timeout(300)
-async def test_a_poison_message_holds_back_its_key_in_a_consumer(
-    database_url: str, count: int
-) -> None:
-    execute(database_url, "CREATE TABLE effect (what text)")
-    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
-    async with PostgresPublisher.from_url(database_url) as publisher:
-        await publisher.publish(messages_with_poison(count))
-    async with async_sessions_of(database_url) as sessions:
-        consumer = Consumer(database_url, sessions, name="billing", retry=NEVER)
-
-        @consumer.handles("orders")
-        async def handle(session: AsyncSession, message: Message) -> None:
-            if message.payload == POISON:
-                raise ValueError("poison")
-            await session.execute(
-                text("INSERT INTO effect VALUES (:what)"),
-                {"what": message.payload.decode()},
+    def look_after(self) -> None:
+        """See that the consumer is running."""
+        if self._process is None or not self._process.is_running():
+            if self._process is not None:
+                self.deaths += self._process.wait() == -signal.SIGKILL
+            self._starts += 1
+            assert self._starts <= 20, "it ends again and again"
+            self._process = RunningProcess(
+                command_line("inbox", "--log-level=debug", "run", _CONSUMER),
+                self._log,
+                self._environment,
             )
 
-        of_its_key = count // KEYS
-        async with running(consumer) as events:
-            # All of the others, while the poison waits for its retry, in an hour.
-            others = count - of_its_key + 1
-            await events.wait_for(MessageHandled, others, timeout=240)
-            await events.wait_for(HandlerFailed, timeout=60)
-        assert len(events.of(MessageHandled)) == others
-        assert len(events.of(HandlerFailed)) == 1
-    effects = {int(what) for (what,) in execute(database_url, "TABLE effect")}
-    assert effects == {n for n in range(count) if n % KEYS or n < KEYS}
+    def end(self) -> None:
+        """End what is running."""
+        if self._process is not None:
+            self._process.kill()
+            show(self._process)
 
 
-@pytest.mark.fault
-@pytest.mark.timeout(300)
-async def test_a_poison_message_holds_back_its_key_in_a_relay(
-    database_url: str, count: int
+@dataclass(frozen=True)
+class Broker:
+    """A broker of consumer and test.
+
+    Attributes:
+        uncounted: starts that are not counted: the first one, where the broker says
+            that it delivers the message for the first time.
+    """
+
+    url: str
+    publisher: Publisher
+    uncounted: int
+
+
+def on_postgres(request: pytest.FixtureRequest) -> Broker:
+    url: str = request.getfixturevalue("database_url")
+    return Broker(url, PostgresPublisher.from_url(url), uncounted=0)
+
+
+def on_redis(request: pytest.FixtureRequest) -> Broker:
+    url: str = request.getfixturevalue("redis_url")
+    return Broker(url, RedisPublisher.from_url(url), uncounted=1)
+
+
+def on_nats(request: pytest.FixtureRequest) -> Broker:
+    server: NatsServer = request.getfixturevalue("shared_nats")
+    url = f"{server.url}?stream=FATAL&create={TOPIC}"
+    return Broker(url, NatsPublisher.from_url(url), uncounted=1)
+
+
+def on_rabbitmq(request: pytest.FixtureRequest) -> Broker:
+    url: str = request.getfixturevalue("rabbitmq_url")
+
+    async def bind() -> None:
+        async with RabbitMQSource.from_url(url, consumer=NAME, topics=[TOPIC]):
+            pass
+
+    asyncio.run(bind())
+    return Broker(url, RabbitMQPublisher.from_url(url), uncounted=1)
+
+
+def on_kafka(request: pytest.FixtureRequest) -> Broker:
+    cluster: KafkaCluster = request.getfixturevalue("shared_kafka")
+    cluster.create_topic(TOPIC, partitions=3)
+    url = f"{cluster.url}/?session.timeout.ms=4000&heartbeat.interval.ms=200"
+    return Broker(url, KafkaPublisher.from_url(cluster.url), uncounted=0)
+
+
+def on_sqs(request: pytest.FixtureRequest) -> Broker:
+    server: SqsServer = request.getfixturevalue("shared_sqs")
+    aws: Aws = request.getfixturevalue("aws")
+    asyncio.run(aws.create_queue(resource_name(TOPIC, fifo=False)))
+    return Broker(server.url(), SqsPublisher.from_url(server.url()), uncounted=1)
+
+
+@pytest.fixture(
+    params=[on_postgres, on_redis, on_nats, on_rabbitmq, on_kafka, on_sqs],
+    ids=lambda make: make.__name__.removeprefix("on_"),
+)
+def broker(request: pytest.FixtureRequest) -> Broker:
+    made: Broker = request.param(request)
+    return made
+
+
+async def test_a_message_that_kills_its_process_is_given_up(
+    database_url: str,
+    broker: Broker,
+    inspection: Inspection,
+    tmp_path: Path,
+    full: bool,
 ) -> None:
-    def refuse_poison(message: Message) -> Confirmation:
-        return Nacked("poison") if message.payload == POISON else Acked()
-
-    insert(database_url, *messages_with_poison(count))
-    publisher = ScriptedPublisher(refuse_poison)
-    retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
-    left = count // KEYS - 1  # the poison, and what waits behind it
-    async with running_relay(database_url, publisher, retry=retry) as relay:
-        await asyncio.to_thread(
-            wait_for,
-            "all others are published, and told",
-            lambda: published(relay.events) == count - left,
-            seconds=240,
+    count = 2_000 if full else 200
+    poison = count // 3
+    messages = [
+        Message(
+            TOPIC, POISON if n == poison else b"%d" % n, key=f"key {n % (count // 4)}"
         )
-        assert unsettled(database_url) == left
-        assert len(relay.events.of(KeyBlocked)) == 1
+        for n in range(count)
+    ]
+    inspection.run(
+        "CREATE TABLE noted (number int);"
+        f"INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
+    )
+    async with broker.publisher as publisher:
+        await publisher.publish(messages)
+    supervisor = Supervisor(
+        tmp_path,
+        {"PILLARBOX_DATABASE_URL": database_url, "PILLARBOX_BROKER_URL": broker.url},
+    )
+
+    def is_all_settled() -> bool:
+        supervisor.look_after()
+        query = """
+            SELECT (SELECT count(*) FROM noted)
+                 + (SELECT count(*) FROM inbox.dead_letter)
+        """
+        return inspection.rows(query) >= [(count,)]
+
+    try:
+        wait_for("all is settled", is_all_settled, seconds=300)
+    finally:
+        supervisor.end()
+    assert supervisor.deaths == MAX_ATTEMPTS + broker.uncounted
+    letters = inspection.rows(
+        "SELECT payload, attempts, error_reason, status FROM inbox.dead_letter"
+    )
+    reason = f"was started {MAX_ATTEMPTS} times and never came to an end"
+    assert letters == [(POISON, MAX_ATTEMPTS, reason, "PENDING")]
+    noted = [number for (number,) in inspection.rows("SELECT number FROM noted")]
+    assert sorted(noted) == [n for n in range(count) if n != poison]

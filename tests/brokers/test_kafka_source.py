@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
+from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.source import Delivery
 from inbox.sources.kafka import KafkaSource
 from outbox import Message
@@ -116,7 +117,11 @@ async def test_attempts_are_counted_as_long_as_the_process_lives(
         assert delivery.attempts == 0
 
 
-async def test_what_was_there_before_may_have_been_in_other_hands(
+def history_of(delivery: Delivery) -> History | None:
+    return getattr(delivery, "history", None)
+
+
+async def test_what_was_written_before_the_takeover_may_have_been_started(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))
@@ -124,8 +129,8 @@ async def test_what_was_there_before_may_have_been_in_other_hands(
         before = await receive(consumer, 3)
         await publish(shared_kafka, *numbered(topic, 3))
         later = await receive(consumer, 3)
-    assert [getattr(d, "suspect", None) for d in before] == [True] * 3
-    assert [getattr(d, "suspect", None) for d in later] == [False] * 3
+    assert [isinstance(history_of(d), TakenOver) for d in before] == [True] * 3
+    assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
 
 
 async def test_what_is_given_back_comes_in_the_order_of_its_key(

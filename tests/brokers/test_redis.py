@@ -11,6 +11,7 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
+from inbox.poison.history import Delivered
 from inbox.source import Delivery
 from inbox.sources.redis import RedisSource
 from outbox import Message
@@ -138,7 +139,10 @@ async def test_what_a_dead_replica_left_is_taken_over(redis_url: str) -> None:
     async with source(redis_url, reclaim_after=timedelta(seconds=1)) as consumer:
         deliveries = await receive(consumer, 3)
     assert sorted(payloads(deliveries)) == [0, 1, 2]
-    assert {delivery.attempts for delivery in deliveries} == {1}
+    assert {delivery.attempts for delivery in deliveries} == {0}
+    assert {getattr(d, "history", None) for d in deliveries} == {
+        Delivered(before=True, times=1)
+    }
 
 
 async def test_what_the_living_hold_does_not_hide_what_a_dead_replica_left(

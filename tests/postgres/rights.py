@@ -41,7 +41,8 @@ SUSPECT = """
     SELECT id, inbox.moment_of(id), 'billing', 1
       FROM (SELECT outbox.uuid7() AS id) AS m
     ON CONFLICT (message_id, consumer, message_at)
-    DO UPDATE SET starts = s.starts + 1, started_at = EXCLUDED.started_at
+    DO UPDATE SET starts = s.starts + 1, started_at = EXCLUDED.started_at,
+                  is_open = true
     RETURNING starts
 """
 

@@ -8,10 +8,11 @@ from typing import Final
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as Record
 
+from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.sources.kafka.offsets import Offsets
 from inbox.sources.kafka.reader import Part
 
-# More than a consumer holds, as long as it isn't told to hold more.
+# More than a consumer starts before it has handled what was in flight before.
 _MAX_SUSPECTS: Final = 2_000
 
 
@@ -23,7 +24,7 @@ class Log:
         ours: nobody else has it yet.
         in_flight: how many of its entries are handed over and not settled.
         landed: called with each that is settled, once it is to go to somebody else.
-        suspects: how many more may be among those that the one before had in work.
+        taken_over: what its previous owner may have been handling.
     """
 
     part: Part
@@ -31,21 +32,14 @@ class Log:
     ours: bool = True
     in_flight: int = 0
     landed: Callable[[], None] | None = None
-    suspects: int = _MAX_SUSPECTS
+    taken_over: TakenOver = field(default_factory=lambda: TakenOver(_MAX_SUSPECTS))
     _since: float = field(default_factory=time.time)
 
-    def suspect(self, record: Record) -> bool:
-        """Tell whether a record may have been in other hands; for each in its order.
-
-        Nothing says what was handed out before. But it lies behind the position, and
-        was written before the Kafka partition came here.
-        """
+    def history_of(self, record: Record) -> History:
+        """Tell whether the previous owner may have started to handle a record."""
         kind, written_at = record.timestamp()
         is_new = kind != TIMESTAMP_NOT_AVAILABLE and written_at > self._since * 1000
-        if is_new or not self.suspects:
-            return False
-        self.suspects -= 1
-        return True
+        return FIRST_DELIVERY if is_new else self.taken_over
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +48,7 @@ class Entry:
 
     Attributes:
         place: in the order of arrival.
-        suspect: whether somebody may have died of it.
+        history: whether the previous owner may have started to handle it.
         attempts: how many failed here.
     """
 
@@ -63,5 +57,5 @@ class Entry:
     key: str | None
     offset: int
     record: Record
-    suspect: bool
+    history: History
     attempts: int = 0

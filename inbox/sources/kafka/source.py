@@ -49,7 +49,7 @@ class KafkaDelivery:
         self.problem: str | None
         self.message, self.problem = message_of(entry.record)
         self.attempts: int = entry.attempts
-        self.suspect: bool = entry.suspect
+        self.history = entry.history
         self._source = source
         self._entry = entry
         self._settled = False
@@ -208,8 +208,8 @@ class KafkaSource:
             log.offsets.add(offset)
             raw = record.key()
             key = None if raw is None else raw.decode(errors="surrogateescape")
-            place, suspect = next(self._place), log.suspect(record)
-            self._backlog.add(Entry(log, place, key, offset, record, suspect))
+            place, history = next(self._place), log.history_of(record)
+            self._backlog.add(Entry(log, place, key, offset, record, history))
             self._count(1)
         self._wakeup.set()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.nats.durable import Entry
 from outbox.message import Message
 
@@ -25,7 +26,7 @@ class NatsDelivery:
         self.message: Message = entry.message
         self.attempts: int = entry.attempts
         self.problem: str | None = entry.problem
-        self.suspect = not entry.is_first
+        self.history = FIRST_DELIVERY if entry.is_first else REDELIVERED
         self._entry = entry
         self._settler = settler
         self._settled = False

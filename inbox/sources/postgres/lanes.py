@@ -172,10 +172,6 @@ class Lanes:
         self._drop(lambda row: row.lane not in leased or self._is_blocked(row))
         return self._ready.take(limit, without)
 
-    def put_back(self, rows: Sequence[Claimed]) -> None:
-        """Have what was to be handed out be the next again."""
-        self._ready.put_back(rows)
-
     def block(self, row: Claimed) -> None:
         """Let the rest of the key wait for a delivery that is given back."""
         lane = self._lanes.get(row.lane)

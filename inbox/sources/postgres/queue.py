@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import psycopg
 
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
 from inbox.sources.postgres.claim import read_delivery
 from inbox.sources.postgres.lanes import SKEW, Claimed, Lanes
-from inbox.sources.postgres.suspects import Suspects
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
 from outbox.errors import (
@@ -35,18 +35,25 @@ AWAY: Final = (
 _MAX_BYTES: Final = 8 * 1024 * 1024
 _MAX_DUE: Final = 1000
 _ANSWER: Final = 20.0
+# Of each lane that this replica takes.
+_MAX_SUSPECTS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a delivery: acked, failed, or, `counted` already, untried."""
+    """What became of a delivery: it was acked, or it failed."""
 
     row: Claimed
     delay: timedelta | None
-    """Until it is to be tried again; None if it was acked, or untried."""
-    counted: bool = False
-    """Its attempt, when it was handed out."""
-    tried: bool = True
+    """Until it is retried; None if it was acked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TakenOver:
+    """A lane that another replica may have had until `at`."""
+
+    at: datetime
+    history: TakenOver
 
 
 class Queue:
@@ -59,7 +66,6 @@ class Queue:
         self,
         link: Link,
         lanes: Lanes,
-        suspects: Suspects,
         *,
         consumer: str,
         prefetch: int,
@@ -67,7 +73,7 @@ class Queue:
     ) -> None:
         self._link = link
         self._lanes = lanes
-        self._suspects = suspects
+        self._taken_over: dict[int, _TakenOver] = {}
         self._consumer = consumer
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
@@ -131,50 +137,17 @@ class Queue:
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
     ) -> list[Claimed]:
-        """Give at most `limit` of what was read, its tenants in turn.
-
-        Call `count_attempts` with them before they are handled.
-        """
-        rows, later = self._suspects.choose(
-            self._lanes.hand_out(limit, leased, without)
-        )
-        self._lanes.put_back(later)
+        """Give at most `limit` of what was read, its tenants in turn."""
+        rows = self._lanes.hand_out(limit, leased, without)
         self._tenants.handed_out(len(rows))
         return rows
 
-    async def count_attempts(
-        self, rows: Sequence[Claimed]
-    ) -> tuple[list[Claimed], list[Claimed]]:
-        """Count an attempt for the suspects among rows.
-
-        Returns:
-            Those to handle, and those to give back: of their key one comes first that
-            whoever had the lane before changed meanwhile, so it is to be read anew.
-        """
-        suspects = self._suspects.hand_out(rows)
-        if not suspects:
-            return list(rows), []
-        counted = await self._execute(
-            "count_attempts",
-            **_span(suspects),
-            attempts=[row.attempts for row in suspects],
-        )
-        changed = {row.seq for row in suspects} - {seq for (seq,) in counted}
-        keys: set[str] = set()
-        kept: list[Claimed] = []
-        behind: list[Claimed] = []
-        for row in rows:
-            if row.seq in changed:
-                self._suspects.settle(row)
-                self._suspects.wrote(row)
-                self._lanes.give_back(row)
-                if row.message.key is not None:
-                    keys.add(row.message.key)
-            elif row.message.key in keys:
-                behind.append(row)
-            else:
-                kept.append(row)
-        return kept, behind
+    def history_of(self, row: Claimed) -> History:
+        """Tell whether the lane's previous owner may have started to handle it."""
+        taken_over = self._taken_over.get(row.lane)
+        if taken_over is not None and row.created_at <= taken_over.at:
+            return taken_over.history
+        return REDELIVERED if row.attempts else FIRST_DELIVERY
 
     async def write(self, batch: Sequence[Outcome]) -> None:
         """Write outcomes down, after which their deliveries are held no longer.
@@ -182,29 +155,22 @@ class Queue:
         Raises:
             BrokerUnavailableError: the database is away; to be called again.
         """
-        acked = [o.row for o in batch if o.tried and o.delay is None]
-        again = [o for o in batch if not o.tried or o.delay is not None]
+        acked = [o.row for o in batch if o.delay is None]
+        failed = [(o.row, o.delay) for o in batch if o.delay is not None]
         try:
             if acked:
                 await self._execute("mark_acked", **_span(acked))
-            if again:
+            if failed:
                 await self._execute(
                     "schedule_redelivery",
-                    **_span([o.row for o in again]),
-                    delays=[o.delay and o.delay.total_seconds() for o in again],
-                    found=[o.row.attempts + o.counted for o in again],
-                    attempts=[o.row.attempts + o.tried for o in again],
+                    **_span([row for row, _ in failed]),
+                    delays=[delay.total_seconds() for _, delay in failed],
+                    attempts=[row.attempts for row, _ in failed],
                 )
         except AWAY as error:
             raise BrokerUnavailableError(message_of(error)) from error
         for outcome in batch:
             self._lanes.let_go(outcome.row)
-            self._suspects.wrote(outcome.row)
-            if not outcome.tried:
-                row = outcome.row
-                self._lanes.made_ready(
-                    row.lane, row.seq, row.message.key, row.created_at
-                )
 
     async def close(self) -> None:
         """Disconnect; the next call connects again."""
@@ -243,13 +209,13 @@ class Queue:
         heads = await self._execute("find_heads", lanes=lanes)
         now = heads[0][3]
         self._clock_offset = now - datetime.now(UTC)
-        self._suspects.looked_into(strange, now)
+        for lane in strange:
+            self._taken_over[lane] = _TakenOver(now, TakenOver(_MAX_SUSPECTS))
         self._lanes.oldest = min([now, *(at for _, _, at, _ in heads if at)]) - SKEW
         for lane, seq, _, _ in heads:
             self._lanes.found_head(lane, seq)
         for lane, seq, key, at in due:
             self._lanes.made_ready(lane, seq, key, at)
-            self._suspects.came_to_an_end(lane, seq)
         if len(due) == _MAX_DUE:
             self.sweep_at = 0.0
 

@@ -1,7 +1,7 @@
 """What was claimed and not handed out yet: tenants take turns, each in its order."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from outbox.message import Message
@@ -54,13 +54,6 @@ class Ready(Generic[T]):
                     del self._lines[tenant]
             round_ = [tenant for tenant in round_ if tenant in self._lines]
         return given
-
-    def put_back(self, items: Sequence[T]) -> None:
-        """Put what `take` gave before the rest of its tenants again."""
-        for item in reversed(items):
-            tenant = item.message.tenant
-            self._lines.setdefault(tenant, deque()).appendleft(item)
-            self._lines.move_to_end(tenant, last=False)
 
     def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
         """Take out what is unwanted."""

@@ -1,8 +1,7 @@
 """Deliveries out of `inbox.delivery`: PostgreSQL as the broker.
 
 The replicas of a consumer share 16 lanes by leases, so a key is with one of them at
-a time. Claiming writes nothing; see `lanes` for what is known in the process, and
-`suspects` for what may have killed another.
+a time. Claiming writes nothing; see `lanes` for what is known in the process.
 """
 
 import asyncio
@@ -14,10 +13,10 @@ from typing import Final, Self
 import psycopg
 
 from inbox.consuming.outcomes import Outcomes
+from inbox.poison.history import History
 from inbox.source import Delivery
 from inbox.sources.postgres.lanes import Claimed, Lanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
-from inbox.sources.postgres.suspects import Suspects
 from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -45,10 +44,13 @@ _LAST_LOOK: Final = 0.05
 class PostgresDelivery:
     """One delivery of a lane."""
 
-    def __init__(self, source: "PostgresSource", row: Claimed) -> None:
+    def __init__(
+        self, source: "PostgresSource", row: Claimed, history: History
+    ) -> None:
         self.message: Message = row.message
         self.attempts: int = row.attempts
         self.problem: str | None = row.problem
+        self.history = history
         self._row = row
         self._source = source
         self._settled = False
@@ -101,7 +103,6 @@ class PostgresSource:
         self._lanes = Lanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
         )
-        self._suspects = Suspects()
         self._lease = Lease(
             url,
             lock_class=consumer_class(consumer),
@@ -109,13 +110,12 @@ class PostgresSource:
             limit=lease,
             application_name=f"{self._application} lease",
             relation="inbox.delivery",
-            on_take=self._take,
-            on_lose=self._lose,
+            on_take=self._lanes.take,
+            on_lose=self._lanes.lose,
         )
         self._queue = Queue(
             Link(url, application_name=self._application, settings=_SETTINGS),
             self._lanes,
-            self._suspects,
             consumer=consumer,
             prefetch=prefetch,
             sweep_interval=sweep_interval,
@@ -176,8 +176,6 @@ class PostgresSource:
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what was settled, then give the lanes back."""
         holding, writing = self._tasks
-        for row in self._suspects.in_work:
-            self.nacked(row, None)
         self._outcomes.close()
         await asyncio.wait({writing}, timeout=_LAST_WRITE)
         holding.cancel()
@@ -215,38 +213,23 @@ class PostgresSource:
 
     def acked(self, row: Claimed) -> None:
         """Have a delivery marked as acked."""
-        self._suspects.settle(row)
         self._outcomes.add(Outcome(row, None))
 
     def nacked(self, row: Claimed, delay: timedelta | None) -> None:
         """Give a delivery back: it is claimable at once, or waits with its key."""
-        counted = self._suspects.settle(row)
-        if delay is not None:
-            self._lanes.block(row)
-            self._outcomes.add(Outcome(row, delay, counted))
-            due = time.monotonic() + delay.total_seconds() + _LAST_LOOK
-            self._queue.sweep_at = min(self._queue.sweep_at, due)
-        elif counted:
-            self._suspects.acquit(row)
-            self._lanes.block(row)
-            self._outcomes.add(Outcome(row, None, counted, tried=False))
-        else:
-            self._suspects.wrote(row)
+        if delay is None:
             self._lanes.give_back(row)
+            return
+        self._lanes.block(row)
+        self._outcomes.add(Outcome(row, delay))
+        due = time.monotonic() + delay.total_seconds() + _LAST_LOOK
+        self._queue.sweep_at = min(self._queue.sweep_at, due)
 
     def _away(self, error: Exception) -> BrokerUnavailableError:
         said = message_of(error)
         if not isinstance(error, DatabaseUnavailableError):
             said = f"broker {without_password(self._url)}: {said}"
         return BrokerUnavailableError(said)
-
-    def _take(self, lanes: Collection[int]) -> None:
-        self._lanes.take(lanes)
-        self._suspects.take(lanes)
-
-    def _lose(self, lanes: Collection[int]) -> None:
-        self._lanes.lose(lanes)
-        self._suspects.lose(lanes)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
         # Who is left out may be let in again any moment: then our caller says so.
@@ -264,16 +247,11 @@ class PostgresSource:
                 raise
             return given
         while not given and time.monotonic() < deadline:
-            if self._suspects.holds_up:
-                await self._suspects.wait()
-                given = await self._look(limit)
-            elif not await self._bell.arm():
+            if not await self._bell.arm():
                 # A writer is under way: its rows come any moment.
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
-            elif not (given := await self._look(limit)) and not (
-                self._suspects.holds_up
-            ):
+            elif not (given := await self._look(limit)):
                 until = min(deadline, self._queue.sweep_at)
                 await self._bell.wait(max(0.0, until - time.monotonic()))
             given = given or await self._look(limit)
@@ -285,12 +263,6 @@ class PostgresSource:
             await self._queue.claim(self._lease.lanes)
         await self._queue.claim_tenants(self._lease.lanes, without)
         rows = self._queue.hand_out(limit, self._lease.lanes, without)
-        try:
-            kept, behind = await self._queue.count_attempts(rows)
-        except BaseException:
-            for row in rows:
-                self.nacked(row, None)
-            raise
-        for row in behind:
-            self.nacked(row, None)
-        return [PostgresDelivery(self, row) for row in kept]
+        return [
+            PostgresDelivery(self, row, self._queue.history_of(row)) for row in rows
+        ]

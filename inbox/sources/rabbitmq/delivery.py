@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Protocol, Self
 
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.sources.rabbitmq.queue import Queue
 from outbox.message import Message
 
@@ -28,12 +29,12 @@ class RabbitMQDelivery:
         message: Message,
         problem: str | None,
         *,
-        suspect: bool,
+        redelivered: bool,
     ) -> None:
         self.message = message
         self.attempts = 0
         self.problem = problem
-        self.suspect = suspect
+        self.history = REDELIVERED if redelivered else FIRST_DELIVERY
         self.place = place
         self.queue = queue
         self._settler = settler

@@ -238,9 +238,9 @@ class RabbitMQSource:
             queue.ack(tag)  # the first ack was lost with its connection
             return
         delivery = RabbitMQDelivery(
-            self, queue, tag, message, problem, suspect=bool(method.redelivered)
+            self, queue, tag, message, problem, redelivered=bool(method.redelivered)
         )
-        self.reclaimed += delivery.suspect
+        self.reclaimed += bool(method.redelivered)
         delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)
         wait = due - time.monotonic()
         if due and wait > 0:

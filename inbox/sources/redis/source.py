@@ -36,7 +36,6 @@ _OPTIONS: Final = ("reclaim_after",)
 _LAST_WRITE: Final = 10.0
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
-_ALONE: Final = 2.0
 
 
 class RedisDelivery:
@@ -46,6 +45,7 @@ class RedisDelivery:
         self.message: Message = entry.message
         self.attempts: int = entry.attempts
         self.problem: str | None = entry.problem
+        self.history = entry.history
         self._entry = entry
         self._source = source
         self._settled = False
@@ -100,10 +100,6 @@ class RedisSource:
         self._waiting: list[tuple[float, int, Entry]] = []
         self._ticket = count()
         self._held: dict[EntryId, int] = {}
-        self._suspects: deque[Entry] = deque()
-        self._out: set[EntryId] = set()
-        self._lone: EntryId | None = None
-        self._settled = asyncio.Event()
         self._reclaim_at = 0.0
         self._outcomes: Outcomes[EntryId] = Outcomes(self._acknowledge)
         self._tasks: list[asyncio.Task[None]] = []
@@ -167,14 +163,10 @@ class RedisSource:
                 task.result()
         await self._outcomes.check()
         try:
-            if self._suspects or self._lone:
-                await self._wait_for_what_is_out()
             self._wake_waiting()
             if not self._ready and time.monotonic() >= self._reclaim_at:
                 with cancellable():
                     await self._reclaim(limit)
-            if self._suspects:
-                return await self._hand_out_alone()
             if not self._ready:
                 with cancellable():
                     self._keep(await self._streams.read(limit, self._patience()))
@@ -183,7 +175,6 @@ class RedisSource:
             raise redis_away(self._url, error) from error
         size = min(limit, len(self._ready))
         given = [self._ready.popleft() for _ in range(size)]
-        self._out.update(entry.at for entry in given)
         return [RedisDelivery(self, entry) for entry in given]
 
     def acked(self, entry: Entry) -> None:
@@ -192,7 +183,6 @@ class RedisSource:
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
         """Put an entry before all others, or aside for a while."""
-        self._let_go(entry.at)
         if delay is None:
             self._ready.appendleft(entry)
             return
@@ -200,35 +190,6 @@ class RedisSource:
         self._held[entry.at] = failed.attempts
         due = time.monotonic() + delay.total_seconds()
         heapq.heappush(self._waiting, (due, next(self._ticket), failed))
-
-    async def _hand_out_alone(self) -> Sequence[Delivery]:
-        """Hand out what may have killed others, so that it is known who does."""
-        if self._out:
-            await self._wait_for_what_is_out()
-        entry = self._suspects[0]
-        if entry.at in self._held:
-            with cancellable():
-                await self._streams.count_start(entry)
-        self._suspects.popleft()
-        if entry.at not in self._held:
-            return []
-        self._lone = entry.at
-        self._out.add(entry.at)
-        return [RedisDelivery(self, entry)]
-
-    async def _wait_for_what_is_out(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ALONE):
-                while self._out:
-                    self._settled.clear()
-                    await self._settled.wait()
-        # What is still out has lived long enough: no reason to wait for it again.
-        self._out.clear()
-        self._lone = None
-
-    def _let_go(self, at: EntryId) -> None:
-        self._out.discard(at)
-        self._settled.set()
 
     async def _reclaim(self, limit: int) -> None:
         entries = await self._streams.reclaim(self._reclaim_after, limit)
@@ -243,7 +204,7 @@ class RedisSource:
     def _keep(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self._held[entry.at] = entry.attempts
-            (self._suspects if entry.suspect else self._ready).append(entry)
+            self._ready.append(entry)
 
     def _wake_waiting(self) -> None:
         while self._waiting and self._waiting[0][0] <= time.monotonic():
@@ -263,7 +224,6 @@ class RedisSource:
             raise redis_away(self._url, error) from error
         for entry in entries:
             self._held.pop(entry, None)
-            self._let_go(entry)
 
     async def _beat(self) -> None:
         while True:

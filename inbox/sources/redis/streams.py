@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from inbox.poison.history import FIRST_DELIVERY, Delivered
 from inbox.sources.redis.membership import end_membership
 from outbox.cloudevents.fields import from_fields, stranger_from_fields
 from outbox.cloudevents.raw_text import text_of
@@ -26,8 +27,6 @@ _DISCOVERY: Final = 5.0
 _PAGE: Final = 1000
 _START: Final = b"0-0"
 _LEAST_TAKEN: Final = 50
-# Times delivered: to two that died, and now to us.
-_SUSPECT: Final = 3
 
 
 class EntryId(NamedTuple):
@@ -44,8 +43,8 @@ class Entry(NamedTuple):
     message: Message
     attempts: int
     problem: str | None
-    suspect: bool = False
-    """Whether two died that had it, so that it may have been the cause."""
+    history: Delivered = FIRST_DELIVERY
+    """How many members died that had it: Redis counts deliveries."""
 
 
 class Streams:
@@ -161,20 +160,15 @@ class Streams:
         if not taken:
             return []
         times = await self._times_delivered(stream, taken)
-        found = [
-            _read(EntryId(stream, id), fields, times.get(id, 1) - 1)._replace(
-                suspect=id not in returned and times.get(id, 1) >= _SUSPECT
-            )
-            for id, fields in taken.items()
-        ]
-        await self._set_counts(
-            {e.at.id: e.attempts for e in found if e.suspect}, stream
-        )
-        return found
-
-    async def count_start(self, entry: Entry) -> None:
-        """Count that a suspect is handed out."""
-        await self._set_counts({entry.at.id: entry.attempts + 1}, entry.at.stream)
+        entries: list[Entry] = []
+        for id, fields in taken.items():
+            # Whoever gives an entry back sets the count to its failed attempts.
+            earlier = times.get(id, 1) - 1
+            failed = earlier if id in returned else 0
+            history = Delivered(before=earlier > 0, times=earlier - failed)
+            entry = _read(EntryId(stream, id), fields, failed)
+            entries.append(entry._replace(history=history))
+        return entries
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
         """Reset the idle time of entries that are ours; give those that aren't."""
@@ -247,20 +241,6 @@ class Streams:
             stream, self._group, "-", "+", _PAGE, member
         )
         return pending
-
-    async def _set_counts(self, counts: Mapping[bytes, int], stream: bytes) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for id, times in counts.items():
-            pipeline.xclaim(
-                stream,
-                self._group,
-                self._member,
-                0,
-                [id],
-                retrycount=times,
-                justid=True,
-            )
-        await pipeline.execute()
 
     async def _times_delivered(
         self, stream: bytes, ids: Collection[bytes]

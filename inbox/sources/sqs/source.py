@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from inbox.consuming.lru import Recent
 from inbox.consuming.outcomes import Outcomes
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
@@ -50,7 +51,7 @@ class SqsDelivery:
         self.message: Message = item.message
         self.attempts: int = item.attempts
         self.problem: str | None = item.problem
-        self.suspect: bool = item.came_again
+        self.history = REDELIVERED if item.came_again else FIRST_DELIVERY
         self._settle: Callable[[timedelta | None, bool], None] | None
         self._settle = lambda delay, acked: source.settle(item, delay, acked=acked)
 

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from inbox.jobs.store import JobKey
-from inbox.poison.suspects import (
+from inbox.poison.store import (
     count_start,
     find_starts,
     forget_starts,
@@ -32,12 +32,12 @@ def look_for_receipt(session: Session, key: JobKey) -> None:
     has_receipt(key.id, key.consumer, session)
 
 
-def count_first(session: Session, key: JobKey) -> None:
-    count_start(session, key, only_first=True)
+def count_unless_open(session: Session, key: JobKey) -> None:
+    count_start(session, key, unless_open=True)
 
 
 def count_again(session: Session, key: JobKey) -> None:
-    count_start(session, key, only_first=False)
+    count_start(session, key, unless_open=False)
 
 
 def keep_two(session: Session, key: JobKey) -> None:
@@ -55,7 +55,7 @@ def session(database_url: str) -> Iterator[Session]:
     [
         look_for_receipt,
         find_starts,
-        count_first,
+        count_unless_open,
         count_again,
         keep_two,
         take_back_start,

@@ -1,8 +1,7 @@
-"""Suspects: messages that may have killed whoever handled them, in the database.
+"""Suspects in the database: messages that may have killed the process handling them.
 
-Most brokers don't know what was started, only what they handed out. So the starts of
-what comes again are counted here, each committed before the handler is called. Every
-function works in the transaction of the session that it is given.
+Each start is committed here before the handler is called, and the row is deleted with
+the outcome. Every function works in the transaction of the session it is given.
 """
 
 from functools import cache
@@ -16,28 +15,29 @@ from outbox.postgres.sql_files import load
 
 
 def find_starts(session: Session, key: JobKey) -> int:
-    """Tell how often a suspect was started, as far as is known."""
+    """Return how often a suspect was started, as far as is known."""
     found = _run(session, "find_starts", key).first()
     return 0 if found is None else int(found.starts)
 
 
-def count_start(session: Session, key: JobKey, *, only_first: bool) -> int | None:
-    """Count a start, and give which one it is.
+def count_start(session: Session, key: JobKey, *, unless_open: bool) -> int | None:
+    """Count a start and return its number.
 
-    With `only_first` a suspect that was counted before gives None, uncounted.
+    With `unless_open`, return None and count nothing if an earlier start of the
+    message never came to an end.
     """
     found: Row[Any] | None
-    found = _run(session, "count_start", key, only_first=only_first).first()
+    found = _run(session, "count_start", key, unless_open=unless_open).first()
     return None if found is None else int(found.starts)
 
 
 def take_back_start(session: Session, key: JobKey) -> None:
-    """Take back a start that was no attempt."""
+    """Take back a start that turned out to be no attempt."""
     _run(session, "take_back_start", key)
 
 
 def keep_starts(session: Session, key: JobKey, starts: int) -> None:
-    """Note that a message was started so often, whoever gets it next."""
+    """Keep the number of failed attempts of a message that is given back."""
     _run(session, "keep_starts", key, starts=starts)
 
 

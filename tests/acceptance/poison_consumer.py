@@ -1,4 +1,4 @@
-"""A consumer with a handler that one message kills, with all of its process."""
+"""A consumer whose process is killed by one of its messages."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.retry import RetryPolicy
 
-NAME = "killer"
+NAME = "poisoned"
 POISON = b"poison"
 TOPIC = "numbers.fatal"
 MAX_ATTEMPTS = 3
 HOLD = timedelta(seconds=2)
-"""After which what a dead one held goes to another, if nobody says it is gone."""
+"""After which the messages of a dead consumer go to another at the latest."""
 
 
 async def note(session: AsyncSession, message: Message) -> None:
@@ -34,10 +34,10 @@ async def note(session: AsyncSession, message: Message) -> None:
     )
 
 
-def killer() -> Consumer:
+def consumer() -> Consumer:
     """Make the consumer."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
-    consumer = Consumer(
+    made = Consumer(
         source_of(os.environ["PILLARBOX_BROKER_URL"]),
         async_sessionmaker(create_async_engine(sqlalchemy_url(url))),
         name=NAME,
@@ -45,12 +45,12 @@ def killer() -> Consumer:
             max_attempts=MAX_ATTEMPTS, first_delay=timedelta(milliseconds=50)
         ),
     )
-    consumer.handles(TOPIC)(note)
-    return consumer
+    made.handles(TOPIC)(note)
+    return made
 
 
 def source_of(url: str) -> Source | str:
-    """Make what needn't wait long for what a dead one held."""
+    """Make a source that takes over the messages of a dead consumer soon."""
     if url.startswith("redis:"):
         return RedisSource(url, consumer=NAME, topics=[TOPIC], reclaim_after=HOLD)
     if url.startswith("nats:"):

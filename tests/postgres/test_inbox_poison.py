@@ -1,4 +1,4 @@
-"""What comes again is counted when it is started, and handled alone the next time."""
+"""Starts of suspects are counted; after one that never ended the next is alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,6 +19,13 @@ from inbox.events import (
     MessageHandled,
     RetryRequested,
 )
+from inbox.poison.history import (
+    FIRST_DELIVERY,
+    REDELIVERED,
+    Delivered,
+    History,
+    TakenOver,
+)
 from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from outbox import Message
@@ -34,44 +41,44 @@ from tests.fixtures.relay import execute
 
 STARTS = "SELECT message_id, starts FROM inbox.suspect ORDER BY message_id"
 SUSPECT = """
-INSERT INTO inbox.suspect (message_id, message_at, consumer, starts)
-VALUES (%s, inbox.moment_of(%s), 'billing', %s)
+INSERT INTO inbox.suspect (message_id, message_at, consumer, starts, is_open)
+VALUES (%s, inbox.moment_of(%s), 'billing', %s, %s)
 """
 
 
-class Repeated:
-    """A delivery that its source doesn't count, and maybe handed over before."""
+class Redelivery:
+    """A delivery of a broker that doesn't count starts."""
 
-    def __init__(self, delivery: Delivery, suspect: bool) -> None:
+    def __init__(self, delivery: Delivery, history: History) -> None:
         self.message = delivery.message
         self.attempts = 0
         self.problem = delivery.problem
-        self.suspect = suspect
+        self.history = history
         self.ack = delivery.ack
         self.nack = delivery.nack
 
 
 class Forgetful(MemorySource):
-    """A source that counts nothing; what it hands over it had handed over before."""
+    """A source that counts nothing and delivered all its messages before."""
 
-    suspect = True
+    history: History = REDELIVERED
     reclaimed = 0
 
     @override
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         given = await super().receive(limit=limit)
         self.reclaimed += len(given)
-        return [Repeated(delivery, self.suspect) for delivery in given]
+        return [Redelivery(delivery, self.history) for delivery in given]
 
 
 class Fresh(Forgetful):
-    """A source that counts nothing, and hands over everything for the first time."""
+    """A source that counts nothing and delivers everything for the first time."""
 
-    suspect = False
+    history = FIRST_DELIVERY
 
 
-def note_starts(url: str, id: UUID, starts: int) -> None:
-    execute(url, SUSPECT, [id, id, starts])
+def note_starts(url: str, id: UUID, starts: int, *, is_open: bool = True) -> None:
+    execute(url, SUSPECT, [id, id, starts, is_open])
 
 
 def starts(url: str) -> dict[UUID, int]:
@@ -101,7 +108,9 @@ async def test_a_suspect_is_counted_while_it_is_handled(database_url: str) -> No
     assert starts(database_url) == {}
 
 
-async def test_what_others_had_before_is_told(database_url: str) -> None:
+async def test_messages_that_were_delivered_before_are_reported(
+    database_url: str,
+) -> None:
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(Forgetful(*numbered(3)), sessions, name="billing")
 
@@ -114,7 +123,9 @@ async def test_what_others_had_before_is_told(database_url: str) -> None:
     assert [event.messages for event in events.of(DeliveriesReclaimed)] == [3]
 
 
-async def test_what_comes_for_the_first_time_is_not_counted(database_url: str) -> None:
+async def test_a_message_that_comes_for_the_first_time_is_not_counted(
+    database_url: str,
+) -> None:
     seen: list[dict[UUID, int]] = []
     async with async_sessions_of(database_url) as sessions:
         consumer = Consumer(Fresh(*numbered(1)), sessions, name="billing")
@@ -129,7 +140,9 @@ async def test_what_comes_for_the_first_time_is_not_counted(database_url: str) -
     assert seen == [{}]
 
 
-async def test_what_was_started_before_is_handled_alone(database_url: str) -> None:
+async def test_a_message_whose_last_start_never_ended_runs_alone(
+    database_url: str,
+) -> None:
     messages = numbered(12, keys=12)
     known = messages[5].id
     note_starts(database_url, known, 1)
@@ -154,7 +167,100 @@ async def test_what_was_started_before_is_handled_alone(database_url: str) -> No
     assert starts(database_url) == {}
 
 
-async def test_what_was_started_too_often_is_given_up_unstarted(
+async def test_what_failed_before_a_stop_runs_beside_others(database_url: str) -> None:
+    messages = numbered(2, keys=2)
+    for message in messages:
+        note_starts(database_url, message.id, 2, is_open=False)
+    both = asyncio.Barrier(2)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(Forgetful(*messages), sessions, name="billing", retry=QUICK)
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            # Alone, the first would wait for the second until it no longer runs alone.
+            async with asyncio.timeout(1.5):
+                await both.wait()
+            raise ValueError("no")
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered, 2)
+
+    assert {tuple(rest) for _, *rest in letters(database_url)} == {
+        (3, "ValueError: no")
+    }
+
+
+class Owned(Forgetful):
+    """A source that took over a log whose previous owner may have started two."""
+
+    def __init__(self, *messages: Message) -> None:
+        super().__init__(*messages)
+        self.history = TakenOver(2)
+
+
+async def test_only_the_first_that_start_after_a_takeover_are_counted(
+    database_url: str,
+) -> None:
+    messages = numbered(5)
+    note_starts(database_url, messages[0].id, 1)
+    seen: list[dict[UUID, int]] = []
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(Owned(*messages), sessions, name="billing")
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            seen.append(await asyncio.to_thread(starts, database_url))
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, len(messages))
+
+    first, second, third, *_ = (message.id for message in messages)
+    # The first is known already, so it doesn't use up the number.
+    assert seen == [{first: 2}, {second: 1}, {third: 1}, {}, {}]
+
+
+async def test_messages_that_wait_behind_their_key_hide_no_poison(
+    database_url: str,
+) -> None:
+    blocked, poison = numbered(8), Message("orders", b"poison", key="another")
+    source = Owned(*blocked, poison)
+    seen: list[dict[UUID, int]] = []
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=NEVER)
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            if message.id != poison.id:
+                raise ValueError("no")
+            seen.append(await asyncio.to_thread(starts, database_url))
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(HandlerFailed)
+
+    assert [counts[poison.id] for counts in seen] == [1]
+
+
+async def test_without_a_uuid7_the_deliveries_that_the_broker_counts_decide(
+    database_url: str,
+) -> None:
+    message = Message("orders", b"1", id=id_of(datetime.now(UTC), version=4))
+    source = Forgetful(message)
+    source.history = Delivered(before=True, times=3)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            raise AssertionError
+
+        async with running(consumer) as events:
+            (letter,) = await events.wait_for(MessageDeadLettered)
+
+    assert letter.reason == "was started 3 times and never came to an end"
+
+
+async def test_a_message_that_used_up_its_starts_is_a_dead_letter_and_not_started(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
@@ -176,7 +282,7 @@ async def test_what_was_started_too_often_is_given_up_unstarted(
     assert (called, source.acked, starts(database_url)) == ([], [message], {})
 
 
-async def test_what_was_started_too_often_but_handled_is_acked(
+async def test_a_message_that_used_up_its_starts_but_has_a_receipt_is_acked(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
@@ -200,7 +306,7 @@ async def test_what_was_started_too_often_but_handled_is_acked(
     assert (letters(database_url), starts(database_url)) == ([], {})
 
 
-async def test_failures_go_on_from_the_starts_that_were_counted(
+async def test_failures_add_to_the_starts_that_were_counted(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
@@ -220,7 +326,7 @@ async def test_failures_go_on_from_the_starts_that_were_counted(
     assert starts(database_url) == {}
 
 
-async def test_a_request_to_come_later_counts_no_start(database_url: str) -> None:
+async def test_retry_later_counts_no_start(database_url: str) -> None:
     (message,) = numbered(1)
     note_starts(database_url, message.id, 1)
     async with async_sessions_of(database_url) as sessions:
@@ -235,7 +341,7 @@ async def test_a_request_to_come_later_counts_no_start(database_url: str) -> Non
             assert starts(database_url) == {message.id: 1}
 
 
-async def test_what_a_stop_interrupts_counts_no_start(database_url: str) -> None:
+async def test_a_start_that_a_stop_interrupts_is_taken_back(database_url: str) -> None:
     (message,) = numbered(1)
     is_at_work = asyncio.Event()
     async with async_sessions_of(database_url) as sessions:
@@ -269,7 +375,7 @@ async def test_failures_survive_a_stop(database_url: str) -> None:
     assert starts(database_url) == {message.id: 1}
 
 
-async def test_a_suspect_whose_day_is_gone_is_given_up_as_too_old(
+async def test_a_suspect_without_a_partition_for_its_day_is_too_old(
     database_url: str,
 ) -> None:
     message = Message("orders", b"1", id=id_of(datetime.now(UTC) - timedelta(days=400)))

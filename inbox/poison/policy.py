@@ -1,0 +1,253 @@
+"""Decide what to do with a message that may have killed its process.
+
+    new to the broker ──▶ run beside others, not counted
+    delivered before, unknown here ──▶ count a start, run beside others
+    counted before, and that start never ended ──▶ run alone, count a start
+    started as often as the retry policy allows ──▶ dead letter, not started again
+
+A start is committed before the handler is called and deleted with the outcome. So what
+a killed process leaves behind are the starts of the messages that it was handling: one
+of them is the poison. Each of these then runs alone, so that only the poison is charged
+with another death.
+
+Sources differ only in what their broker records (see `history`). A source whose
+deliveries have no `history` has a broker that counts starts itself, in `attempts`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from inbox.handlers.executor import Handling, connection_broke
+from inbox.handlers.idle_timeout import limit_idle_now
+from inbox.jobs.store import JobKey
+from inbox.poison.history import Delivered, History, TakenOver
+from inbox.poison.isolation import Isolation
+from inbox.poison.store import (
+    count_start,
+    find_starts,
+    forget_starts,
+    keep_starts,
+    take_back_start,
+)
+from inbox.receipt import refusal
+from inbox.source import Delivery
+from outbox.errors import DatabaseUnavailableError, one_line
+from outbox.message_id import is_uuid7
+from outbox.retry import RetryPolicy
+
+T = TypeVar("T")
+
+_LAST_WRITE: Final = 2.0
+# A handler that breaks its connection every time must not be retried for ever.
+_MAX_BROKEN_CONNECTIONS: Final = 5
+_ALONE_FROM: Final = 2
+
+
+class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
+    """The message used up its starts, and the last one never came to an end."""
+
+    def __init__(self, starts: int) -> None:
+        self.starts = starts
+        super().__init__(f"was started {starts} times")
+
+
+class PoisonPolicy:
+    """Decides for all messages in one run of a consumer. For one event loop."""
+
+    def __init__(self, handling: Handling, consumer: str) -> None:
+        self.handling = handling
+        self.consumer = consumer
+        self.isolation = Isolation()
+
+    def counter_of(
+        self, delivery: Delivery, retry: RetryPolicy, *, is_long: bool
+    ) -> "StartCounter":
+        """Make the start counter of a delivery.
+
+        Args:
+            is_long: its handler is a long one, whose job counts its own starts.
+        """
+        return StartCounter(self, delivery, retry, is_long=is_long)
+
+
+class StartCounter:
+    """Counts the starts of one delivery, from the first to its outcome.
+
+    Attributes:
+        attempts: how many earlier attempts are known; a long handler's job sets it
+            when it is taken.
+        retry: how many attempts there may be, and when.
+        broken_connections: how many starts lost their connection; they are no attempts.
+    """
+
+    def __init__(
+        self,
+        policy: PoisonPolicy,
+        delivery: Delivery,
+        retry: RetryPolicy,
+        *,
+        is_long: bool,
+    ) -> None:
+        self.retry = retry
+        self.attempts = delivery.attempts
+        self.broken_connections = 0
+        self._policy = policy
+        self._id = delivery.message.id
+        self._is_long = is_long
+        self._history: History | None = getattr(delivery, "history", None)
+        self._is_stored = (
+            self._history is not None and not is_long and is_uuid7(self._id)
+        )
+        self._is_known = False
+        self._is_open = False
+        self._has_failed = False
+
+    @asynccontextmanager
+    async def start(self, stopping: asyncio.Event) -> AsyncIterator[bool]:
+        """Run the block as one start, or yield False if the consumer is stopping.
+
+        Raises:
+            StartedTooOften: it is not to be started any more.
+            DatabaseUnavailableError: the start couldn't be counted.
+        """
+        isolation = self._policy.isolation
+        if self._is_spent_by_broker():
+            raise StartedTooOften(self.attempts)
+        if not self._is_to_be_alone_by_broker():
+            async with isolation.shared(counts=not self._is_long):
+                if stopping.is_set():
+                    yield False
+                    return
+                if await self._count_beside_others():
+                    yield True
+                    return
+            await self._look_up()
+        async with isolation.exclusive():
+            if stopping.is_set():
+                yield False
+                return
+            if self._is_stored:
+                await self._count(unless_open=False)
+            yield True
+
+    def excuses(self, error: BaseException) -> bool:
+        """Tell whether a start that ended so was no attempt: it lost its connection."""
+        return self.broken_connections < _MAX_BROKEN_CONNECTIONS and connection_broke(
+            error
+        )
+
+    def failed(self) -> None:
+        """Note that the handler raised: that start was an attempt."""
+        self.attempts += 1
+        self._is_open = False
+        self._has_failed = True
+
+    async def take_back(self) -> None:
+        """Note that the last start was no attempt."""
+        if self._is_open:
+            self._is_open = False
+            await self._write(take_back_start)
+
+    async def keep(self) -> None:
+        """Note that the message is given back after failed attempts."""
+        if self._is_stored:
+            await self._write(partial(_keep, self.attempts))
+        self._is_known = self._is_open = False
+
+    async def end(self) -> None:
+        """Note that the message has its outcome."""
+        if self._is_known:
+            self._is_known = self._is_open = False
+            await self._write(forget_starts)
+
+    def _is_spent_by_broker(self) -> bool:
+        # The last attempt that came to an end gave the message up, so whoever delivers
+        # it again counted a start that didn't.
+        if self._is_long or self._has_failed:
+            return False
+        if isinstance(self._history, Delivered) and not self._is_stored:
+            self.attempts = max(self.attempts, self._history.times)
+        return self.retry.spent(self.attempts)
+
+    def _is_to_be_alone_by_broker(self) -> bool:
+        return (
+            isinstance(self._history, Delivered)
+            and not self._is_stored
+            and not self._is_long
+            and self._history.times >= _ALONE_FROM
+        )
+
+    def _is_suspect(self) -> bool:
+        if not self._is_stored:
+            return False
+        match self._history:
+            case Delivered(before=before):
+                return before
+            case TakenOver(left=left):
+                return self._is_known or left > 0
+            case None:
+                return False
+
+    async def _count_beside_others(self) -> bool:
+        """Count a start if one has to be; return False if it has to run alone."""
+        if self._is_open or not self._is_suspect():
+            return True
+        return await self._count(unless_open=not self._has_failed)
+
+    async def _look_up(self) -> None:
+        starts = await self._transact(find_starts)
+        self._is_known = True
+        self._learn(starts)
+
+    def _learn(self, starts: int) -> None:
+        self.attempts = max(self.attempts, starts)
+        if self.retry.spent(starts):
+            raise StartedTooOften(starts)
+
+    async def _count(self, *, unless_open: bool) -> bool:
+        try:
+            starts = await self._transact(partial(_count, unless_open))
+        except DBAPIError as error:
+            if refusal(error, self._id) is None:
+                raise DatabaseUnavailableError(one_line(error)) from error
+            # There is no partition for its day: if it needs a receipt, that will fail.
+            self._is_stored = False
+            return True
+        except Exception as error:
+            raise DatabaseUnavailableError(one_line(error)) from error
+        if starts is None:
+            return False
+        if starts == 1 and isinstance(self._history, TakenOver):
+            self._history.left -= 1
+        self._is_known = self._is_open = True
+        self._learn(starts - 1)
+        return True
+
+    async def _write(self, function: Callable[[Session, JobKey], None]) -> None:
+        """Write if possible: what is lost costs the message one start too many."""
+        with suppress(Exception):
+            async with asyncio.timeout(_LAST_WRITE):
+                await self._transact(function)
+
+    async def _transact(self, function: Callable[[Session, JobKey], T]) -> T:
+        key = JobKey(self._id, self._policy.consumer)
+
+        def transact(session: Session) -> T:
+            limit_idle_now(session)
+            return function(session, key)
+
+        return await self._policy.handling.transact(transact)
+
+
+def _count(unless_open: bool, session: Session, key: JobKey) -> int | None:
+    return count_start(session, key, unless_open=unless_open)
+
+
+def _keep(starts: int, session: Session, key: JobKey) -> None:
+    keep_starts(session, key, starts)

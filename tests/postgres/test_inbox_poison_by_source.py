@@ -1,0 +1,111 @@
+"""What the postgres broker says of messages that a dead replica may have started."""
+
+import asyncio
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import MessageHandled
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
+from inbox.source import Delivery
+from inbox.sources.postgres import PostgresSource
+from inbox.testing.crash import die_holding
+from outbox import Message
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import async_sessions_of, numbered, running
+from tests.fixtures.relay import execute
+
+pytestmark = pytest.mark.timeout(180)
+
+SUBSCRIBE = "INSERT INTO inbox.subscription VALUES ('billing', 'orders')"
+
+
+def source(url: str) -> PostgresSource:
+    return PostgresSource(
+        url,
+        consumer="billing",
+        topics=["orders"],
+        lease=timedelta(seconds=2),
+        sweep_interval=timedelta(milliseconds=200),
+    )
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with PostgresPublisher.from_url(url) as publisher:
+        await publisher.publish(messages)
+
+
+async def receive(consumer: PostgresSource, count: int) -> list[Delivery]:
+    received: list[Delivery] = []
+    async with asyncio.timeout(60):
+        while len(received) < count:
+            received += await consumer.receive(limit=100)
+    return received
+
+
+def history_of(delivery: Delivery) -> History | None:
+    return getattr(delivery, "history", None)
+
+
+async def test_what_was_there_before_the_lane_was_taken_may_have_been_started(
+    database_url: str,
+) -> None:
+    execute(database_url, SUBSCRIBE)
+    await publish(database_url, *numbered(3))
+    async with source(database_url) as consumer:
+        before = await receive(consumer, 3)
+        await publish(database_url, *numbered(3))
+        later = await receive(consumer, 3)
+    assert [isinstance(history_of(d), TakenOver) for d in before] == [True] * 3
+    assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
+
+
+async def test_what_failed_was_started_before(database_url: str) -> None:
+    async with source(database_url) as consumer:
+        # The lanes are taken by the first receive.
+        await publish(database_url, *numbered(1))
+        await receive(consumer, 1)
+        await publish(database_url, Message("orders", b""))
+        (delivery,) = await receive(consumer, 1)
+        await delivery.nack(timedelta(milliseconds=1))
+        (again,) = await receive(consumer, 1)
+    assert (again.attempts, history_of(again)) == (1, REDELIVERED)
+
+
+async def test_a_claim_writes_nothing_even_after_a_crash(database_url: str) -> None:
+    execute(database_url, SUBSCRIBE)
+    await publish(database_url, *numbered(3, keys=3))
+    await die_holding(partial(source, database_url), 3)
+    async with source(database_url) as consumer:
+        assert {d.attempts for d in await receive(consumer, 3)} == {0}
+    assert execute(database_url, "SELECT DISTINCT attempts FROM inbox.delivery") == [
+        (0,)
+    ]
+
+
+async def test_what_a_dead_replica_only_held_is_charged_with_no_start(
+    database_url: str,
+) -> None:
+    execute(database_url, SUBSCRIBE)
+    messages = numbered(3, keys=3)
+    await publish(database_url, *messages)
+    await die_holding(partial(source, database_url), 3)
+    seen: list[int] = []
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source(database_url), sessions, name="billing")
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            query = "SELECT starts FROM inbox.suspect WHERE message_id = %s"
+            ((starts,),) = await asyncio.to_thread(
+                execute, database_url, query, [message.id]
+            )
+            seen.append(starts)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 3)
+    assert seen == [1, 1, 1]
+    assert execute(database_url, "SELECT 1 FROM inbox.suspect") == []
