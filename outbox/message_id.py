@@ -1,4 +1,11 @@
-"""UUIDv7: identifiers that contain the time at which they were generated."""
+"""UUIDv7: identifiers that contain the time at which they were generated.
+
+`uuid.uuid7` of Python 3.14 promises less. It takes no lock: with several threads, later
+identifiers sort before earlier ones, and many share everything but their last 32 bits.
+While the clock is behind the last identifier, each one lies a whole millisecond after
+the one before: a million messages added after the clock was set back would end a
+quarter of an hour in the future, and receipts are partitioned by that moment.
+"""
 
 import os
 import threading
@@ -12,10 +19,11 @@ _last = 0
 
 
 def uuid7() -> UUID:
-    """Make a UUIDv7 (RFC 9562, section 5.7, method 1).
+    """Make a UUIDv7 (RFC 9562, section 6.2, method 3).
 
-    Within one process the identifiers ascend strictly: 12 bits below the
-    millisecond count on when several fall into one. Safe to call from any thread.
+    Within one process the identifiers ascend strictly, even when the clock is set back:
+    the 12 bits below the millisecond count on. Safe to call from any thread; a forked
+    child makes other identifiers than its parent.
     """
     global _last
     now = time.time_ns()
@@ -30,14 +38,14 @@ def uuid7() -> UUID:
 
 
 def is_uuid7(value: UUID) -> bool:
-    """Tell whether `value` has version 7 and the RFC 9562 variant."""
+    """Return whether `value` has version 7 and the variant of RFC 9562."""
     return value.int >> 76 & 0xF == 7 and value.int >> 62 & 0b11 == 0b10
 
 
 def moment_of(value: UUID) -> datetime:
-    """Read the moment, to the millisecond, out of a UUIDv7.
+    """Return the moment, to the millisecond, that a UUIDv7 carries.
 
-    The same as the SQL function `inbox.moment_of`, which a CHECK holds against
-    the partition column: both must agree to the microsecond.
+    A CHECK compares the partition column with the SQL function `inbox.moment_of`, so
+    the two functions must agree to the microsecond.
     """
     return _EPOCH + timedelta(milliseconds=value.int >> 80)
