@@ -15,7 +15,7 @@ from outbox.cli.table import printable
 from outbox.errors import ConfigError, OutboxError
 from outbox.observability.endpoints import FORMS, Endpoints
 from outbox.observability.health import Health
-from outbox.observability.heartbeat import Pulse
+from outbox.observability.heartbeat import Heartbeat
 from outbox.observability.logging import PrintableFormatter
 from outbox.observability.watchdog import Watchdog
 
@@ -190,7 +190,7 @@ def run_until_stopped(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(Pulse.from_environment().beating())
+            await stack.enter_async_context(Heartbeat.from_environment().beating())
             if watchdog is not None:
                 await stack.enter_async_context(watchdog.watching())
             await stack.enter_async_context(endpoints.served())

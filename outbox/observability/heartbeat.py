@@ -1,7 +1,7 @@
-"""The pulse: proof, for whoever watches a process, that its event loop goes round.
+"""The heartbeat of a process: proof that its event loop is running.
 
-It says nothing of the database or the broker. Those who are away come back, and a
-process that was restarted meanwhile is no better off.
+It says nothing about the database or the broker: their outages end by themselves, and
+restarting the process meanwhile wouldn't help.
 """
 
 import asyncio
@@ -14,39 +14,41 @@ from typing import Final
 
 from outbox.errors import ConfigError
 
-__all__ = ["PULSE_VARIABLE", "Pulse"]
+__all__ = ["HEARTBEAT_VARIABLE", "Heartbeat"]
 
-PULSE_VARIABLE: Final = "PILLARBOX_PULSE_FILE"
+HEARTBEAT_VARIABLE: Final = "PILLARBOX_HEARTBEAT_FILE"
 SYSTEMD_VARIABLE: Final = "NOTIFY_SOCKET"
 INTERVAL_SECONDS: Final = 5.0
 
 
-class Pulse:
-    """Touches a file, tells systemd, both or neither, every five seconds.
+class Heartbeat:
+    """Touches a file and notifies systemd every five seconds, if they are given.
 
     Args:
-        file: whose time of change is that of the last beat.
-        systemd: the socket on which systemd waits for the beats of its watchdog.
+        file: its modification time is that of the last heartbeat.
+        systemd: the socket on which systemd expects notifications.
     """
 
     def __init__(self, file: Path | None = None, systemd: str | None = None) -> None:
         self._file = file
-        # A leading @ stands for the NUL of a name that lies in no directory.
+        # A leading @ stands for the NUL byte of an abstract socket.
         abstract = systemd is not None and systemd.startswith("@")
         self._systemd = f"\0{systemd[1:]}" if systemd and abstract else systemd
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Pulse":
-        """Take both from the variables that an image or systemd sets."""
-        file = environment.get(PULSE_VARIABLE)
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ
+    ) -> "Heartbeat":
+        """Read both from the variables that an image or systemd sets."""
+        file = environment.get(HEARTBEAT_VARIABLE)
         return cls(Path(file) if file else None, environment.get(SYSTEMD_VARIABLE))
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Beat for as long as the block runs.
+        """Send heartbeats for as long as the block runs.
 
         Raises:
-            ConfigError: the file can't be written, or the socket is not there.
+            ConfigError: the file can't be written, or the socket doesn't exist.
         """
         if self._file is None and self._systemd is None:
             yield
@@ -55,31 +57,31 @@ class Pulse:
             self._beat("READY=1")
         except OSError as error:
             raise ConfigError(
-                f"the pulse can't beat: {error}; let {PULSE_VARIABLE} name a file in "
-                "a directory that this user may write, or unset it"
+                f"can't send a heartbeat: {error}; let {HEARTBEAT_VARIABLE} name a"
+                " file in a directory that this user may write to, or unset it"
             ) from error
         beating = asyncio.create_task(self._beat_on())
         try:
             yield
         finally:
             beating.cancel()
-            # The last news is that of a stop: systemd waits for the drain, then.
+            # So that systemd waits for the drain.
             with suppress(OSError):
-                self._tell("STOPPING=1")
+                self._notify("STOPPING=1")
 
     async def _beat_on(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            # A beat that fails is one that is missing.
+            # A heartbeat that can't be sent is a missing one.
             with suppress(OSError):
                 self._beat("WATCHDOG=1")
 
-    def _beat(self, news: str) -> None:
+    def _beat(self, state: str) -> None:
         if self._file is not None:
             self._file.touch()
-        self._tell(news)
+        self._notify(state)
 
-    def _tell(self, news: str) -> None:
+    def _notify(self, state: str) -> None:
         if self._systemd is not None:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-                line.sendto(news.encode(), self._systemd)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(state.encode(), self._systemd)

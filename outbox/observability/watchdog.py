@@ -1,9 +1,9 @@
-"""The watchdog: ends a process whose event loop is stuck, and says where.
+"""The watchdog: ends a process whose event loop is blocked, and shows where.
 
-A loop that a handler blocks sends no heartbeats, so the server has taken the leases
-away long ago; but nobody starts the process anew. A thread notices. It counts its own
-ticks instead of reading a clock, so a process that was frozen is not found guilty when
-it thaws: then the thread stood still, too.
+A blocked loop sends no heartbeats, so the server has long released the process's
+leases, but nothing would restart the process. A thread notices. It counts its own ticks
+instead of reading a clock, so that a process that was frozen isn't ended when it is
+resumed: its watchdog was frozen, too.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ _TICKS: Final = 20
 
 
 def end_process(limit: float) -> None:
-    """Write down where every thread stands, and exit with `STUCK` at once."""
+    """Write the stacks of all threads to standard error, and exit with `STUCK`."""
     sys.stderr.write(
-        f"the event loop has not turned for {limit:g} s; the stacks "
-        "of all threads follow, then this process ends\n"
+        f"the event loop has been blocked for {limit:g} s; exiting with status"
+        f" {STUCK} after the stacks of all threads\n"
     )
     sys.stderr.flush()
     faulthandler.dump_traceback(sys.stderr)
@@ -34,49 +34,53 @@ def end_process(limit: float) -> None:
 
 
 class Watchdog:
-    """Watches the running loop from a thread.
+    """Watches the running event loop from a thread.
 
     Args:
-        limit: how many seconds the loop may take for one turn.
-        bite: called in that thread when it took longer.
+        limit: for how many seconds the loop may be blocked.
+        on_blocked: called in that thread, with the limit, when it was blocked for
+            longer.
+
+    Raises:
+        ConfigError: the limit isn't a positive number of seconds.
     """
 
     def __init__(
         self,
         limit: float,
-        bite: Callable[[float], None] = end_process,
+        on_blocked: Callable[[float], None] = end_process,
     ) -> None:
         if not 0 < limit < threading.TIMEOUT_MAX:
             raise ConfigError(
-                f"watchdog={limit:g}: must be a positive number of seconds, or 0 for "
-                "none"
+                f"watchdog={limit:g}: must be a positive number of seconds, or 0 to "
+                "turn it off"
             )
         self._limit = limit
         self._tick = limit / _TICKS
-        self._bite = bite
-        self._silent = 0
-        self._over = threading.Event()
+        self._on_blocked = on_blocked
+        self._ticks = 0
+        self._stopped = threading.Event()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Watch for as long as the block runs."""
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        beating = asyncio.create_task(self._beat())
+        ticking = asyncio.create_task(self._reset())
         thread.start()
         try:
             yield
         finally:
-            self._over.set()
-            beating.cancel()
+            self._stopped.set()
+            ticking.cancel()
 
-    async def _beat(self) -> None:
+    async def _reset(self) -> None:
         while True:
-            self._silent = 0
+            self._ticks = 0
             await asyncio.sleep(self._tick)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._tick):
-            self._silent += 1
-            if self._silent > _TICKS:
-                self._bite(self._limit)
+        while not self._stopped.wait(self._tick):
+            self._ticks += 1
+            if self._ticks > _TICKS:
+                self._on_blocked(self._limit)
                 return

@@ -79,20 +79,20 @@ def test_pg_cron_has_the_upkeep_in_this_database(shop: Project) -> None:
     assert shop.psql(launcher) == "1"
 
 
-def test_a_process_that_stands_still_has_no_pulse_until_it_goes_on(
+def test_a_process_that_stands_still_has_no_heartbeat_until_it_goes_on(
     shop: Project,
 ) -> None:
     relay = shop.container("relay")
 
     def beats() -> bool:
-        return run("docker", "exec", relay, "pulse", check=False).returncode == 0
+        return run("docker", "exec", relay, "heartbeat", check=False).returncode == 0
 
-    wait_for("the pulse", beats, seconds=PATIENCE)
+    wait_for("the heartbeat", beats, seconds=PATIENCE)
     docker("kill", "--signal", "STOP", relay)
-    docker("exec", relay, "touch", "--date=-1 minute", "/run/pillarbox/pulse")
+    docker("exec", relay, "touch", "--date=-1 minute", "/run/pillarbox/heartbeat")
     assert not beats()
     docker("kill", "--signal", "CONT", relay)
-    wait_for("the pulse again", beats, seconds=PATIENCE)
+    wait_for("the heartbeat again", beats, seconds=PATIENCE)
 
 
 @pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq", "sns"])

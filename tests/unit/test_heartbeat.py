@@ -1,4 +1,4 @@
-"""The pulse of a process: it beats for as long as the loop goes round."""
+"""The heartbeat of a process: it is sent for as long as the event loop runs."""
 
 import asyncio
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from outbox.errors import ConfigError
-from outbox.observability import heartbeat as pulse
-from outbox.observability.heartbeat import Pulse
+from outbox.observability import heartbeat
+from outbox.observability.heartbeat import Heartbeat
 from tests.fixtures.waiting import let_pass, wait_for
 
 LONG_AGO = 1.0
@@ -17,7 +17,7 @@ LONG_AGO = 1.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.01)
 
 
 def age(file: Path) -> None:
@@ -29,8 +29,8 @@ def is_aged(file: Path) -> bool:
 
 
 async def test_it_touches_its_file_until_the_process_ends(tmp_path: Path) -> None:
-    file = tmp_path / "pulse"
-    async with Pulse(file).beating():
+    file = tmp_path / "heartbeat"
+    async with Heartbeat(file).beating():
         for _ in range(3):
             age(file)
             await asyncio.to_thread(wait_for, "a beat", lambda: not is_aged(file))
@@ -39,8 +39,8 @@ async def test_it_touches_its_file_until_the_process_ends(tmp_path: Path) -> Non
 
 
 async def test_it_stands_still_while_the_loop_does(tmp_path: Path) -> None:
-    file = tmp_path / "pulse"
-    async with Pulse(file).beating():
+    file = tmp_path / "heartbeat"
+    async with Heartbeat(file).beating():
         age(file)
         let_pass(0.1)  # as a handler does that blocks the loop
         assert is_aged(file)
@@ -59,7 +59,7 @@ async def test_systemd_is_told_of_start_beats_and_stop(
         systemd.setblocking(False)
         loop = asyncio.get_running_loop()
         news: list[bytes] = []
-        async with Pulse.from_environment({"NOTIFY_SOCKET": name}).beating():
+        async with Heartbeat.from_environment({"NOTIFY_SOCKET": name}).beating():
             async with asyncio.timeout(60):
                 while news.count(b"WATCHDOG=1") < 2:
                     news.append(await loop.sock_recv(systemd, 100))
@@ -70,14 +70,16 @@ async def test_systemd_is_told_of_start_beats_and_stop(
 
 
 async def test_without_variables_nothing_beats() -> None:
-    async with Pulse.from_environment({}).beating():
+    async with Heartbeat.from_environment({}).beating():
         assert len(asyncio.all_tasks()) == 1
 
 
 async def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "missing" / "pulse"
-    with pytest.raises(ConfigError, match=r"missing/pulse.*PILLARBOX_PULSE_FILE"):
-        async with Pulse.from_environment(
-            {"PILLARBOX_PULSE_FILE": str(file)}
+    file = tmp_path / "missing" / "heartbeat"
+    with pytest.raises(
+        ConfigError, match=r"missing/heartbeat.*PILLARBOX_HEARTBEAT_FILE"
+    ):
+        async with Heartbeat.from_environment(
+            {"PILLARBOX_HEARTBEAT_FILE": str(file)}
         ).beating():
             pass
