@@ -22,9 +22,7 @@ from inbox.consuming.settlement import Settlement
 from inbox.dead_letters.retry import HandlingRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
-from inbox.handlers.executor import check_database
-from inbox.handlers.idle_timeout import DEFAULT_MAX_IDLE
-from inbox.handlers.prepare import Permanent, Terms
+from inbox.handlers.executor import Permanent, Terms, check_database
 from inbox.handlers.registration import (
     AnyHandler,
     has_long_handlers,
@@ -39,6 +37,7 @@ from inbox.handlers.upcasting import Upcaster, Versions
 from inbox.jobs.runner import sweeping
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
+from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.payload_codec import PayloadCodec

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import cache
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,20 +18,22 @@ from typing import (
 )
 from uuid import UUID
 
+from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.handlers.signature import Takes, check_signature, is_async, refuse_awaitable
 from inbox.receipt import MessageId, check_text, record_receipt
-from inbox.replay import replay_caused_by
 from inbox.transaction import lent
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
+from outbox.postgres.sql_files import load
 from outbox.session import is_async_scoped_session, is_async_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -219,3 +222,18 @@ def is_idempotent(handler: Callable[..., Any]) -> bool:
 def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
     """Tell what a handler does with a duplicate; None if it isn't `@idempotent`."""
     return cast("OnDuplicate | None", getattr(handler, _MARK, None))
+
+
+def replay_caused_by(session: Session, message_id: UUID) -> int:
+    """Make the relay publish again what names a message as its cause; give how many.
+
+    With the ids that they have: who did get them skips them. It happens if and when
+    the session's transaction commits.
+    """
+    found = session.execute(_statement(), {"id": message_id})
+    return int(found.scalar_one())
+
+
+@cache
+def _statement() -> TextClause:
+    return text(load("inbox", "replay_caused_by"))

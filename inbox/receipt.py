@@ -27,9 +27,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
-from inbox.handlers.idle_timeout import LIMITS_IDLE, max_idle_of
 from inbox.schema import foreign_receipt_table, receipt_table
-from inbox.transaction import hold
+from inbox.transaction import LIMITS_IDLE, hold, max_idle_of
 from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.causation import note_cause

@@ -1,14 +1,16 @@
-"""What was fetched and not handed over yet: in its order, with keys that wait aside.
+"""What a source keeps in memory.
 
-A key waits while one of its messages does: what comes after that stays behind it,
-and all other keys go on.
+`Backlog`: what was fetched and not handed over yet, in its order. A key waits while one
+of its messages does: what comes after that stays behind it, and all other keys go on.
+`LruCache`: what was noted about the latest messages.
 """
 
 import heapq
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+from uuid import UUID
 
 
 class Item(Protocol):
@@ -118,3 +120,31 @@ class Backlog(Generic[T]):
 
 def _name(item: Item) -> str | int:
     return id(item) if item.key is None else item.key
+
+
+N = TypeVar("N")
+
+_MAX_IDS: Final = 10_000
+
+
+class LruCache(Generic[N]):
+    """Notes on the ids noted last; the oldest are forgotten."""
+
+    def __init__(self, max_ids: int = _MAX_IDS) -> None:
+        self._max_ids = max_ids
+        self._notes: dict[UUID, N] = {}
+
+    def note(self, id: UUID, note: N) -> None:
+        """Keep a note, instead of the one there is."""
+        self._notes.pop(id, None)
+        self._notes[id] = note
+        if len(self._notes) > self._max_ids:
+            del self._notes[next(iter(self._notes))]
+
+    def get(self, id: UUID) -> N | None:
+        """Give what was noted."""
+        return self._notes.get(id)
+
+    def forget(self, id: UUID) -> None:
+        """Forget it, if there is anything."""
+        self._notes.pop(id, None)

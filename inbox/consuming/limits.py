@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from inbox.handlers.idle_timeout import check_max_idle
+from inbox.transaction import check_max_idle
 from outbox.errors import ConfigError
 
 MIB: Final = 1024 * 1024

@@ -15,12 +15,13 @@ import asyncio
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from inbox.consuming.dispatch import Flight
-from inbox.consuming.give_up import GivingUp, about_message, ack, problem_of, refusal_of
-from inbox.consuming.outage import Outage
-from inbox.dead_letters.write import DeadLetterWriter
+from inbox.dead_letters.write import DeadLetterWriter, Failure, Stacktraces
 from inbox.errors import (
     DeadLetter,
     InvalidReceiptError,
@@ -28,22 +29,34 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.events import (
+    DatabaseFound,
+    DatabaseLost,
+    DeadLetterRepeated,
     DuplicateSkipped,
     HandlerFailed,
     MessageCancelled,
+    MessageDeadLettered,
     MessageHandled,
     RetryRequested,
 )
 from inbox.handlers.batch import Batches, Batching
-from inbox.handlers.executor import Handling, is_cancelled
+from inbox.handlers.executor import Handling, connection_broke, is_cancelled
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
 from inbox.jobs.runner import JobCancelled, JobReturned, LongHandler, LongHandling
 from inbox.poison.policy import PoisonPolicy, StartCounter, StartedTooOften
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
-from outbox.errors import DatabaseUnavailableError, shorten
+from outbox.errors import (
+    BrokerUnavailableError,
+    DatabaseUnavailableError,
+    InvalidMessageError,
+    OutboxError,
+    one_line,
+    shorten,
+)
 from outbox.events import Observers
+from outbox.limits import check_received
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
@@ -271,3 +284,158 @@ class Settlement:
 
     def _about(self, message: Message) -> dict[str, Any]:
         return about_message(self._consumer, message)
+
+
+_AWAY: Final = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeoutError,
+    OSError,
+    OutboxError,
+)
+# By class: data, constraint and program limit; internal: too large to be put together.
+_OF_THE_ROW: Final = ("22", "23", "54", "XX000")
+
+
+class GivingUp:
+    """Writes the dead letters of one run of a consumer, and acks what they are of.
+
+    Attributes:
+        stacktraces: those that the run has told.
+    """
+
+    def __init__(
+        self, dead_letters: DeadLetterWriter, outage: "Outage", observers: Observers
+    ) -> None:
+        self._dead_letters = dead_letters
+        self.stacktraces = Stacktraces()
+        self._outage = outage
+        self._notify = observers.notify
+
+    async def give_up(
+        self,
+        delivery: Delivery,
+        flight: Flight,
+        failure: str | BaseException,
+        attempts: int,
+    ) -> bool:
+        """Write a dead letter and ack; give False if the flight stops first."""
+        written: Failure | None = None
+        refusal: str | None = None
+        lost = 0
+        while written is None:
+            try:
+                async with flight.turn(delivery.message):
+                    written = await self._dead_letters.write(
+                        delivery.message,
+                        attempts=attempts,
+                        failure=failure,
+                        readable=problem_of(delivery) is None,
+                        refusal=refusal,
+                    )
+            except Exception as error:  # noqa: BLE001 (nothing else can be done with it)
+                if refusal is None:
+                    refusal = refusal_of(error)
+                    if refusal is not None:
+                        continue
+                # What refuses the spare row as well is no matter of this message.
+                refusal = None
+                lost += 1
+                if not await self._outage.wait(error, lost, flight):
+                    return False
+        self._outage.end()
+        about = about_message(self._dead_letters.consumer, delivery.message)
+        if written.is_new:
+            trace = self.stacktraces.first(delivery.message, failure, written)
+            self._notify(
+                MessageDeadLettered(
+                    **about,
+                    attempts=attempts,
+                    reason=written.reason,
+                    stacktrace=trace,
+                )
+            )
+        else:
+            self._notify(DeadLetterRepeated(**about))
+        await ack(delivery)
+        return True
+
+
+def problem_of(delivery: Delivery) -> str | None:
+    """Say why a delivery can't be handled, and not be kept as a message that can."""
+    if delivery.problem is not None:
+        return delivery.problem
+    try:
+        check_received(delivery.message)
+    except InvalidMessageError as error:
+        return str(error)
+    return None
+
+
+def refusal_of(error: Exception) -> str | None:
+    """Say how a row was refused for what is in it; None if that is an outage.
+
+    The server's own words are left out: they may quote the row.
+    """
+    refused_by = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(refused_by, "sqlstate", None) or getattr(refused_by, "pgcode", None)
+    if state is None:
+        # It was the driver, or we, who could not even write it.
+        is_away = isinstance(error, _AWAY) or connection_broke(error)
+        return None if is_away else type(refused_by).__name__
+    if not str(state).startswith(_OF_THE_ROW):
+        return None
+    return f"{type(refused_by).__name__}, SQLSTATE {state}"
+
+
+def about_message(consumer: str, message: Message) -> dict[str, Any]:
+    """Give what every event about a message says."""
+    return {
+        "consumer": consumer,
+        "id": message.id,
+        "topic": message.topic,
+        "key": message.key,
+    }
+
+
+async def ack(delivery: Delivery) -> None:
+    """Ack, if the broker is there: else it comes again, and is known."""
+    try:
+        await delivery.ack()
+    except BrokerUnavailableError:
+        return
+
+
+_RECOVERY: Final = RetryPolicy(
+    first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
+)
+
+
+class Outage:
+    """What one run of a consumer knows of its database."""
+
+    def __init__(self, consumer: str, observers: Observers) -> None:
+        self._consumer = consumer
+        self._notify = observers.notify
+        self._is_lost = False
+
+    async def wait(self, error: BaseException, times: int, flight: Flight) -> bool:
+        """Wait after an error, the longer the more there were; False: it is to stop."""
+        delay = _RECOVERY.delay(times)
+        if not self._is_lost:
+            self._is_lost = True
+            self._notify(
+                DatabaseLost(
+                    consumer=self._consumer,
+                    reason=one_line(error),
+                    seconds=delay.total_seconds(),
+                )
+            )
+        # Not parked: while it lasts, no more is to be fetched.
+        return await flight.pause(delay)
+
+    def end(self) -> None:
+        """Tell that the database is back, if it was away."""
+        if self._is_lost:
+            self._is_lost = False
+            self._notify(DatabaseFound(consumer=self._consumer))

@@ -22,23 +22,23 @@ from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy.orm import Session
 
-from inbox.dead_letters.schedule_lock import schedule_lock
-from inbox.dead_letters.write import DeadLetterWriter
-from inbox.errors import RetryLater
-from inbox.events import MessageCancelled
-from inbox.handlers.idle_timeout import DEFAULT_MAX_IDLE
-from inbox.handlers.locked_handler import (
+from inbox.dead_letters.locks import (
     TakenError,
     bracketed,
     lock_letter,
     named,
     run_statement,
+    schedule_lock,
 )
+from inbox.dead_letters.write import DeadLetterWriter
+from inbox.errors import RetryLater
+from inbox.events import MessageCancelled
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
 from inbox.handlers.sessions import Sessions, handling
 from inbox.jobs.runner import JobBusy, JobCancelled, LongHandler, LongHandling
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
+from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.dead_letters import (
     Candidate,
     Letter,

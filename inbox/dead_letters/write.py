@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import bindparam, insert, null, select, text
 from sqlalchemy.orm import Session
 
-from inbox.consuming.lru import Recent
+from inbox.consuming.backlog import LruCache
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
 from inbox.handlers.executor import Handling
-from inbox.handlers.idle_timeout import limit_idle_now
 from inbox.schema import dead_letter_table
+from inbox.transaction import limit_idle_now
 from outbox import json_codec as codec
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import SHORTENED, TOPIC_HEADER
@@ -85,7 +85,7 @@ class Stacktraces:
     """
 
     def __init__(self) -> None:
-        self._told: Recent[bool] = Recent()
+        self._told: LruCache[bool] = LruCache()
 
     def first(
         self, message: Message, failure: str | BaseException, said: Failure

@@ -30,10 +30,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
 from inbox.errors import InvalidReceiptError
-from inbox.handlers.idle_timeout import DEFAULT_MAX_IDLE, check_max_idle, limit_idle
 from inbox.idempotent import record_receipt_async
 from inbox.receipt import MessageId, check_text
-from inbox.transaction import lent
+from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle, lent, limit_idle
 from outbox.cloudevents.fields import PAYLOAD, from_fields
 from outbox.cloudevents.headers import to_headers
 from outbox.errors import InvalidMessageError

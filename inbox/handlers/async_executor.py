@@ -11,14 +11,13 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import InvalidReceiptError
 from inbox.handlers.executor import TABLES
-from inbox.handlers.idle_timeout import limit_idle
 from inbox.handlers.routes import AsyncHandler, BatchHandler, Handler, name_of
 from inbox.handlers.signature import is_async
 from inbox.idempotent import is_idempotent, record_receipt_async
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
 from inbox.receipt import record_receipts
-from inbox.transaction import hold, lent
+from inbox.transaction import hold, lent, limit_idle
 from outbox.errors import (
     AutocommitError,
     ConfigError,

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from inbox.errors import DeadLetter, TransactionEndedError
-from inbox.handlers.executor import Handling, is_cancelled
-from inbox.handlers.prepare import Terms, prepare
+from inbox.handlers.executor import Handling, Terms, is_cancelled, prepare
 from inbox.handlers.routes import BatchHandler, Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message

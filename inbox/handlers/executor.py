@@ -1,20 +1,34 @@
-"""The contract of those who run handlers, each in a transaction after its receipt.
+"""How handlers are run, each in a transaction after its receipt.
 
-There are two, because the user's handlers have two colours: async ones run in the
-loop with an `AsyncSession`, sync ones in threads with a `Session`.
+There are two executors, since handlers come in two kinds: coroutine functions run in
+the event loop with an `AsyncSession`, plain functions in threads with a `Session`.
+`prepare` wraps a handler in its `Terms`: the version it understands, its time limit,
+and which of its failures are permanent.
 """
 
 import asyncio
+import functools
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 from sqlalchemy import Executable, Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from inbox.handlers.routes import BatchHandler, Handler
+from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
+from inbox.handlers.routes import (
+    AsyncHandler,
+    BatchHandler,
+    Handler,
+    SyncHandler,
+    name_of,
+)
+from inbox.handlers.signature import is_async, refuse_awaitable
 from inbox.jobs.job import AnyJob
 from inbox.jobs.store import JobKey, Leased
 from outbox.errors import (
@@ -22,12 +36,17 @@ from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
     one_line,
+    shorten,
 )
 from outbox.events import Observer
 from outbox.message import Message
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
 
 T = TypeVar("T")
 
@@ -174,3 +193,107 @@ def is_cancelled() -> bool:
     """Tell a task that is cancelled from a handler that raised what looks like it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+Permanent: TypeAlias = (
+    type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a handler is called.
+
+    Attributes:
+        lift: makes a message one that the handler understands.
+        time_limit: after which its work is rolled back and counted as a failure. A
+            plain function can't be stopped: it keeps its place in flight until it
+            returns.
+        permanent: of the exceptions that it raises, those that no retry would fix.
+        retry: backoff and number of attempts; the consumer's if None.
+    """
+
+    lift: Callable[[Message], Message]
+    time_limit: timedelta | None = None
+    permanent: Permanent = ()
+    retry: RetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be used."""
+        if self.time_limit is not None and self.time_limit <= timedelta(0):
+            raise ConfigError(f"time_limit={self.time_limit}: must be positive")
+        kinds: tuple[object, ...] = (
+            self.permanent if isinstance(self.permanent, tuple) else ()
+        )
+        for kind in kinds:
+            if not isinstance(kind, type) or not issubclass(kind, Exception):
+                raise ConfigError(
+                    f"permanent {shorten(kind)}: isn't a kind of exception; pass "
+                    "classes, or a function that tells"
+                )
+
+    def judge(self, error: Exception) -> None:
+        """Raise `DeadLetter` for an error that no retry would fix.
+
+        Decisions and lost connections are left alone, whatever `permanent` says.
+        """
+        if isinstance(error, RetryLater | DeadLetter) or connection_broke(error):
+            return
+        if isinstance(self.permanent, type | tuple):
+            is_permanent = isinstance(error, self.permanent)
+        else:
+            is_permanent = self.permanent(error)
+        if is_permanent:
+            raise DeadLetter(one_line(error)) from error
+
+    def check_time(self, handler: Handler, seconds: float) -> None:
+        """Raise `HandlerTimeoutError` if a handler took longer than it may."""
+        limit = self.time_limit
+        if limit is not None and seconds > limit.total_seconds():
+            raise HandlerTimeoutError(name_of(handler), limit)
+
+
+def prepare(handler: Handler, terms: Terms) -> Handler:
+    """Give a handler of the same colour that keeps to the terms."""
+    if is_async(handler):
+        return _prepare_async(cast("AsyncHandler", handler), terms)
+    return _prepare_sync(cast("SyncHandler", handler), terms)
+
+
+def _prepare_async(handler: AsyncHandler, terms: Terms) -> AsyncHandler:
+    seconds = None if terms.time_limit is None else terms.time_limit.total_seconds()
+
+    @functools.wraps(handler)
+    async def prepared(session: "AsyncSession", message: Message) -> Any:
+        message = terms.lift(message)
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await handler(session, message)
+        except TimeoutError as error:
+            if limit.expired() and terms.time_limit is not None:
+                raise HandlerTimeoutError(name_of(handler), terms.time_limit) from error
+            terms.judge(error)
+            raise
+        except Exception as error:
+            terms.judge(error)
+            raise
+
+    return prepared
+
+
+def _prepare_sync(handler: SyncHandler, terms: Terms) -> SyncHandler:
+    @functools.wraps(handler)
+    def prepared(session: Session, message: Message) -> Any:
+        message = terms.lift(message)
+        started = time.monotonic()
+        try:
+            result = handler(session, message)
+        except Exception as error:
+            terms.judge(error)
+            raise
+        refuse_awaitable(handler, result)
+        terms.check_time(handler, time.monotonic() - started)
+        return result
+
+    return prepared

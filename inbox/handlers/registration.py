@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias, cast
 
 from inbox.handlers.batch import Batching
-from inbox.handlers.prepare import Terms, prepare
+from inbox.handlers.executor import Terms, prepare
 from inbox.handlers.routes import Handler, Routes, name_of
 from inbox.idempotent import on_duplicate_of
 from inbox.jobs.runner import LongHandler

@@ -11,9 +11,9 @@ from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
 
 from inbox.handlers.async_executor import AsyncHandling
 from inbox.handlers.executor import Handling
-from inbox.handlers.idle_timeout import DEFAULT_MAX_IDLE
 from inbox.handlers.thread_executor import SyncHandling
 from inbox.schema import receipt_table
+from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
 from outbox.session import is_async_sessionmaker
 

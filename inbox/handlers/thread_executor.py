@@ -13,14 +13,13 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import InvalidReceiptError
 from inbox.handlers.executor import TABLES
-from inbox.handlers.idle_timeout import limit_idle
 from inbox.handlers.routes import BatchHandler, Handler, SyncHandler, name_of
 from inbox.handlers.signature import is_async, refuse_awaitable
 from inbox.idempotent import is_idempotent
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
 from inbox.receipt import record_receipt, record_receipts
-from inbox.transaction import hold, lent
+from inbox.transaction import hold, lent, limit_idle
 from outbox.errors import (
     AutocommitError,
     ConfigError,

@@ -1,16 +1,23 @@
-"""Schema versions: a message of an older one is lifted to what its handler understands.
+"""What a handler gets to read: a payload that is sound, in the version it understands.
 
 v1 ──upcaster to 2──▶ v2 ──upcaster to 3──▶ v3 ──▶ handler of version 3
-v4 ──▶ dead letter, until a handler is there that understands it
+v4 ──▶ dead letter, until there is a handler that understands it
 """
 
+import re
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from inbox.errors import DeadLetter
-from inbox.handlers.content import check_content
 from inbox.idempotent import readable
-from outbox.errors import ConfigError, InvalidMessageError, one_line, shorten
+from outbox import json_codec as codec
+from outbox.errors import (
+    CodecError,
+    ConfigError,
+    InvalidMessageError,
+    one_line,
+    shorten,
+)
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec
 from outbox.schema_registry import SchemaRegistry
@@ -159,3 +166,41 @@ def _check(version: object, least: int) -> None:
 
 def _name(upcaster: Upcaster) -> str:
     return getattr(upcaster, "__qualname__", None) or repr(upcaster)
+
+
+_CHARSET: Final = re.compile(
+    r"text/.*;\s*charset=\"?([\w.:-]+)", re.ASCII | re.IGNORECASE
+)
+
+
+def check_content(message: Message) -> None:
+    """Refuse JSON that is none, and text that isn't in its own charset.
+
+    Raises:
+        DeadLetter: it says which, and where.
+    """
+    kind = message.content_type
+    if kind == codec.BINARY:
+        return
+    problem: Exception | None = None
+    try:
+        if codec.is_json(kind):
+            codec.decode(message.payload)
+        elif said := _CHARSET.match(kind):
+            message.payload.decode(said[1])
+    except (CodecError, UnicodeError) as error:
+        problem = error
+    except LookupError:
+        return  # a charset that we don't know
+    if problem is not None and not _is_encoded(message):
+        reason = problem.problem if isinstance(problem, CodecError) else str(problem)
+        raise DeadLetter(
+            f"the payload isn't what its content type {shorten(kind)} says: {reason}"
+        ) from problem
+
+
+def _is_encoded(message: Message) -> bool:
+    return any(
+        name.lower() == "content-encoding" and value.lower() != "identity"
+        for name, value in message.headers.items()
+    )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.errors import HandlerTimeoutError, JobLostError
-from inbox.handlers.idle_timeout import limit_idle, limit_idle_now
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -26,7 +25,7 @@ from inbox.jobs.store import (
     save_checkpoint,
 )
 from inbox.receipt import record_receipt
-from inbox.transaction import hold, lent
+from inbox.transaction import hold, lent, limit_idle, limit_idle_now
 from outbox.causation import note_cause
 from outbox.message import Message
 

@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Handling, connection_broke
-from inbox.handlers.idle_timeout import limit_idle_now
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -25,6 +24,7 @@ from inbox.jobs.store import (
     return_job,
 )
 from inbox.receipt import record_receipt
+from inbox.transaction import limit_idle_now
 from outbox.errors import DatabaseUnavailableError, OutboxError, one_line
 
 T = TypeVar("T")

@@ -24,7 +24,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Handling, connection_broke
-from inbox.handlers.idle_timeout import limit_idle_now
 from inbox.jobs.store import JobKey
 from inbox.poison.history import Delivered, History, TakenOver
 from inbox.poison.isolation import Isolation
@@ -37,6 +36,7 @@ from inbox.poison.store import (
 )
 from inbox.receipt import refusal
 from inbox.source import Delivery
+from inbox.transaction import limit_idle_now
 from outbox.errors import DatabaseUnavailableError, one_line
 from outbox.message_id import is_uuid7
 from outbox.retry import RetryPolicy

@@ -29,13 +29,13 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handlers.content import check_content
 from inbox.handlers.executor import Handling, connection_broke
-from inbox.handlers.idle_timeout import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.handlers.routes import Handler, Routes
 from inbox.handlers.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
 from inbox.handlers.signature import Takes, check_signature
+from inbox.handlers.upcasting import check_content
 from inbox.receipt import check_text, has_receipt
+from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier

@@ -14,7 +14,7 @@ from psycopg.rows import TupleRow
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
 
-from inbox.consuming.give_up import problem_of
+from inbox.consuming.settlement import problem_of
 from inbox.dead_letters.write import DeadLetterWriter
 from inbox.handlers.sessions import handling
 from inbox.source import Delivery

@@ -3,7 +3,7 @@
 import pytest
 
 from inbox.errors import DeadLetter
-from inbox.handlers.content import check_content
+from inbox.handlers.upcasting import check_content
 from outbox import Message
 from outbox.json_codec import is_json
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 
 from inbox import DeadLetter, RetryLater, idempotent
 from inbox.errors import HandlerTimeoutError
-from inbox.handlers.prepare import Terms, prepare
+from inbox.handlers.executor import Terms, prepare
 from inbox.handlers.signature import is_async
 from inbox.idempotent import is_idempotent
 from outbox import Message

@@ -16,8 +16,7 @@ from typing import Final, Self
 
 from pika import BasicProperties, spec
 
-from inbox.consuming.backlog import Backlog
-from inbox.consuming.lru import Recent
+from inbox.consuming.backlog import Backlog, LruCache
 from inbox.source import Delivery
 from inbox.sources.rabbitmq.delivery import RabbitMQDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
@@ -101,8 +100,8 @@ class RabbitMQSource:
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
         # They outlive a channel: what isn't acked comes again on the next.
-        self._failures: Recent[tuple[int, float]] = Recent()
-        self._done: Recent[bool] = Recent()
+        self._failures: LruCache[tuple[int, float]] = LruCache()
+        self._done: LruCache[bool] = LruCache()
         self.reclaimed = 0
 
     @classmethod

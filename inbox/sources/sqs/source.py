@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
 
-from inbox.consuming.lru import Recent
+from inbox.consuming.backlog import LruCache
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
@@ -114,7 +114,7 @@ class SqsSource:
         self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
         # They outlive a receipt handle: SQS counts for itself, whatever became of it.
-        self._failures: Recent[int] = Recent()
+        self._failures: LruCache[int] = LruCache()
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -1,23 +1,34 @@
-"""A handler between the lock of a dead letter and its new state, in one transaction."""
+"""The locks of retries: of one dead letter, and of a consumer's schedule.
 
+A handler runs between the lock of its dead letter and the change of its state, in one
+transaction.
+"""
+
+import asyncio
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from sqlalchemy import LargeBinary, TextClause, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from inbox.handlers.batch import Batching
 from inbox.handlers.routes import AsyncHandler, Handler, SyncHandler
+from inbox.handlers.sessions import Sessions
 from inbox.handlers.signature import is_async
 from inbox.transaction import lent
-from outbox.dead_letters import Candidate, Statement, statement
+from outbox.dead_letters import Candidate, Statement, lost_turn, statement
 from outbox.message import Message
+from outbox.postgres.advisory_lock import Lock, consumer_class
+from outbox.session import is_async_sessionmaker
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
+
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
 # Psycopg reads moments in no other style. How the handler writes them stays as it is.
@@ -105,3 +116,50 @@ def named(candidate: Candidate) -> dict[str, Any]:
     """Give the values by which a dead letter is found."""
     # As text, which every driver takes for a uuid.
     return {"id": str(candidate.id), "created_at": candidate.created_at}
+
+
+_Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool]:
+    """Hold the lock for the length of the block; give False if somebody else has it.
+
+    Raises:
+        DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+    """
+    lock = {"lock_class": consumer_class(consumer), "lock": int(Lock.DEAD_LETTERS)}
+    async with _aside(sessions) as run:
+        try:
+            taken = await run(lambda s: s.scalar(text_of(Statement.TRY_LOCK), lock))
+        except Exception as error:
+            raise lost_turn(error) from error
+        yield bool(taken)
+        try:
+            await run(lambda s: s.commit())
+        except Exception as error:
+            raise lost_turn(error) from error
+
+
+@asynccontextmanager
+async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
+    """Open a session; give what runs a function of it, in its own way."""
+    if is_async_sessionmaker(sessions):
+        session = sessions()
+        try:
+            yield session.run_sync
+        finally:
+            with suppress(SQLAlchemyError):
+                await session.close()
+        return
+    # In a thread, for the pool may let it wait.
+    held = sessions()
+
+    async def run(function: Callable[[Session], Any]) -> Any:
+        return await asyncio.to_thread(function, held)
+
+    try:
+        yield run
+    finally:
+        with suppress(SQLAlchemyError):
+            await asyncio.to_thread(held.close)

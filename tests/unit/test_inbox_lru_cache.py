@@ -1,12 +1,12 @@
 """Notes on recent ids: bounded, the oldest forgotten first."""
 
-from inbox.consuming.lru import Recent
+from inbox.consuming.backlog import LruCache
 from outbox import uuid7
 
 
 def test_the_oldest_notes_are_forgotten() -> None:
     first, second, third = uuid7(), uuid7(), uuid7()
-    recent: Recent[int] = Recent(max_ids=2)
+    recent: LruCache[int] = LruCache(max_ids=2)
     recent.note(first, 1)
     recent.note(second, 2)
     recent.note(first, 10)
@@ -16,7 +16,7 @@ def test_the_oldest_notes_are_forgotten() -> None:
 
 def test_a_note_can_be_forgotten_twice() -> None:
     id = uuid7()
-    recent: Recent[int] = Recent()
+    recent: LruCache[int] = LruCache()
     recent.note(id, 1)
     recent.forget(id)
     recent.forget(id)
