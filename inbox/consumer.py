@@ -267,6 +267,7 @@ class Consumer:
         is_long = has_long_handlers(self._routes)
         await check_database(self._handling, retry, observers.notify, is_long=is_long)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._handling.close)
             if is_long:
                 await stack.enter_async_context(sweeping(self._handling, self.name))
             flights = self._flights(weights, observers, bounds)
@@ -287,7 +288,6 @@ class Consumer:
                 failure = await receive_all(receptions, stop)
             finally:
                 returned = await stop_all(receptions, self._bounds.drain)
-                self._handling.close()
         observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
         if failure is not None:
             raise failure

@@ -113,7 +113,7 @@ class HandlingRetrier:
         trace: TracebackType | None,
     ) -> None:
         """Let go of the threads for plain functions."""
-        self._handling.close()
+        await self._handling.close()
 
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]

@@ -120,5 +120,5 @@ class AsyncHandling:
             await session.run_sync(hold)
             await session.execute(TABLES)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """There are no threads."""

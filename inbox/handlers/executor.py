@@ -104,8 +104,12 @@ class Handling(Protocol):
             AutocommitError: handlers would have no transaction.
         """
 
-    def close(self) -> None:
-        """Let go of threads, without waiting for those that still run."""
+    async def close(self) -> None:
+        """Let go of threads, without waiting for handlers that still run.
+
+        Transactions of our own are waited for, as long as they are short: whoever
+        disposes of the engine next finds no connection of theirs in use.
+        """
 
 
 async def check_database(

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any, Final, TypeVar, cast
 from uuid import UUID
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 # For statements of milliseconds: they wait for the server, and never for a handler.
 _MAX_BOOKKEEPERS: Final = 4
+# Above what they take, and below what a stop may take while the database is away.
+_LAST_BOOK: Final = 5.0
 
 
 class SyncHandling:
@@ -101,10 +103,10 @@ class SyncHandling:
         """Read no row."""
         await self._books.run(self._probe)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End idle threads; those at work end with their handler."""
-        self._handlers.close()
-        self._books.close()
+        await self._handlers.close()
+        await self._books.close(patience=_LAST_BOOK)
 
     def _handle(self, handler: SyncHandler, message: Message) -> bool:
         with self._sessions() as session, session.begin():
@@ -162,17 +164,22 @@ class _Threads:
         self._max_threads = max_threads
         self._name = name
         self._executor: ThreadPoolExecutor | None = None
+        self._running: set[Future[Any]] = set()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
         """Call a function in one of them, in the context of the running task."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._max_threads, self._name)
         context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, context.run, function, *arguments
-        )
+        call = self._executor.submit(context.run, function, *arguments)
+        self._running.add(call)
+        call.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(call)
 
-    def close(self) -> None:
+    async def close(self, *, patience: float = 0.0) -> None:
+        """End idle threads; wait for the others, which no cancel can end."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
+        if patience and (running := self._running.copy()):
+            await asyncio.to_thread(wait, running, patience)

@@ -199,7 +199,7 @@ class WebhookApp:
         while True:
             event = (await receive())["type"]
             if event == "lifespan.shutdown":
-                self._handling.close()
+                await self._handling.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             try:

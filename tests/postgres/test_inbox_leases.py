@@ -5,6 +5,7 @@ import threading
 from datetime import timedelta
 from typing import Any, Final
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -22,7 +23,7 @@ from inbox.jobs.job import AsyncJob, Job
 from outbox import Message
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
-from outbox.postgres.connection import sqlalchemy_url
+from outbox.postgres.connection import conninfo, sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.jobs import TOPIC, cancel, consumer_of, job_of, receipts
@@ -239,3 +240,30 @@ async def test_the_outcome_is_written_when_the_database_is_back(
     assert calls == [1]
     assert job_of(database_url)[:3] == ["success", 1, 1]
     assert receipts(database_url) == 1
+
+
+async def test_a_consumer_that_has_stopped_leaves_no_connection_in_use(
+    database_url: str,
+) -> None:
+    with (
+        sessions_of(database_url) as sessions,
+        psycopg.connect(conninfo(database_url)) as elsewhere,
+    ):
+        consumer = consumer_of(sessions)
+
+        @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+        def render(job: Job, message: Message) -> None: ...
+
+        # The first transaction of its own, which has to wait.
+        elsewhere.execute("LOCK inbox.job IN SHARE MODE")
+        work = asyncio.create_task(consumer.run())
+        waiting = "SELECT true FROM pg_locks WHERE NOT granted"
+        await asyncio.to_thread(
+            wait_for, "a thread waits", lambda: execute(database_url, waiting)
+        )
+        consumer.stop()
+        await asyncio.wait({work}, timeout=1)
+        assert not work.done(), "it has stopped, and its thread goes on"
+        elsewhere.rollback()
+        await work
+        assert sessions.kw["bind"].pool.checkedout() == 0
