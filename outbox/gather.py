@@ -1,11 +1,8 @@
-"""Run several calls concurrently, all or nothing.
-
-A `TaskGroup` does the same, but in Python 3.11 one that fails leaves its task marked as
-cancelled, and time limits around it go off as cancellations later.
-"""
+"""Run calls concurrently, all or nothing, and let them be cancelled at any moment."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,7 +11,9 @@ T = TypeVar("T")
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run calls concurrently; return their results in order, or raise the first error.
 
-    It leaves no task running after an error or a cancellation.
+    It leaves no task running after an error or a cancellation. A `TaskGroup` does the
+    same, but in Python 3.11 one that fails leaves its task marked as cancelled, and
+    time limits around it go off as cancellations later.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -30,3 +29,21 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Raise a cancellation that was swallowed in the block at its end.
+
+    For code of others: `asyncio.wait_for` in Python 3.11 swallows a cancellation that
+    comes in the instant of the result, and redis-py one that comes while it looks for
+    stale data.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError

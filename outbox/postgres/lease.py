@@ -205,6 +205,10 @@ class Lease:
         finally:
             await self._lose_all()
 
+    async def close(self) -> None:
+        """Give all lanes back, if `run` doesn't: it was never started."""
+        await self._lose_all()
+
     async def beat(self) -> None:
         """Send one heartbeat and move towards the fair share."""
         if self._held and time.monotonic() >= self._fresh_until:

@@ -92,27 +92,29 @@ class PostgresPublisher:
                 pooler in transaction mode is in between.
         """
         try:
+            await self._enter()
+        except BaseException:
+            await self._link.close()
+            raise
+        self._entered = True
+        return self
+
+    async def _enter(self) -> None:
+        try:
             await refuse_pooler_async(self._url)
             await self._insert([])
         except DatabaseUnavailableError as error:
             raise BrokerUnavailableError(message_of(error)) from error
-        except BrokerUnavailableError:
-            await self._link.close()
-            raise
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            await self._link.close()
             raise ConfigError(
                 f"broker {self._name} has no table inbox.delivery: run outbox migrate "
                 "--database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            await self._link.close()
             raise ConfigError(
                 f"broker {self._name}: {message_of(error)}; grant the role "
                 "pillarbox_relay to its user"
             ) from None
-        self._entered = True
-        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect."""

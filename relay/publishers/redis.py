@@ -13,12 +13,13 @@ from redis.exceptions import NoPermissionError
 
 from outbox.brokers.redis.connection import (
     BROKEN,
-    cancellable,
+    close_client,
     redis_away,
     redis_client,
 )
 from outbox.cloudevents.fields import to_fields
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.gather import cancellable
 from outbox.message import Message
 from outbox.url import take_options, whole_number
 from relay.publisher import Acked, Confirmation, Nacked
@@ -74,17 +75,20 @@ class RedisPublisher:
             BrokerUnavailableError: Redis can't be reached, or refuses us.
         """
         try:
-            await self._client.ping()
-        except BROKEN as error:
-            await self._client.aclose()
-            raise redis_away(self._url, error) from error
+            with cancellable():
+                await self._client.ping()
+        except BaseException as error:
+            await close_client(self._client)
+            if isinstance(error, BROKEN):
+                raise redis_away(self._url, error) from error
+            raise
         self._entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect."""
         self._entered = False
-        await self._client.aclose()
+        await close_client(self._client)
 
     async def check(self) -> None:
         """Ask Redis for a PONG.

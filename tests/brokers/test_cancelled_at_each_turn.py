@@ -8,26 +8,43 @@ needs one unlucky moment, which a test that cancels at random would find once a 
 import asyncio
 import gc
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pytest
 
+from inbox.source import Source
+from inbox.sources.kafka import KafkaSource
+from inbox.sources.nats import NatsSource
+from inbox.sources.postgres import PostgresSource
+from inbox.sources.rabbitmq import RabbitMQSource
+from inbox.sources.redis import RedisSource
+from inbox.sources.sqs import SqsSource
 from outbox import Message
+from outbox.brokers.sqs.connection import SqsSettings
+from outbox.testing.kafka import KafkaCluster
+from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer
 from relay.publisher import Publisher
 from relay.publishers.http import HttpPublisher
+from relay.publishers.kafka import KafkaPublisher
+from relay.publishers.nats import NatsPublisher
+from relay.publishers.postgres import PostgresPublisher
 from relay.publishers.rabbitmq import RabbitMQPublisher
+from relay.publishers.redis import RedisPublisher
 from relay.publishers.sqs import SqsPublisher
 from tests.fixtures.http import Target
+from tests.fixtures.rabbitmq import exchange_of
 from tests.fixtures.sqs import Aws, fresh
 from tests.fixtures.waiting import wait_for
 
 Call: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 _PATIENCE: Final = 60.0
+_SOON: Final = timedelta(milliseconds=20)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -51,10 +68,27 @@ class _Loop(asyncio.SelectorEventLoop):
         super()._run_once()  # type: ignore[misc]
 
 
+@pytest.fixture(autouse=True)
+def little_to_collect() -> Iterator[None]:
+    """Have the many collections here look at the objects of this test alone."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def _publishing(make: Callable[[], Publisher], topic: str) -> Call:
     async def call() -> None:
         async with make() as publisher:
             await publisher.publish([Message(topic, b"1")])
+
+    return call
+
+
+def _receiving(make: Callable[[], Source]) -> Call:
+    async def call() -> None:
+        async with make() as source:
+            await source.receive(limit=1)
 
     return call
 
@@ -65,8 +99,85 @@ def http_publisher(target: Target) -> Call:
 
 
 @pytest.fixture
+def kafka_publisher(shared_kafka: KafkaCluster) -> Call:
+    return _publishing(lambda: KafkaPublisher.from_url(shared_kafka.url), "t")
+
+
+@pytest.fixture
+def kafka_source(shared_kafka: KafkaCluster) -> Call:
+    topic = fresh()
+    shared_kafka.create_topic(topic, partitions=1)
+    return _receiving(
+        lambda: KafkaSource(
+            shared_kafka.url, consumer=topic, topics=[topic], poll_interval=_SOON
+        )
+    )
+
+
+@pytest.fixture
+def nats_publisher(shared_nats: NatsServer, nats_topics: str) -> Call:
+    return _publishing(
+        lambda: NatsPublisher.from_url(shared_nats.url), f"{nats_topics}.t"
+    )
+
+
+@pytest.fixture
+def nats_source(shared_nats: NatsServer, nats_topics: str) -> Call:
+    return _receiving(
+        lambda: NatsSource(
+            shared_nats.url,
+            consumer="one",
+            topics=[f"{nats_topics}.t"],
+            poll_interval=_SOON,
+        )
+    )
+
+
+@pytest.fixture
+def postgres_publisher(database_url: str) -> Call:
+    return _publishing(lambda: PostgresPublisher.from_url(database_url), "t")
+
+
+@pytest.fixture
+def postgres_source(database_url: str) -> Call:
+    return _receiving(
+        lambda: PostgresSource(
+            database_url, consumer="one", topics=["t"], poll_interval=_SOON
+        )
+    )
+
+
+@pytest.fixture
 def rabbitmq_publisher(rabbitmq_url: str) -> Call:
     return _publishing(lambda: RabbitMQPublisher.from_url(rabbitmq_url), "t")
+
+
+@pytest.fixture
+def rabbitmq_source(rabbitmq_url: str) -> Call:
+    return _receiving(
+        lambda: RabbitMQSource(
+            rabbitmq_url.partition("?")[0],
+            consumer="one",
+            topics=["t"],
+            exchange=exchange_of(rabbitmq_url),
+            queue=exchange_of(rabbitmq_url),
+            poll_interval=_SOON,
+        )
+    )
+
+
+@pytest.fixture
+def redis_publisher(redis_url: str) -> Call:
+    return _publishing(lambda: RedisPublisher.from_url(redis_url), "t")
+
+
+@pytest.fixture
+def redis_source(redis_url: str) -> Call:
+    return _receiving(
+        lambda: RedisSource(
+            redis_url, consumer="one", topics=["t"], poll_interval=_SOON
+        )
+    )
 
 
 @pytest.fixture
@@ -74,6 +185,21 @@ def sqs_publisher(shared_sqs: SqsServer, aws: Aws) -> Call:
     topic = fresh()
     asyncio.run(aws.create_queue(f"{topic}.fifo"))
     return _publishing(lambda: SqsPublisher.from_url(shared_sqs.url()), topic)
+
+
+@pytest.fixture
+def sqs_source(shared_sqs: SqsServer, aws: Aws) -> Call:
+    topic = fresh()
+    asyncio.run(aws.subscribe(f"{topic}.fifo", f"one-{topic}.fifo"))
+    return _receiving(
+        lambda: SqsSource(
+            SqsSettings.from_url(shared_sqs.url("sns") + "&fifo=true"),
+            consumer="one",
+            topics=[topic],
+            poll_interval=_SOON,
+            wait=timedelta(0),
+        )
+    )
 
 
 @pytest.fixture
@@ -86,8 +212,18 @@ def call(request: pytest.FixtureRequest) -> Call:
     "call",
     [
         "http_publisher",
+        "kafka_publisher",
+        "kafka_source",
+        "nats_publisher",
+        "nats_source",
+        "postgres_publisher",
+        "postgres_source",
         "rabbitmq_publisher",
+        "rabbitmq_source",
+        "redis_publisher",
+        "redis_source",
         "sqs_publisher",
+        "sqs_source",
     ],
     indirect=True,
 )
@@ -97,13 +233,13 @@ def test_a_call_cancelled_at_any_turn_leaves_nothing_behind(call: Call) -> None:
         sockets = _open_sockets()
         if not _call_and_cancel(call, turn=turn):
             break
-        # Libraries written in C close with their objects, and some in a thread.
-        gc.collect()
-        wait_for(
-            f"all sockets closed after a cancel at turn {turn}",
-            lambda: _open_sockets() <= sockets,  # noqa: B023
-            seconds=_PATIENCE,
-        )
+
+        def all_closed(sockets: set[str] = sockets) -> bool:
+            # Libraries written in C close with their objects, and some in a thread.
+            gc.collect()
+            return _open_sockets() <= sockets
+
+        wait_for(f"all closed after turn {turn}", all_closed, seconds=_PATIENCE)
 
 
 def _call_and_cancel(call: Call, *, turn: int | None) -> bool:

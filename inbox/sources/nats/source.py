@@ -24,6 +24,7 @@ from inbox.sources.nats.pull import ACKS, Pulls, give_back
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.url import NatsSettings, name_option
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.gather import end
 from outbox.retry import jittered
 from outbox.url import whole_number
 
@@ -124,17 +125,19 @@ class NatsSource:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what was acked, and give back everything else."""
-        beating, writing = self._tasks
+        _, writing = self._tasks
         self._outcomes.close()
-        with suppress(*_BROKEN):
-            async with asyncio.timeout(_LAST_WRITE):
-                await self._leave(writing)
-        self._entered = False
-        beating.cancel()
-        writing.cancel()
-        await asyncio.gather(beating, writing, return_exceptions=True)
-        if self._pulls is not None:
-            await self._pulls.connection.drop("source was left")
+        try:
+            with suppress(*_BROKEN):
+                async with asyncio.timeout(_LAST_WRITE):
+                    await self._leave(writing)
+        finally:
+            self._entered = False
+            try:
+                await end(self._tasks)
+            finally:
+                if self._pulls is not None:
+                    await self._pulls.connection.drop("source was left")
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Give what comes, and what has waited for its time."""

@@ -7,6 +7,7 @@ a time. Claiming writes nothing; see `lanes` for what is known in the process.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Final, Self
 
@@ -23,6 +24,7 @@ from outbox.errors import (
     DatabaseUnavailableError,
     message_of,
 )
+from outbox.gather import end
 from outbox.lane import BUCKETS
 from outbox.message import Message
 from outbox.postgres.advisory_lock import Lock, consumer_class
@@ -147,42 +149,48 @@ class PostgresSource:
             ConfigError: it has no table `inbox.delivery`, we may not use it, or a
                 pooler is in between.
         """
-        name = without_password(self._url)
         try:
-            await refuse_pooler_async(self._url)
-            await self._queue.subscribe(self._topics)
-            await self._lease.beat()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            await self._enter()
+        except BaseException:
+            await self._lease.close()
             await self._queue.close()
-            raise ConfigError(
-                f"broker {name} has no schema inbox: run outbox migrate --database URL "
-                "for it"
-            ) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            await self._queue.close()
-            raise ConfigError(
-                f"broker {name}: {message_of(error)}; grant the role "
-                "pillarbox_consumer to its user"
-            ) from None
-        except AWAY as error:
-            await self._queue.close()
-            raise self._away(error) from error
+            raise
         self._tasks = [
             asyncio.create_task(self._lease.run()),
             asyncio.create_task(self._outcomes.run()),
         ]
         return self
 
+    async def _enter(self) -> None:
+        name = without_password(self._url)
+        try:
+            await refuse_pooler_async(self._url)
+            await self._queue.subscribe(self._topics)
+            await self._lease.beat()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            raise ConfigError(
+                f"broker {name} has no schema inbox: run outbox migrate --database URL "
+                "for it"
+            ) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigError(
+                f"broker {name}: {message_of(error)}; grant the role "
+                "pillarbox_consumer to its user"
+            ) from None
+        except AWAY as error:
+            raise self._away(error) from error
+
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what was settled, then give the lanes back."""
-        holding, writing = self._tasks
+        _, writing = self._tasks
         self._outcomes.close()
-        await asyncio.wait({writing}, timeout=_LAST_WRITE)
-        holding.cancel()
-        writing.cancel()
-        await asyncio.gather(holding, writing, return_exceptions=True)
-        await self._bell.close()
-        await self._queue.close()
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_callback(self._queue.close)
+            leaving.push_async_callback(self._bell.close)
+            # A task that is cancelled before its first step has not tidied up.
+            leaving.push_async_callback(self._lease.close)
+            leaving.push_async_callback(end, self._tasks)
+            await asyncio.wait({writing}, timeout=_LAST_WRITE)
 
     def leave_out(self, tenants: Collection[str]) -> None:
         """Receive nothing of these tenants until another call says otherwise."""

@@ -149,14 +149,16 @@ class RabbitMQSource:
     async def __aexit__(self, *exc_info: object) -> None:
         """Ack what is to be acked, and give back everything else."""
         queue, link = self._queue, self._link
-        if queue is not None and link is not None and queue.why_lost is None:
-            with suppress(*BROKEN):
-                await queue.settle()
-            if self._config.single:
-                # In order means cancelling first: the next replica would begin
-                # before it has what we give back.
-                link.abort()
-        await self._disconnect()
+        try:
+            if queue is not None and link is not None and queue.why_lost is None:
+                with suppress(*BROKEN):
+                    await queue.settle()
+                if self._config.single:
+                    # In order means cancelling first: the next replica would begin
+                    # before it has what we give back.
+                    link.abort()
+        finally:
+            await self._disconnect()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Give what is there, at most `limit`."""

@@ -11,7 +11,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Final, Self
@@ -23,11 +23,12 @@ from inbox.source import Delivery
 from inbox.sources.redis.streams import Entry, EntryId, Streams
 from outbox.brokers.redis.connection import (
     BROKEN,
-    cancellable,
+    close_client,
     redis_away,
     redis_client,
 )
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.gather import cancellable, end
 from outbox.message import Message
 from outbox.retry import jittered
 from outbox.url import take_options, whole_number
@@ -126,15 +127,15 @@ class RedisSource:
             ConfigError: a topic is no stream, or Redis is older than 6.2.
         """
         try:
-            await self._streams.join()
-            await self._reclaim(1)
-        except BROKEN as error:
-            await self._client.aclose()
+            with cancellable():
+                await self._streams.join()
+                await self._reclaim(1)
+        except BaseException as error:
+            await close_client(self._client)
             if isinstance(error, ResponseError) and "unknown command" in str(error):
                 raise ConfigError(f"broker: {error}; use Redis 6.2 or newer") from None
-            raise redis_away(self._url, error) from error
-        except ConfigError:
-            await self._client.aclose()
+            if isinstance(error, BROKEN):
+                raise redis_away(self._url, error) from error
             raise
         self._tasks = [
             asyncio.create_task(self._beat()),
@@ -144,17 +145,18 @@ class RedisSource:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Write what was acked, and give back everything else."""
-        beating, writing = self._tasks
+        _, writing = self._tasks
         self._outcomes.close()
-        await asyncio.wait({writing}, timeout=_LAST_WRITE)
-        beating.cancel()
-        writing.cancel()
-        await asyncio.gather(beating, writing, return_exceptions=True)
-        # If Redis is away now, others take it over later.
-        with suppress(*BROKEN, TimeoutError):
-            async with asyncio.timeout(_LAST_WRITE):
-                await self._streams.leave(self._held)
-        await self._client.aclose()
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_callback(close_client, self._client)
+            leaving.push_async_callback(end, self._tasks)
+            await asyncio.wait({writing}, timeout=_LAST_WRITE)
+            await end(self._tasks)
+            # If Redis is away now, others take it over later.
+            with suppress(*BROKEN, TimeoutError):
+                async with asyncio.timeout(_LAST_WRITE):
+                    with cancellable():
+                        await self._streams.leave(self._held)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Give what comes, and now and then what a dead replica left."""

@@ -55,6 +55,10 @@ class Polls:
         """Let them end if they do so soon."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LAST_POLL)
+        await self.cancel()
+
+    async def cancel(self) -> None:
+        """End them now; what one of them was about to receive comes again later."""
         await end(self._tasks)
 
     async def _poll(self, queue: SqsQueue, limit: int) -> None:

@@ -174,15 +174,18 @@ class SqsSource:
         """Write what was acked, and give back everything else."""
         _, writing = self._tasks
         self._outcomes.close()
-        await asyncio.gather(
-            self._polls.stop(), asyncio.wait({writing}, timeout=_LAST_WRITE)
-        )
-        await end(self._tasks)
-        # If AWS is away now, it becomes visible later.
-        with suppress(*BROKEN):
-            async with asyncio.timeout(_LAST_WRITE):
-                await self._give_back()
-        await self._exit.aclose()
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_callback(self._exit.aclose)
+            leaving.push_async_callback(self._polls.cancel)
+            leaving.push_async_callback(end, self._tasks)
+            await asyncio.gather(
+                self._polls.stop(), asyncio.wait({writing}, timeout=_LAST_WRITE)
+            )
+            await end(self._tasks)
+            # If AWS is away now, it becomes visible later.
+            with suppress(*BROKEN):
+                async with asyncio.timeout(_LAST_WRITE):
+                    await self._give_back()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Give what comes; what a dead replica held comes from SQS like the rest."""

@@ -13,6 +13,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from outbox.brokers.nats.client import NatsClient
 from outbox.brokers.nats.url import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, message_of
+from outbox.gather import cancellable
 
 _CONNECT: Final = 5.0
 _ANSWER: Final = 5.0
@@ -73,26 +74,27 @@ class NatsConnection:
         settings = self._settings
         try:
             async with asyncio.timeout(_CONNECT):
-                await self.client.connect(
-                    servers=settings.servers,
-                    name="pillarbox",
-                    error_cb=self._failed,
-                    closed_cb=self._closed,
-                    # We reconnect ourselves: what was in flight must be told apart.
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    connect_timeout=int(_CONNECT),
-                    ping_interval=_PING_INTERVAL,
-                    user=settings.user if settings.password is not None else None,
-                    password=settings.password,
-                    token=settings.user if settings.password is None else None,
-                    tls=settings.tls,
-                    user_credentials=settings.creds,
-                    inbox_prefix=settings.inbox_prefix,
-                    # It would wait for the server in the middle of a batch.
-                    pending_size=0,
-                )
+                with cancellable():
+                    await self.client.connect(
+                        servers=settings.servers,
+                        name="pillarbox",
+                        error_cb=self._failed,
+                        closed_cb=self._closed,
+                        # We reconnect ourselves: what was in flight must be told apart.
+                        allow_reconnect=False,
+                        max_reconnect_attempts=1,
+                        reconnect_time_wait=0,
+                        connect_timeout=int(_CONNECT),
+                        ping_interval=_PING_INTERVAL,
+                        user=settings.user if settings.password is not None else None,
+                        password=settings.password,
+                        token=settings.user if settings.password is None else None,
+                        tls=settings.tls,
+                        user_credentials=settings.creds,
+                        inbox_prefix=settings.inbox_prefix,
+                        # It would wait for the server in the middle of a batch.
+                        pending_size=0,
+                    )
             await self.ready()
         except ModuleNotFoundError as error:
             raise ConfigError(
@@ -110,10 +112,14 @@ class NatsConnection:
     ) -> BrokerUnavailableError:
         """End it at once; what wasn't flushed is lost. Give the reason that is told."""
         lost = self._end(self._settings.away(self._with_last_error(reason)))
+        # Half closed, the client would keep its tasks for ever.
+        await asyncio.shield(self._close())
+        return lost
+
+    async def _close(self) -> None:
         with suppress(NatsError, OSError, TimeoutError, AssertionError):
             async with asyncio.timeout(_CLOSE):
                 await self.client.close()
-        return lost
 
     async def ask(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
         """Ask JetStream's API; give its answer.
@@ -125,7 +131,8 @@ class NatsConnection:
         subject = f"{self._settings.api}.{what}"
         request = json.dumps(body or {}).encode()
         try:
-            message = await self.client.request(subject, request, timeout=_ANSWER)
+            with cancellable():
+                message = await self.client.request(subject, request, timeout=_ANSWER)
         except NoRespondersError:
             raise self._settings.away(
                 "has no JetStream now: enable it in the server's configuration, or "
@@ -154,7 +161,8 @@ class NatsConnection:
                 # which there is no event.
                 while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                await self.client.flush()
+                with cancellable():
+                    await self.client.flush()
         except (NatsError, OSError, TimeoutError) as error:
             raise self.lost or self._settings.away(error) from error
 

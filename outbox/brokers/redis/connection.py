@@ -1,8 +1,6 @@
 """A client of Redis from a URL, for the publisher and the source."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from redis.asyncio import Connection, Redis, UnixDomainSocketConnection
@@ -74,6 +72,12 @@ def redis_client(url: str) -> Redis:
     return client
 
 
+async def close_client(client: Redis) -> None:
+    """Close all its connections, also when cancelled: then some in a moment."""
+    # redis-py closes each in a task, which would be cancelled before its first step.
+    await asyncio.shield(client.aclose())
+
+
 def redis_away(url: str, error: BaseException) -> BrokerUnavailableError:
     """Say why Redis can't be used now."""
     if isinstance(error, AuthenticationError):
@@ -83,20 +87,3 @@ def redis_away(url: str, error: BaseException) -> BrokerUnavailableError:
     else:
         said = f"can't be reached: {str(error) or type(error).__name__}"
     return BrokerUnavailableError(f"broker {without_password(url)} {said}")
-
-
-@contextmanager
-def cancellable() -> Iterator[None]:
-    """Raise at the end of the block a cancellation that was swallowed in it.
-
-    redis-py looks for stale data with a timeout of no length, and takes a
-    cancellation that comes in that instant for it.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    try:
-        yield
-    finally:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError

@@ -142,6 +142,9 @@ class KafkaPublisher:
         self._entered = False
         producers = self._ending.union(self._producers.values())
         self._producers = {}
+        for producer in producers:
+            # Now: a task that is cancelled may never take its first step.
+            producer.abandon()
         await asyncio.gather(*(producer.close() for producer in producers))
 
     async def check(self) -> None:

@@ -285,9 +285,11 @@ class NatsPublisher:
             try:
                 self._inbox = f"{connection.client.new_inbox()}."
                 await connection.client.subscribe(f"{self._inbox}*", cb=self._hear)
-            except NatsError as error:
+            except BaseException as error:
                 await connection.drop()
-                raise self._settings.away(error) from error
+                if isinstance(error, NatsError):
+                    raise self._settings.away(error) from error
+                raise
             self._connection = connection
             return connection
 
