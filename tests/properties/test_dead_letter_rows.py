@@ -152,7 +152,7 @@ def writer(connection: psycopg.Connection[TupleRow]) -> Iterator[DeadLetterWrite
     engine = create_engine(sqlalchemy_url(url))
     way = handling(sessionmaker(engine), "billing", 1)
     yield DeadLetterWriter("billing", way)
-    way.close()
+    asyncio.run(way.close())
     engine.dispose()
 
 
