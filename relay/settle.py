@@ -9,7 +9,7 @@ ready ──claim──▶ (in flight, nothing written) ──ack──▶ publi
 └─last nack, or a permanent one─▶ dead_lettered_at
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -46,6 +46,13 @@ class Settlement:
     def waiting(self) -> list[tuple[Claimed, str, float]]:
         """What is tried again later, and holds back its key until then."""
         return [*self.retried, *self.put_off]
+
+    def withdraw_refusals(self, lanes: Collection[int]) -> None:
+        """Write nothing down for refused messages of these lanes; they stay ready."""
+        for refused in (self.retried, self.put_off):
+            for one in [one for one in refused if one[0].lane in lanes]:
+                refused.remove(one)
+                self.untouched.append(one[0])
 
 
 def decide(

@@ -120,6 +120,13 @@ class Worker:
                 # The wait may be long: what was known by then is read again.
                 lane.strange = True
         settlement = decide(batch.rows, answers, self._config.retry)
+        if settlement.waiting:
+            # Another relay may have a lane by now, and know which of its keys are
+            # blocked: it would miss a message that starts to wait, and publish what
+            # follows.
+            settlement.withdraw_refusals(
+                {lane.number for lane in lanes if not self._lanes.owns([lane])}
+            )
         self._remember(batch, settlement)
         await self._settle(settlement)
 

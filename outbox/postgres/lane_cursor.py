@@ -15,8 +15,9 @@ so a claim may find 12 and miss 11, whose transaction is still open. With the fl
 2. The floor rises to that number with the first later look whose snapshot shows that
    every transaction with a lower id has ended: that look saw whatever they committed.
 
-Whatever makes a row claimable again rewinds the cursor, and a look that was under way
-then raises nothing.
+Whatever makes a row claimable again rewinds the cursor: the floor goes back, and what
+was remembered is forgotten. A look that was under way then raises nothing, and the next
+one starts from the lower floor.
 
 `tests/models/test_lane_cursor.py` tries every interleaving up to a bound.
 """
@@ -47,25 +48,19 @@ class Snapshot(NamedTuple):
 
 
 class LaneCursor:
-    """The floor of one lane. Pure bookkeeping, for one event loop.
+    """The floor of one lane. Pure bookkeeping, for one event loop, one look at a time.
 
     Attributes:
         floor: nothing at or below this sequence number is left to claim; -1 at first.
-        rewound: whether a row became claimable again since the last `begin_look`.
     """
 
-    __slots__ = ("_candidate", "floor", "rewound")
+    __slots__ = ("_candidate", "floor")
 
     def __init__(self) -> None:
         self.floor = -1
-        self.rewound = False
         self._candidate: tuple[int, int] | None = None
         """The number up to which a look saw what had committed, and the transaction id
         that was next at the time."""
-
-    def begin_look(self) -> None:
-        """Start a look above the floor; `looked` ends it."""
-        self.rewound = False
 
     def looked(self, up_to: int, snapshot: Snapshot) -> None:
         """Raise the floor as far as no open transaction may still commit a row.
@@ -75,8 +70,6 @@ class LaneCursor:
                 floor, and which had been drawn when its snapshot was taken.
             snapshot: that of the look.
         """
-        if self.rewound:
-            return
         if self._candidate is not None:
             candidate, next_xid = self._candidate
             if snapshot.xmin >= next_xid:
@@ -88,12 +81,11 @@ class LaneCursor:
 
     def remember(self, up_to: int, snapshot: Snapshot) -> None:
         """Let a later look raise the floor to `up_to`; this one raises nothing."""
-        if self._candidate is None and not self.rewound:
+        if self._candidate is None:
             self._candidate = (up_to, snapshot.next_xid)
 
     def rewind(self, seq: int) -> None:
         """Make a row claimable again."""
-        self.rewound = True
         self.fall_back(seq - 1)
 
     def fall_back(self, floor: int) -> None:

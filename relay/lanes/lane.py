@@ -70,6 +70,7 @@ class Lane:
         "number",
         "oldest",
         "refused_since",
+        "rewound",
         "stirred",
         "strange",
         "surveyed",
@@ -95,6 +96,8 @@ class Lane:
         self.in_flight = False
         self.stirred = False
         """Something may have come since the claim that is under way."""
+        self.rewound = False
+        """A row became claimable again since then, which may lie further back."""
 
     @property
     def floor(self) -> int:
@@ -104,6 +107,7 @@ class Lane:
     def rewind(self, seq: int, created_at: datetime) -> None:
         """Make a row claimable again."""
         self.cursor.rewind(seq)
+        self.rewound = True
         self.oldest = min(self.oldest, created_at)
         self.stir()
 
@@ -123,6 +127,9 @@ class Lane:
         if not self.crowded:
             if refused and key is not None:
                 self.blocked.discard(key)
+                # Rows of this key that were committed meanwhile, but drew their seq
+                # before this one, may lie below it, and the floor has passed them.
+                self.strange = True
             self.rewind(seq, created_at)
             return
         if self.catch_up is None:
@@ -171,7 +178,7 @@ class Lane:
         """Begin a flight; what happens from now on concerns its claim."""
         self.in_flight = True
         self.stirred = False
-        self.cursor.begin_look()
+        self.rewound = False
 
     def stir(self) -> None:
         """Look at it again."""
@@ -204,7 +211,7 @@ class Lane:
         # A row that was rewound under way may be older than the head was.
         self.oldest = min(
             oldest - SKEW if oldest > BEGINNING else BEGINNING,
-            self.oldest if self.cursor.rewound else since,
+            self.oldest if self.rewound else since,
         )
         if head is not None:
             self.newest = head[1]
@@ -235,7 +242,7 @@ class Lane:
             self._crowd()
         oldest = since if first is None else min(first, since)
         oldest = oldest - SKEW if oldest > BEGINNING else BEGINNING
-        self.oldest = min(oldest, self.oldest) if self.cursor.rewound else oldest
+        self.oldest = min(oldest, self.oldest) if self.rewound else oldest
         if first is not None:
             self.newest = first
         # Whoever had the lane before may still refuse what is ready now.

@@ -1,5 +1,6 @@
 """A claim while somebody else settles."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -7,11 +8,12 @@ import pytest
 
 import relay.claim
 from outbox import Message, uuid7
-from outbox.lane import PRIORITIES, lanes_of
+from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.postgres.connection import Connection, connect, conninfo
 from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
 from relay.lanes.board import Lanes
+from relay.settle import mark_published
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.relay import execute, insert
 
@@ -22,7 +24,8 @@ NACK = """
 
 INSERT = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
-    VALUES (%s, %s, 16, 'orders.placed', 'k', 'text/plain', '')
+    VALUES (%s, %s, outbox.lane_of('k', outbox.uuid7(), 'default'), 'orders.placed',
+            'k', 'text/plain', '')
 """
 
 
@@ -44,6 +47,44 @@ async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_it
         batch = await claim(connection, board_of_all_lanes())
 
     assert [row.topic for row in batch.rows] == ["head", "next"]
+
+
+async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follows_it(
+    database_url: str,
+) -> None:
+    board = board_of_all_lanes()
+    with psycopg.connect(conninfo(database_url)) as late:
+        late.execute(INSERT, (uuid7(), datetime.now(UTC)))
+        insert(database_url, Message("head", b"", key="k"))
+        async with await connect(database_url, application_name="test") as connection:
+            (head,) = (await claim(connection, board)).rows
+            execute(database_url, NACK)
+            lane = board.find(head.lane)
+            assert lane is not None
+            lane.block("k", head.created_at, most=100)
+            late.commit()
+            # The floor rises over it, for claims leave its key out.
+            beside = Message("beside", b"", key=key_of_lane(head.lane))
+            for _ in range(3):
+                insert(database_url, replace(beside, id=uuid7()))
+                batch = await claim(connection, board)
+                assert [row.topic for row in batch.rows] == ["beside"]
+                await mark_published(connection, batch.rows)
+            assert lane.floor > head.seq
+            insert(database_url, Message("next", b"", key="k"))
+            execute(database_url, "UPDATE outbox.message SET available_at = NULL")
+            lane.free(head.seq, "k", head.created_at, refused=True)
+
+            board.wake()
+            batch = await claim(connection, board)
+
+    assert [row.topic for row in batch.rows] == ["orders.placed", "head", "next"]
+
+
+def key_of_lane(lane: int) -> str:
+    """Another key of the same lane as `k`."""
+    keys = (f"k{n}" for n in range(10_000))
+    return next(key for key in keys if lane_of(key, uuid7(), Priority.DEFAULT) == lane)
 
 
 async def test_a_transaction_that_wrote_hours_ago_is_seen_as_soon_as_it_commits(

@@ -16,10 +16,13 @@ from relay.events import (
     BatchSettled,
     BrokerFound,
     BrokerLost,
+    KeyBlocked,
+    LeaseLost,
     LeaseTaken,
     MessageDeadLettered,
     RelayStopped,
 )
+from relay.publisher import Acked, Nacked
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -33,6 +36,32 @@ from tests.fixtures.relay import (
 from tests.fixtures.strangers import DEEP
 
 MIB = 1024 * 1024
+
+
+async def test_a_refusal_that_comes_after_the_lease_is_lost_blocks_no_key(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("a", 3))
+    publisher = ScriptedPublisher()
+    publisher.script = lambda message: (
+        Nacked("full") if len(publisher.calls) == 1 else Acked()
+    )
+    publisher.open.clear()
+
+    async with running(database_url, publisher) as relay:
+        await publisher.until(lambda: bool(publisher.calls))
+        execute(
+            database_url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'pillarbox relay%lease'",
+        )
+        await relay.events.wait_for(LeaseLost)
+        publisher.open.set()
+        await publisher.until_acked(3)
+
+    assert publisher.topics() == ["a/0", "a/1", "a/2"]
+    assert relay.events.of(KeyBlocked) == []
+    assert execute(database_url, "SELECT max(attempts) FROM outbox.message") == [(0,)]
 
 
 async def test_an_absent_broker_costs_no_attempts_and_is_found_again(

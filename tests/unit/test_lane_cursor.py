@@ -68,7 +68,6 @@ def test_a_rewind_between_looks_lowers_the_floor_once() -> None:
 
     cursor.rewind(5)
     assert cursor.floor == 4
-    cursor.begin_look()
     looked(cursor, 40)
     assert cursor.floor == 4
     looked(cursor, 60)

@@ -103,17 +103,7 @@ class Lanes:
         self._drop(lambda row: row.lane in lanes)
 
     def floors(self, leased: Collection[int]) -> dict[int, int]:
-        """Give the floors of the lanes to claim from, each time with another first.
-
-        Call `claimed` with what that claim gives.
-        """
-        floors = self.current_floors(leased)
-        for number in floors:
-            self._lanes[number].cursor.begin_look()
-        return floors
-
-    def current_floors(self, leased: Collection[int]) -> dict[int, int]:
-        """Give the same floors, for a look that raises none."""
+        """Give the floors of the lanes to claim from, each time with another first."""
         ours = sorted(
             number
             for number in leased

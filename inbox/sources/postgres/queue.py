@@ -114,7 +114,7 @@ class Queue:
         stuck = self._lanes.is_stuck(without)
         if not self._tenants.is_due(self._lanes.ready, ready, stuck=stuck):
             return
-        floors = self._lanes.current_floors(leased)
+        floors = self._lanes.floors(leased)
         if not floors:
             return
         rows = await self._execute(

@@ -224,8 +224,12 @@ class PostgresSource:
         self._outcomes.add(Outcome(row, None))
 
     def nacked(self, row: Claimed, delay: timedelta | None) -> None:
-        """Give a delivery back: it is claimable at once, or waits with its key."""
-        if delay is None:
+        """Give a delivery back: it is claimable at once, or waits with its key.
+
+        Without the lane's lease it doesn't wait: whoever has the lane now knows which
+        keys are blocked, and would hand out what follows.
+        """
+        if delay is None or not self._lease.holds([row.lane]):
             self._lanes.give_back(row)
             return
         self._lanes.block(row)
