@@ -1,8 +1,14 @@
-"""The consumer: receive, handle, settle. Read this file first.
+"""The consumer process. Read this file first.
 
-`run` gives each queue a `Reception`, which fetches from its source no more than there
-is room for in its `Flight`; what it fetched is settled side by side by a `Settlement`,
-key by key in order. `Turns` decides who goes next when more wait than may be in flight.
+    Source ──Fetcher──▶ Dispatcher ──FairScheduler──▶ DeliverySettlement ──▶ ack
+
+For each queue, a `Fetcher` receives from the source what the `Dispatcher` has room for.
+The dispatcher keeps the messages of a key in order and runs keys side by side; the
+`FairScheduler`, shared by all queues, decides which message gets the next slot.
+`DeliverySettlement` calls the handler and decides what becomes of the message.
+
+`Consumer.handles` registers handlers; `Consumer.run` starts these parts and drains
+them.
 """
 
 import asyncio
@@ -13,13 +19,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from inbox.consuming.dispatch import Flight
-from inbox.consuming.fair_scheduler import Turns
-from inbox.consuming.fetch import Reception, receive_all, stop_all
-from inbox.consuming.limits import DEFAULT_HELD_BYTES, Bounds
-from inbox.consuming.queues import Order, Serving
-from inbox.consuming.settlement import Settlement
-from inbox.dead_letters.retry import HandlingRetrier
+from inbox.consuming.dispatch import Dispatcher
+from inbox.consuming.fair_scheduler import FairScheduler
+from inbox.consuming.fetch import Fetcher, fetch_all, stop_all
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, Limits
+from inbox.consuming.queues import Order, ServedQueues
+from inbox.consuming.settlement import DeliverySettlement
+from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
 from inbox.events import ConsumerStarted, ConsumerStopped
 from inbox.handlers.executor import Permanent, Terms, check_database
@@ -31,7 +37,12 @@ from inbox.handlers.registration import (
     most_connections,
 )
 from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topic
-from inbox.handlers.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
+from inbox.handlers.sessions import (
+    DEFAULT_IN_FLIGHT,
+    Sessions,
+    make_executor,
+    pool_limit,
+)
 from inbox.handlers.signature import Takes, check_signature
 from inbox.handlers.upcasting import Upcaster, Versions
 from inbox.jobs.runner import sweeping
@@ -107,7 +118,7 @@ class Consumer:
     ) -> None:
         check_text("consumer", name)
         self._is_fitted = max_in_flight is None
-        self._bounds = Bounds(
+        self._limits = Limits(
             max_in_flight=DEFAULT_IN_FLIGHT if max_in_flight is None else max_in_flight,
             max_in_flight_per_tenant=max_in_flight_per_tenant,
             max_prefetched=max_prefetched,
@@ -118,16 +129,18 @@ class Consumer:
         )
         self.name = name
         self._sessions = sessions
-        self._handling = handling(sessions, name, self._bounds.max_in_flight, max_idle)
-        self._writer = DeadLetterWriter(name, self._handling, redact)
+        self._executor = make_executor(
+            sessions, name, self._limits.max_in_flight, max_idle
+        )
+        self._writer = DeadLetterWriter(name, self._executor, redact)
         self._retry = retry or RetryPolicy()
         self._observers = list(observers)
         self._routes: Routes[AnyHandler] = Routes()
         self.retrier = partial(
-            HandlingRetrier, sessions, self._routes, self._writer, max_idle=max_idle
+            HandlerRetrier, sessions, self._routes, self._writer, max_idle=max_idle
         )
         self._versions = Versions(registry, codec)
-        self._serving = Serving(name, self._routes, source, order)
+        self._queues_served = ServedQueues(name, self._routes, source, order)
         self._stop: asyncio.Event | None = None
         if queues is not None:
             self.serve(queues)
@@ -180,7 +193,7 @@ class Consumer:
             if lease is not None or batch is not None:
                 takes = Takes.MANY if lease is None else Takes.JOB
             check_signature(handler, takes)
-            self._handling.check(handler)
+            self._executor.check(handler)
             self._routes.add(topic, made, queue)
             return handler
 
@@ -208,7 +221,7 @@ class Consumer:
         Raises:
             ConfigError: there are none, or a weight isn't a positive number.
         """
-        self._serving.choose(queues)
+        self._queues_served.choose(queues)
 
     def observe(self, observer: Observer) -> None:
         """Tell one more observer, from the next run on."""
@@ -243,7 +256,7 @@ class Consumer:
             raise ConfigError(
                 f"consumer {self.name!r}: has no handler; use @consumer.handles(topic)"
             )
-        weights = self._serving.weights()
+        weights = self._queues_served.weights()
         self._versions.check()
         self._stop = asyncio.Event()
         try:
@@ -261,22 +274,22 @@ class Consumer:
         self, stop: asyncio.Event, weights: dict[str, int], idle: timedelta | None
     ) -> None:
         observers = Observers(self._observers)
-        sources = {queue: self._serving.source_of(queue) for queue in weights}
+        sources = {queue: self._queues_served.source_of(queue) for queue in weights}
         retry = longest_retry(self._retry, self._routes)
-        bounds = self._fit_to_pool()
+        limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
-        await check_database(self._handling, retry, observers.notify, is_long=is_long)
+        await check_database(self._executor, retry, observers.notify, is_long=is_long)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._handling.close)
+            stack.push_async_callback(self._executor.close)
             if is_long:
-                await stack.enter_async_context(sweeping(self._handling, self.name))
-            flights = self._flights(weights, observers, bounds)
-            receptions = [
-                Reception(
+                await stack.enter_async_context(sweeping(self._executor, self.name))
+            dispatchers = self._dispatchers(weights, observers, limits)
+            fetchers = [
+                Fetcher(
                     self.name,
                     queue,
                     await stack.enter_async_context(source),
-                    flights[queue],
+                    dispatchers[queue],
                     observers,
                     idle=idle,
                 )
@@ -285,54 +298,54 @@ class Consumer:
             topics = [t for q in weights for t in self._routes.queues[q]]
             observers.notify(ConsumerStarted(consumer=self.name, topics=tuple(topics)))
             try:
-                failure = await receive_all(receptions, stop)
+                failure = await fetch_all(fetchers, stop)
             finally:
-                returned = await stop_all(receptions, self._bounds.drain)
+                returned = await stop_all(fetchers, self._limits.drain)
         observers.notify(ConsumerStopped(consumer=self.name, returned=returned))
         if failure is not None:
             raise failure
 
-    def _fit_to_pool(self) -> Bounds:
+    def _fit_to_pool(self) -> Limits:
         limit = pool_limit(self._sessions)
         if limit is None:
-            return self._bounds
-        bounds = self._bounds
-        needed = most_connections(bounds.max_in_flight, self._routes)
+            return self._limits
+        limits = self._limits
+        needed = most_connections(limits.max_in_flight, self._routes)
         if self._is_fitted and needed > limit.connections:
-            bounds = replace(bounds, max_in_flight=limit.max_in_flight)
-            needed = most_connections(bounds.max_in_flight, self._routes)
-        limit.check(bounds.max_in_flight, needed)
-        return bounds
+            limits = replace(limits, max_in_flight=limit.max_in_flight)
+            needed = most_connections(limits.max_in_flight, self._routes)
+        limit.check(limits.max_in_flight, needed)
+        return limits
 
-    def _flights(
-        self, weights: Mapping[str, int], observers: Observers, bounds: Bounds
-    ) -> dict[str, Flight]:
-        settlement = Settlement(
-            self._writer, self._routes, self._handling, self._retry, observers
+    def _dispatchers(
+        self, weights: Mapping[str, int], observers: Observers, limits: Limits
+    ) -> dict[str, Dispatcher]:
+        settlement = DeliverySettlement(
+            self._writer, self._routes, self._executor, self._retry, observers
         )
-        flights: dict[str, Flight] = {}
+        dispatchers: dict[str, Dispatcher] = {}
 
         async def settle(queue: str, delivery: Delivery) -> bool:
-            return await settlement.settle(delivery, flights[queue])
+            return await settlement.settle(delivery, dispatchers[queue])
 
-        def look_again() -> None:
-            for flight in flights.values():
-                flight.look_again()
+        def wake() -> None:
+            for dispatcher in dispatchers.values():
+                dispatcher.wake()
 
-        turns = Turns(
-            bounds.max_in_flight,
+        scheduler = FairScheduler(
+            limits.max_in_flight,
             weights,
-            max_per_tenant=bounds.max_in_flight_per_tenant,
-            on_capped=look_again,
+            max_per_tenant=limits.max_in_flight_per_tenant,
+            on_capped=wake,
         )
         for queue in weights:
-            flights[queue] = Flight(
+            dispatchers[queue] = Dispatcher(
                 partial(settle, queue),
-                turns=turns,
+                scheduler=scheduler,
                 queue=queue,
-                max_lines=bounds.max_lines,
-                max_waiting=bounds.max_waiting,
-                max_bytes=bounds.max_held_bytes,
-                in_order=self._serving.keeps_order(queue),
+                max_lines=limits.max_lines,
+                max_waiting=limits.max_waiting,
+                max_bytes=limits.max_held_bytes,
+                in_order=self._queues_served.keeps_order(queue),
             )
-        return flights
+        return dispatchers

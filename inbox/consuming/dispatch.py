@@ -1,10 +1,10 @@
-"""What is in flight: the messages of a key one after the other, keys side by side.
+"""Dispatch deliveries: the messages of a key one after the other, keys side by side.
 
-Each key with messages has a *line*, worked off by one task; a message without a key
-has a line of its own. A line is *parked* while its head waits for its retry. Parked
-lines don't count as in flight, so one bad message holds up its own key and nothing
-else; nor do those of a tenant that has all the turns it may have. But what waits in
-lines is bounded too.
+Each key with messages has a *line*, processed by one task; a message without a key has
+a line of its own. A line is *parked* while its head waits for a retry. Parked lines
+don't count as in flight, so a failing message holds up its own key and nothing else.
+Neither do the lines of a tenant that has all the slots it may have. The number of
+deliveries that wait in lines is limited, too.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TypeAlias
 
-from inbox.consuming.fair_scheduler import Turns
+from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.consuming.limits import DEFAULT_HELD_BYTES
 from inbox.source import Delivery
 from outbox.message import Message
@@ -22,18 +22,18 @@ from outbox.message import Message
 Work: TypeAlias = Callable[[Delivery], Awaitable[bool]]
 
 
-class Flight:
-    """The lines of one queue, in one run of a consumer. For one event loop.
+class Dispatcher:
+    """Dispatches the deliveries of one queue. For one event loop.
 
     Args:
-        work: settles one delivery, after which it is the turn of the next of its key;
-            gives False if it had to stop before that. It runs handlers inside `turn`
-            and waits by `park`.
-        turns: shared with the flights of the consumer's other queues.
+        work: settles one delivery, and then the next one of its key follows. Returns
+            False if it had to stop before. It runs handlers inside `slot` and waits in
+            `park`.
+        scheduler: shared with the dispatchers of the consumer's other queues.
         queue: the name of this one there.
-        max_lines: lines at work or waiting for their turn.
-        max_waiting: deliveries held that wait behind others, or for their retry.
-        max_bytes: of the payloads held; what is fetched at once may go beyond.
+        max_lines: lines that are running or waiting for a slot.
+        max_waiting: deliveries that wait behind others of their key, or for a retry.
+        max_bytes: of the payloads held; a single fetch may exceed it.
         in_order: with False a message with a key has a line of its own, too.
     """
 
@@ -41,7 +41,7 @@ class Flight:
         self,
         work: Work,
         *,
-        turns: Turns,
+        scheduler: FairScheduler,
         queue: str,
         max_lines: int,
         max_waiting: int,
@@ -50,7 +50,7 @@ class Flight:
     ) -> None:
         self.stopping = asyncio.Event()
         self._work = work
-        self._turns = turns
+        self._scheduler = scheduler
         self._queue = queue
         self._max_lines = max_lines
         self._max_held = max_lines + max_waiting
@@ -70,10 +70,10 @@ class Flight:
     def room(self) -> int:
         """How many more deliveries may be accepted now.
 
-        Fewer, as their payloads come near to the limit: as many as would still fit if
-        they were like those that are held, but one as long as there is any room.
+        Near the limit for payloads: as many as fit if they are of the average size of
+        those held, and at least one as long as there is any room.
         """
-        lines = len(self._lines) - self._parked - self._turns.capped(self._queue)
+        lines = len(self._lines) - self._parked - self._scheduler.capped(self._queue)
         held = self._held.total()
         room = max(0, min(self._max_lines - lines, self._max_held - held))
         left = self._max_bytes - self._bytes
@@ -82,32 +82,33 @@ class Flight:
         return min(room, max(1, left * held // self._bytes)) if self._bytes else room
 
     @property
-    def crowding(self) -> set[str]:
-        """The tenants of which enough is held: more would take the room of others."""
-        crowding = self._turns.crowding(self._queue)
+    def tenants_over_share(self) -> set[str]:
+        """The tenants that fill their share of the room: no more is to be fetched."""
+        tenants_over_share = self._scheduler.tenants_over_share(self._queue)
         for tenant, held in self._held.items():
             if tenant is not None and held >= self._max_of_tenant:
-                crowding.add(tenant)
-        return crowding
+                tenants_over_share.add(tenant)
+        return tenants_over_share
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left but what is parked, and what waits behind it."""
+        """Whether all that is left is parked, or waits behind what is."""
         return len(self._lines) == self._parked
 
-    def look_again(self) -> None:
-        """Have `wait_for_room` look whether there is room now."""
+    def wake(self) -> None:
+        """Have `wait_for_room` check again whether there is room."""
         self._changed.set()
 
-    def turn(self, message: Message) -> "Turn":
-        """Wait for the turn of a message, and have it for the length of the block.
+    def slot(self, message: Message) -> "Slot":
+        """Return a context manager that waits for a slot and holds it for the block.
 
-        When the flight stops, whoever waits here is cancelled: its message goes back.
+        When the dispatcher stops, whoever waits for a slot is cancelled, and the
+        message is given back.
         """
-        return Turn(self._turns, self._queue, message.tenant, self._in_wait)
+        return Slot(self._scheduler, self._queue, message.tenant, self._in_wait)
 
     async def wait_for_room(self) -> int:
-        """Wait until there is room, and tell how much.
+        """Wait until there is room, and return how much.
 
         Raises:
             Exception: what `work` raised, which it never should.
@@ -136,7 +137,7 @@ class Flight:
             task.add_done_callback(self._tasks.discard)
 
     async def pause(self, delay: timedelta) -> bool:
-        """Wait, still counted as in flight; give False at once when it is to stop."""
+        """Wait, still in flight; return False as soon as the dispatcher stops."""
         try:
             async with asyncio.timeout(delay.total_seconds()):
                 await self.stopping.wait()
@@ -145,7 +146,7 @@ class Flight:
         return False
 
     async def park(self, delay: timedelta) -> bool:
-        """Wait like `pause`, but not counted as in flight."""
+        """Wait like `pause`, but not in flight."""
         self._parked += 1
         self._changed.set()
         try:
@@ -154,9 +155,9 @@ class Flight:
             self._parked -= 1
 
     async def stop(self, drain: timedelta) -> list[Delivery]:
-        """Finish what is at work, for at most `drain`; give what is left, in order.
+        """Let handlers finish within `drain`; return the unsettled rest, in order.
 
-        Being cancelled only ends the drain.
+        Cancellation only ends the drain.
         """
         self.stopping.set()
         for task in self._in_wait:
@@ -195,21 +196,21 @@ class Flight:
         self._changed.set()
 
 
-class Turn:
-    """One turn, for the length of an `async with`, which waits for it."""
+class Slot:
+    """A slot for one handler, held for the length of an `async with`."""
 
-    # As two generators, one here and one in `Turns`, a turn cost a consumer of batches
-    # 8 % of its processor time (2.14 s against 1.97 s for 20,000 messages).
-    __slots__ = ("_in_wait", "_queue", "_tenant", "_turns")
+    # As two generators, one here and one in `FairScheduler`, it cost a consumer of
+    # batches 8 % of its processor time (2.14 s against 1.97 s for 20,000 messages).
+    __slots__ = ("_in_wait", "_queue", "_scheduler", "_tenant")
 
     def __init__(
         self,
-        turns: Turns,
+        scheduler: FairScheduler,
         queue: str,
         tenant: str | None,
         in_wait: set[asyncio.Task[None]],
     ) -> None:
-        self._turns = turns
+        self._scheduler = scheduler
         self._queue = queue
         self._tenant = tenant
         self._in_wait = in_wait
@@ -219,9 +220,9 @@ class Turn:
         assert task is not None
         self._in_wait.add(task)
         try:
-            await self._turns.take(self._queue, self._tenant)
+            await self._scheduler.acquire(self._queue, self._tenant)
         finally:
             self._in_wait.discard(task)
 
     async def __aexit__(self, *raised: object) -> None:
-        self._turns.end(self._tenant)
+        self._scheduler.release(self._tenant)

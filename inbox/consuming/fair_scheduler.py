@@ -1,8 +1,8 @@
-"""Whose turn it is: which of those that wait gets the next free place.
+"""Fair scheduling: which of the waiting messages gets the next free slot.
 
-Three levels: queues get places by their weights, within a queue its tenants one after
-the other, and for one tenant whoever came first. No place stays free while somebody
-may have it. So a flood makes only its own tenant, and its own queue, wait.
+Three levels: queues get slots by their weights, the tenants of a queue take turns, and
+within a tenant it is first come, first served. No slot stays free while anybody may
+have it. So a flood of messages delays only its own tenant and its own queue.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _Line: TypeAlias = deque[asyncio.Future[None]]
 
 
 class Waiting:
-    """Who waits in one queue, by tenant."""
+    """The messages that wait in one queue, by tenant."""
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
@@ -25,14 +25,14 @@ class Waiting:
         self.capped: dict[Tenant, _Line] = {}
 
 
-class Turns:
-    """Grants the turns of one run of a consumer. For one event loop.
+class FairScheduler:
+    """Grants slots to the handlers of one run of a consumer. For one event loop.
 
     Args:
-        max_in_flight: turns taken at once.
-        weights: of each queue: its share of the turns while others want them too.
-        max_per_tenant: turns that one tenant has at once; what has no tenant is not
-            limited.
+        max_in_flight: the number of slots.
+        weights: of each queue: its share of the slots while others want them too.
+        max_per_tenant: slots that one tenant may hold at once; messages without a
+            tenant are not limited.
         on_capped: called when `capped` may have changed.
     """
 
@@ -53,17 +53,17 @@ class Turns:
         self._taken: Counter[Tenant] = Counter()
 
     def capped(self, queue: str) -> int:
-        """Count those who wait for another turn of their tenant to end."""
+        """Count the messages that wait because their tenant is at its limit."""
         return sum(map(len, self._queues[queue].capped.values()))
 
-    def crowding(self, queue: str) -> set[str]:
-        """Give the tenants of which more wait so than may be at work at once."""
+    def tenants_over_share(self, queue: str) -> set[str]:
+        """Return the tenants with more such messages than they may have running."""
         least = self._max_per_tenant or 0
         capped = self._queues[queue].capped
         return {t for t, line in capped.items() if t is not None and len(line) > least}
 
-    async def take(self, name: str, tenant: Tenant) -> None:
-        """Wait for a turn in a queue, and have it until `end`."""
+    async def acquire(self, name: str, tenant: Tenant) -> None:
+        """Wait for a slot in a queue, and hold it until `release`."""
         queue = self._queues[name]
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lines = queue.capped if self._is_full(tenant) else queue.ring
@@ -79,7 +79,7 @@ class Turns:
             if granted.cancelled():
                 self._leave(queue, tenant, granted)
             else:
-                self.end(tenant)
+                self.release(tenant)
             raise
 
     def _leave(
@@ -92,8 +92,8 @@ class Turns:
                 if not line:
                     del lines[tenant]
 
-    def end(self, tenant: Tenant) -> None:
-        """Let somebody else have a turn that was taken for this tenant."""
+    def release(self, tenant: Tenant) -> None:
+        """Release a slot that was acquired for this tenant."""
         was_full = self._is_full(tenant)
         self._free += 1
         self._taken[tenant] -= 1
@@ -117,7 +117,7 @@ class Turns:
             if not line:
                 del queue.ring[tenant]
             if granted.cancelled():
-                continue  # it has not come to leave yet
+                continue  # it was cancelled and will leave by itself
             if line:
                 queue.ring.move_to_end(tenant)
             self._order.remove(queue)
@@ -130,7 +130,7 @@ class Turns:
                 self._set_aside(tenant)
 
     def _next_queue(self) -> Waiting | None:
-        """Choose by weight among the queues in which somebody may go."""
+        """Choose by weight among the queues in which a message may get a slot."""
         waiting = [queue for queue in self._order if queue.ring]
         if not waiting:
             return None

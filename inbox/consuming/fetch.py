@@ -1,7 +1,7 @@
-"""One queue at work: its source, what is held of it, and the task that fetches more.
+"""Fetch the deliveries of one queue from its source, as many as there is room for.
 
-Each queue has its own, so that it waits for its broker, and when it is idle, by
-itself; only the turns are shared.
+Each queue has a fetcher and a source of its own, so that none waits for another's
+broker; only the slots of the scheduler are shared.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from inbox.consuming.dispatch import Flight
+from inbox.consuming.dispatch import Dispatcher
 from inbox.events import (
     DeliveriesReceived,
     DeliveriesReclaimed,
@@ -28,11 +28,11 @@ _RECONNECT: Final = RetryPolicy(
 )
 
 
-class Reception:
+class Fetcher:
     """Fetches the deliveries of one queue, as many as there is room for.
 
     Args:
-        idle: return when nothing has come for so long and nothing is at work.
+        idle: return when nothing has come for this long and no handler is running.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Reception:
         consumer: str,
         queue: str,
         source: Source,
-        flight: Flight,
+        dispatcher: Dispatcher,
         observers: Observers,
         *,
         idle: timedelta | None = None,
@@ -50,7 +50,7 @@ class Reception:
         self._selective = source if isinstance(source, SelectiveSource) else None
         self._reclaiming = source if isinstance(source, ReclaimingSource) else None
         self._reclaimed = 0
-        self._flight = flight
+        self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
 
@@ -63,9 +63,9 @@ class Reception:
         failures = 0
         last = time.monotonic()
         while True:
-            room = await self._flight.wait_for_room()
+            room = await self._dispatcher.wait_for_room()
             if self._selective is not None:
-                self._selective.leave_out(self._flight.crowding)
+                self._selective.leave_out(self._dispatcher.tenants_over_share)
             try:
                 deliveries = await self._source.receive(limit=room)
             except BrokerUnavailableError as error:
@@ -84,11 +84,11 @@ class Reception:
             self._tell_reclaimed()
             now = time.monotonic()
             if deliveries:
-                self._flight.accept(deliveries)
+                self._dispatcher.accept(deliveries)
                 self._notify(
                     DeliveriesReceived(**self._about, messages=len(deliveries))
                 )
-            elif self._flight.is_idle:
+            elif self._dispatcher.is_idle:
                 if self._idle is not None and now - last >= self._idle:
                     return
                 continue
@@ -103,9 +103,9 @@ class Reception:
             self._notify(DeliveriesReclaimed(**self._about, messages=messages))
 
     async def stop(self, drain: timedelta) -> int:
-        """Finish what is at work within `drain`; give back and count what is left."""
-        left = await self._flight.stop(drain)
-        # Last first: a source that puts each before all others has them in order.
+        """Let handlers finish within `drain`; give back the rest, and count it."""
+        left = await self._dispatcher.stop(drain)
+        # Last first: a source that puts each in front of its queue keeps the order.
         for delivery in reversed(left):
             await self._give_back(delivery)
         return len(left)
@@ -114,7 +114,7 @@ class Reception:
         try:
             await delivery.nack()
         except BrokerUnavailableError:
-            return  # comes again without being asked for
+            return  # the broker delivers it again by itself
         message = delivery.message
         self._notify(
             DeliveryReturned(
@@ -126,11 +126,11 @@ class Reception:
         )
 
 
-async def receive_all(
-    receptions: Sequence[Reception], stop: asyncio.Event
+async def fetch_all(
+    fetchers: Sequence[Fetcher], stop: asyncio.Event
 ) -> Exception | None:
-    """Let all run until the stop, their return, or the first failure; give that."""
-    tasks = [asyncio.create_task(reception.run()) for reception in receptions]
+    """Run all fetchers until the stop, their end, or a failure; return that."""
+    tasks = [asyncio.create_task(fetcher.run()) for fetcher in fetchers]
     stopped = asyncio.create_task(stop.wait())
     receiving = asyncio.gather(*tasks)
     try:
@@ -143,9 +143,9 @@ async def receive_all(
     return next((f for f in failures if isinstance(f, Exception)), None)
 
 
-async def stop_all(receptions: Sequence[Reception], drain: timedelta) -> int:
-    """Stop all at once; count what was given back. Cancelling only ends the drain."""
-    stopping = [asyncio.create_task(reception.stop(drain)) for reception in receptions]
+async def stop_all(fetchers: Sequence[Fetcher], drain: timedelta) -> int:
+    """Stop all at once; count what was given back. Cancellation only ends the drain."""
+    stopping = [asyncio.create_task(fetcher.stop(drain)) for fetcher in fetchers]
     try:
         await asyncio.wait(stopping)
     except asyncio.CancelledError:

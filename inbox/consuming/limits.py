@@ -14,7 +14,7 @@ _FETCH_BYTES: Final = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class Limits:
     """The limits of one consumer; `Consumer` says what each of them is.
 
     Raises:

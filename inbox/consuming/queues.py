@@ -13,7 +13,7 @@ Order: TypeAlias = Literal["key", "none"]
 _ORDERS = ("key", "none")
 
 
-class Serving:
+class ServedQueues:
     """The choices of one consumer, checked against its handlers when it runs.
 
     Args:

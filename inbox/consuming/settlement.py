@@ -20,7 +20,7 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from inbox.consuming.dispatch import Flight
+from inbox.consuming.dispatch import Dispatcher
 from inbox.dead_letters.write import DeadLetterWriter, Failure, Stacktraces
 from inbox.errors import (
     DeadLetter,
@@ -40,10 +40,10 @@ from inbox.events import (
     RetryRequested,
 )
 from inbox.handlers.batch import Batches, Batching
-from inbox.handlers.executor import Handling, connection_broke, is_cancelled
+from inbox.handlers.executor import Executor, connection_broke, is_cancelled
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
-from inbox.jobs.runner import JobCancelled, JobReturned, LongHandler, LongHandling
+from inbox.jobs.runner import JobCancelled, JobReturned, JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, StartCounter, StartedTooOften
 from inbox.receipt import has_receipt
 from inbox.source import Delivery
@@ -61,31 +61,31 @@ from outbox.message import Message
 from outbox.retry import RetryPolicy
 
 
-class Settlement:
+class DeliverySettlement:
     """How the deliveries of one run of a consumer are settled."""
 
     def __init__(
         self,
         dead_letters: DeadLetterWriter,
         routes: Routes[AnyHandler],
-        handling: Handling,
+        executor: Executor,
         retry: RetryPolicy,
         observers: Observers,
     ) -> None:
         self._dead_letters = dead_letters
         self._consumer = dead_letters.consumer
         self._routes = routes
-        self._handling = handling
+        self._executor = executor
         self._batches: dict[Batching, Batches] = {}
-        self._long = LongHandling(handling, dead_letters.consumer)
+        self._long = JobRunner(executor, dead_letters.consumer)
         self._retry = retry
         self._notify = observers.notify
-        self._poison = PoisonPolicy(handling, dead_letters.consumer)
-        self._outage = Outage(dead_letters.consumer, observers)
-        self._giving_up = GivingUp(dead_letters, self._outage, observers)
+        self._poison = PoisonPolicy(executor, dead_letters.consumer)
+        self._outage = DatabaseOutage(dead_letters.consumer, observers)
+        self._give_up = GiveUp(dead_letters, self._outage, observers)
 
-    async def settle(self, delivery: Delivery, flight: Flight) -> bool:
-        """Settle a delivery; give False if the flight stops first."""
+    async def settle(self, delivery: Delivery, dispatcher: Dispatcher) -> bool:
+        """Settle a delivery; return False if the consumer stops first."""
         message = delivery.message
         handler = self._routes.find(message.topic)
         problem = problem_of(delivery)
@@ -97,13 +97,13 @@ class Settlement:
                 f"{shorten(message.topic)}"
             )
         else:
-            return await self._try(handler, delivery, flight)
-        return await self._giving_up.give_up(
-            delivery, flight, failure, delivery.attempts
+            return await self._try(handler, delivery, dispatcher)
+        return await self._give_up.give_up(
+            delivery, dispatcher, failure, delivery.attempts
         )
 
     async def _try(
-        self, handler: AnyHandler, delivery: Delivery, flight: Flight
+        self, handler: AnyHandler, delivery: Delivery, dispatcher: Dispatcher
     ) -> bool:
         is_long = isinstance(handler, LongHandler)
         counter = self._poison.counter_of(
@@ -111,50 +111,52 @@ class Settlement:
         )
         settled = False
         try:
-            outcome = await self._handle(handler, delivery, flight, counter)
+            outcome = await self._handle(handler, delivery, dispatcher, counter)
             if isinstance(outcome, bool):
                 settled = outcome
             else:
-                settled = await self._giving_up.give_up(delivery, flight, *outcome)
+                settled = await self._give_up.give_up(delivery, dispatcher, *outcome)
         except StartedTooOften as started:
-            settled = await self._give_up_poison(delivery, flight, started.starts)
+            settled = await self._give_up_poison(delivery, dispatcher, started.starts)
         finally:
             await (counter.end() if settled else counter.take_back())
         return settled
 
     async def _give_up_poison(
-        self, delivery: Delivery, flight: Flight, starts: int
+        self, delivery: Delivery, dispatcher: Dispatcher, starts: int
     ) -> bool:
-        was_handled = await self._was_handled(delivery.message, flight)
+        was_handled = await self._was_handled(delivery.message, dispatcher)
         if was_handled is None:
             return False
         if was_handled:
             await self._handled(delivery, False, 0.0)
             return True
         failure = f"was started {starts} times and never came to an end"
-        return await self._giving_up.give_up(delivery, flight, failure, starts)
+        return await self._give_up.give_up(delivery, dispatcher, failure, starts)
 
-    async def _was_handled(self, message: Message, flight: Flight) -> bool | None:
+    async def _was_handled(
+        self, message: Message, dispatcher: Dispatcher
+    ) -> bool | None:
         """Look for its receipt; None: it is to stop."""
         # Its process may have died between the commit and the ack.
         look = partial(has_receipt, message.id, self._consumer)
         lost = 0
         while True:
             try:
-                async with flight.turn(message):
-                    return await self._handling.transact(look)
+                async with dispatcher.slot(message):
+                    return await self._executor.transact(look)
             except Exception as error:  # noqa: BLE001 (without an answer it waits)
                 if refusal_of(error) is not None:
                     return False  # an id that no receipt can have
                 lost += 1
-                if not await self._outage.wait(error, lost, flight):
+                if not await self._outage.wait(error, lost, dispatcher):
                     return None
 
     async def _handle(
         self,
         handler: AnyHandler,
         delivery: Delivery,
-        flight: Flight,
+        dispatcher: Dispatcher,
         counter: StartCounter,
     ) -> bool | tuple[str | BaseException, int]:
         message = delivery.message
@@ -162,12 +164,15 @@ class Settlement:
         while True:
             failure: BaseException
             try:
-                turn, start = flight.turn(message), counter.start(flight.stopping)
-                async with turn, start as is_started:
+                slot, start = (
+                    dispatcher.slot(message),
+                    counter.start(dispatcher.stopping),
+                )
+                async with slot, start as is_started:
                     if not is_started:
                         return False
                     started = time.monotonic()
-                    is_new = await self._call(handler, message, flight, counter)
+                    is_new = await self._call(handler, message, dispatcher, counter)
             except StartedTooOften:
                 raise
             except JobReturned:
@@ -184,7 +189,7 @@ class Settlement:
                         seconds_until_retry=decision.delay.total_seconds(),
                     )
                 )
-                if not await flight.park(decision.delay):
+                if not await dispatcher.park(decision.delay):
                     return False
                 continue
             except DeadLetter as decision:
@@ -193,11 +198,11 @@ class Settlement:
                 return error, counter.attempts
             except DatabaseUnavailableError as error:
                 lost += 1
-                if not await self._outage.wait(error, lost, flight):
+                if not await self._outage.wait(error, lost, dispatcher):
                     return False
                 continue
             except TransactionEndedError as error:
-                was_committed = await self._was_handled(message, flight)
+                was_committed = await self._was_handled(message, dispatcher)
                 if was_committed is None:
                     return False
                 if was_committed:
@@ -211,7 +216,7 @@ class Settlement:
                 if counter.excuses(error):
                     counter.broken_connections += 1
                     if not await self._outage.wait(
-                        error, counter.broken_connections, flight
+                        error, counter.broken_connections, dispatcher
                     ):
                         return False
                     continue
@@ -222,24 +227,24 @@ class Settlement:
             counter.failed()
             if counter.retry.spent(counter.attempts):
                 return failure, counter.attempts
-            if not await self._back_off(delivery, counter, failure, flight):
+            if not await self._back_off(delivery, counter, failure, dispatcher):
                 return True
 
     async def _call(
         self,
         handler: AnyHandler,
         message: Message,
-        flight: Flight,
+        dispatcher: Dispatcher,
         counter: StartCounter,
     ) -> bool:
         if isinstance(handler, LongHandler):
-            return await self._long.run(handler, message, flight.stopping, counter)
+            return await self._long.run(handler, message, dispatcher.stopping, counter)
         if isinstance(handler, Batching):
             batches = self._batches.get(handler)
             if batches is None:
-                batches = self._batches[handler] = Batches(handler, self._handling)
+                batches = self._batches[handler] = Batches(handler, self._executor)
             return await batches.handle(message)
-        return await self._handling.handle(handler, message)
+        return await self._executor.handle(handler, message)
 
     async def _cancelled(self, delivery: Delivery) -> None:
         self._outage.end()
@@ -260,11 +265,11 @@ class Settlement:
         delivery: Delivery,
         counter: StartCounter,
         failure: BaseException,
-        flight: Flight,
+        dispatcher: Dispatcher,
     ) -> bool:
         delay = counter.retry.delay(counter.attempts)
         said = self._dead_letters.describe(failure)
-        traces = self._giving_up.stacktraces
+        traces = self._give_up.stacktraces
         self._notify(
             HandlerFailed(
                 **self._about(delivery.message),
@@ -275,7 +280,7 @@ class Settlement:
             )
         )
         due = time.monotonic() + delay.total_seconds()
-        if await flight.park(delay):
+        if await dispatcher.park(delay):
             return True
         left = max(0.0, due - time.monotonic())
         await counter.keep()
@@ -297,7 +302,7 @@ _AWAY: Final = (
 _OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
-class GivingUp:
+class GiveUp:
     """Writes the dead letters of one run of a consumer, and acks what they are of.
 
     Attributes:
@@ -305,7 +310,10 @@ class GivingUp:
     """
 
     def __init__(
-        self, dead_letters: DeadLetterWriter, outage: "Outage", observers: Observers
+        self,
+        dead_letters: DeadLetterWriter,
+        outage: "DatabaseOutage",
+        observers: Observers,
     ) -> None:
         self._dead_letters = dead_letters
         self.stacktraces = Stacktraces()
@@ -315,17 +323,17 @@ class GivingUp:
     async def give_up(
         self,
         delivery: Delivery,
-        flight: Flight,
+        dispatcher: Dispatcher,
         failure: str | BaseException,
         attempts: int,
     ) -> bool:
-        """Write a dead letter and ack; give False if the flight stops first."""
+        """Write a dead letter and ack; return False if the consumer stops first."""
         written: Failure | None = None
         refusal: str | None = None
         lost = 0
         while written is None:
             try:
-                async with flight.turn(delivery.message):
+                async with dispatcher.slot(delivery.message):
                     written = await self._dead_letters.write(
                         delivery.message,
                         attempts=attempts,
@@ -341,7 +349,7 @@ class GivingUp:
                 # What refuses the spare row as well is no matter of this message.
                 refusal = None
                 lost += 1
-                if not await self._outage.wait(error, lost, flight):
+                if not await self._outage.wait(error, lost, dispatcher):
                     return False
         self._outage.end()
         about = about_message(self._dead_letters.consumer, delivery.message)
@@ -411,7 +419,7 @@ _RECOVERY: Final = RetryPolicy(
 )
 
 
-class Outage:
+class DatabaseOutage:
     """What one run of a consumer knows of its database."""
 
     def __init__(self, consumer: str, observers: Observers) -> None:
@@ -419,7 +427,9 @@ class Outage:
         self._notify = observers.notify
         self._is_lost = False
 
-    async def wait(self, error: BaseException, times: int, flight: Flight) -> bool:
+    async def wait(
+        self, error: BaseException, times: int, dispatcher: Dispatcher
+    ) -> bool:
         """Wait after an error, the longer the more there were; False: it is to stop."""
         delay = _RECOVERY.delay(times)
         if not self._is_lost:
@@ -432,7 +442,7 @@ class Outage:
                 )
             )
         # Not parked: while it lasts, no more is to be fetched.
-        return await flight.pause(delay)
+        return await dispatcher.pause(delay)
 
     def end(self) -> None:
         """Tell that the database is back, if it was away."""

@@ -35,8 +35,8 @@ from inbox.errors import RetryLater
 from inbox.events import MessageCancelled
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
-from inbox.handlers.sessions import Sessions, handling
-from inbox.jobs.runner import JobBusy, JobCancelled, LongHandler, LongHandling
+from inbox.handlers.sessions import Sessions, make_executor
+from inbox.jobs.runner import JobBusy, JobCancelled, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.dead_letters import (
@@ -74,7 +74,7 @@ class _OneAttempt:
         return False
 
 
-class HandlingRetrier:
+class HandlerRetrier:
     """Retries one by one, each in the transaction of its handler.
 
     Args:
@@ -96,7 +96,7 @@ class HandlingRetrier:
         self.origin: Final = f"consumer:{writer.consumer}"
         self._consumer = writer.consumer
         self._sessions = sessions
-        self._handling = handling(sessions, writer.consumer, 1, max_idle)
+        self._executor = make_executor(sessions, writer.consumer, 1, max_idle)
         self._routes = routes
         self._writer = writer
         self._schedule = schedule or RetrySchedule()
@@ -113,7 +113,7 @@ class HandlingRetrier:
         trace: TracebackType | None,
     ) -> None:
         """Let go of the threads for plain functions."""
-        await self._handling.close()
+        await self._executor.close()
 
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
@@ -171,14 +171,14 @@ class HandlingRetrier:
         self, handler: AnyHandler, message: Message, candidate: Candidate
     ) -> bool:
         if not isinstance(handler, LongHandler):
-            return await self._handling.handle(bracketed(handler, candidate), message)
+            return await self._executor.handle(bracketed(handler, candidate), message)
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:
             lock_letter(session, candidate)
             reopen_job(session, key)
 
-        long = LongHandling(self._handling, self._consumer, returns_to=JobState.FAILURE)
+        long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
         never = asyncio.Event()
         await long.run(handler, message, never, _OneAttempt(), claim)
         return False  # the state is left to be written
@@ -248,7 +248,7 @@ class HandlingRetrier:
 
     async def _transact(self, function: Callable[[Session], T]) -> T:
         try:
-            return await self._handling.transact(function)
+            return await self._executor.transact(function)
         except OutboxError:
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from inbox.consuming.backlog import LruCache
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
-from inbox.handlers.executor import Handling
+from inbox.handlers.executor import Executor
 from inbox.schema import dead_letter_table
 from inbox.transaction import limit_idle_now
 from outbox import json_codec as codec
@@ -110,10 +110,10 @@ class DeadLetterWriter:
     """
 
     def __init__(
-        self, consumer: str, handling: Handling, redact: Redact | None = None
+        self, consumer: str, executor: Executor, redact: Redact | None = None
     ) -> None:
         self.consumer = consumer
-        self._handling = handling
+        self._executor = executor
         self._redact = redact
 
     async def write(
@@ -152,7 +152,7 @@ class DeadLetterWriter:
             **(_columns(message) if refusal is None else _spare_columns(message)),
         }
         is_scheduled = not isinstance(failure, TransactionEndedError)
-        is_new = await self._handling.transact(
+        is_new = await self._executor.transact(
             partial(insert_dead_letter, values, is_scheduled=is_scheduled)
         )
         return Failure(said.reason, said.stacktrace, is_new)

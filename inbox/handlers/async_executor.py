@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncHandling:
+class AsyncExecutor:
     """Async handlers in the loop."""
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from inbox.errors import DeadLetter, TransactionEndedError
-from inbox.handlers.executor import Handling, Terms, is_cancelled, prepare
+from inbox.handlers.executor import Executor, Terms, is_cancelled, prepare
 from inbox.handlers.routes import BatchHandler, Handler
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.message import Message
@@ -45,9 +45,9 @@ class Batching:
 class Batches:
     """What gathers for one batch handler, in one run of a consumer. For one loop."""
 
-    def __init__(self, batching: Batching, handling: Handling) -> None:
+    def __init__(self, batching: Batching, executor: Executor) -> None:
         self._batching = batching
-        self._handling = handling
+        self._executor = executor
         self._waiting: deque[tuple[Message, Answer]] = deque()
         self._at_work: list[tuple[Message, Answer]] = []
         self._work: asyncio.Task[None] | None = None
@@ -57,7 +57,7 @@ class Batches:
 
         Raises:
             Exception: what the handler raised for this message alone, and what
-                `Handling.handle` raises.
+                `Executor.handle` raises.
         """
         message = self._batching.terms.lift(message)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -88,7 +88,7 @@ class Batches:
             return
         handler = self._batching.handler
         try:
-            new = await self._handling.handle_batch(handler, [m for m, _ in batch])
+            new = await self._executor.handle_batch(handler, [m for m, _ in batch])
         except (DatabaseUnavailableError, TransactionEndedError) as error:
             # After the second their receipts may be there: alone they would be known.
             self._fail(batch, error)

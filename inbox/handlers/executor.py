@@ -59,7 +59,7 @@ TABLES: Final = text(
 _STOOD_STILL: Final = "25P03"  # for longer than max_idle
 
 
-class Handling(Protocol):
+class Executor(Protocol):
     """Runs handlers of one colour."""
 
     def check(self, handler: Handler) -> None:
@@ -113,7 +113,7 @@ class Handling(Protocol):
 
 
 async def check_database(
-    handling: Handling, retry: RetryPolicy, notify: Observer, *, is_long: bool
+    executor: Executor, retry: RetryPolicy, notify: Observer, *, is_long: bool
 ) -> None:
     """Look whether the inbox can be used, and keeps receipts for these retries.
 
@@ -126,9 +126,9 @@ async def check_database(
         DatabaseUnavailableError: the database is away, or is a standby.
     """
     try:
-        await handling.probe()
-        rights = await handling.transact(partial(_look_at_rights, is_long))
-        minimums = await handling.transact(_list_minimums)
+        await executor.probe()
+        rights = await executor.transact(partial(_look_at_rights, is_long))
+        minimums = await executor.transact(_list_minimums)
     except AutocommitError:
         raise
     except Exception as error:

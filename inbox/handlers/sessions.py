@@ -9,9 +9,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import AssertionPool, QueuePool, StaticPool
 
-from inbox.handlers.async_executor import AsyncHandling
-from inbox.handlers.executor import Handling
-from inbox.handlers.thread_executor import SyncHandling
+from inbox.handlers.async_executor import AsyncExecutor
+from inbox.handlers.executor import Executor
+from inbox.handlers.thread_executor import ThreadExecutor
 from inbox.schema import receipt_table
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
@@ -85,21 +85,21 @@ def pool_limit(sessions: object) -> PoolLimit | None:
     return None
 
 
-def handling(
+def make_executor(
     sessions: Sessions,
     consumer: str,
     max_in_flight: int,
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
-) -> Handling:
+) -> Executor:
     """Choose by the kind of the session factory.
 
     Raises:
         ConfigError: it is none.
     """
     if is_async_sessionmaker(sessions):
-        return AsyncHandling(sessions, consumer, max_idle)
+        return AsyncExecutor(sessions, consumer, max_idle)
     if isinstance(sessions, sessionmaker):
-        return SyncHandling(sessions, consumer, max_in_flight, max_idle)
+        return ThreadExecutor(sessions, consumer, max_in_flight, max_idle)
     raise ConfigError(
         f"sessions {shorten(sessions)}: isn't a session factory; pass SQLAlchemy's "
         "async_sessionmaker(engine) or sessionmaker(engine)"

@@ -36,7 +36,7 @@ _MAX_BOOKKEEPERS: Final = 4
 _LAST_BOOK: Final = 5.0
 
 
-class SyncHandling:
+class ThreadExecutor:
     """Sync handlers in threads, as many as may be in flight, and a few to keep books.
 
     A lease has to be renewed while handlers have all the threads that there are for

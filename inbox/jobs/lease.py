@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
 
-from inbox.handlers.executor import Handling, connection_broke
+from inbox.handlers.executor import Executor, connection_broke
 from inbox.jobs.store import (
     JobKey,
     JobState,
@@ -45,7 +45,7 @@ class End(Enum):
     TIMED_OUT = "timed out"
 
 
-class Lease:
+class JobLease:
     """A process's hold on one job.
 
     Attributes:
@@ -56,7 +56,7 @@ class Lease:
 
     def __init__(
         self,
-        handling: Handling,
+        executor: Executor,
         key: JobKey,
         leased: Leased,
         seconds: float,
@@ -66,7 +66,7 @@ class Lease:
         self.seconds = seconds
         self.attempts = leased.attempts
         self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._handling = handling
+        self._executor = executor
         self._key = key
         self._number = leased.number
         self._safe_until = asked + _SAFE * seconds
@@ -151,7 +151,7 @@ class Lease:
             # One that hangs is no better than one that fails.
             async with asyncio.timeout(max(self._safe_until - asked, beat)):
                 cancelled = await transact(
-                    self._handling, renew_job, self._key, self._number, self.seconds
+                    self._executor, renew_job, self._key, self._number, self.seconds
                 )
         except Exception:  # noqa: BLE001 (drivers and pools raise whatever they like)
             return End.LOST if time.monotonic() > self._safe_until else None
@@ -164,7 +164,7 @@ class Lease:
         """Write an outcome, however often it takes, as long as the lease holds."""
         while True:
             try:
-                return await transact(self._handling, function)
+                return await transact(self._executor, function)
             except OutboxError:
                 raise
             except Exception as error:
@@ -174,7 +174,7 @@ class Lease:
 
 
 async def transact(
-    handling: Handling, function: Callable[..., T], *arguments: Any
+    executor: Executor, function: Callable[..., T], *arguments: Any
 ) -> T:
     """Run a function of a session in a short transaction."""
 
@@ -182,7 +182,7 @@ async def transact(
         limit_idle_now(session)
         return function(session, *arguments)
 
-    return await handling.transact(run)
+    return await executor.transact(run)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -20,10 +20,10 @@ from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import TakenError
 from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
-from inbox.handlers.executor import Handling, Terms
+from inbox.handlers.executor import Executor, Terms
 from inbox.handlers.routes import name_of
 from inbox.jobs.job import AnyJob
-from inbox.jobs.lease import End, Lease, transact
+from inbox.jobs.lease import End, JobLease, transact
 from inbox.jobs.store import (
     Busy,
     Finished,
@@ -88,7 +88,7 @@ class Attempts(Protocol):
         """Tell whether a start that ended so was no attempt."""
 
 
-class LongHandling:
+class JobRunner:
     """Runs the long handlers of one run of a consumer.
 
     Args:
@@ -98,12 +98,12 @@ class LongHandling:
 
     def __init__(
         self,
-        handling: Handling,
+        executor: Executor,
         consumer: str,
         *,
         returns_to: JobState = JobState.QUEUED,
     ) -> None:
-        self._handling = handling
+        self._executor = executor
         self._consumer = consumer
         self._returns_to = returns_to
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
@@ -148,8 +148,8 @@ class LongHandling:
             case Finished():
                 return False
             case Leased() as leased:
-                lease = Lease(
-                    self._handling,
+                lease = JobLease(
+                    self._executor,
                     key,
                     leased,
                     long.lease,
@@ -162,9 +162,9 @@ class LongHandling:
                     message = long.terms.lift(message)
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
                     await self._fail(long, lease, attempts, error)
-                job = self._handling.job(key, leased, message)
+                job = self._executor.job(key, leased, message)
                 ended = await call_until_end(
-                    self._handling, long.handler, job, lease, long.terms, stopping
+                    self._executor, long.handler, job, lease, long.terms, stopping
                 )
                 await self._settle(long, job, lease, attempts, ended)
                 return True
@@ -183,9 +183,9 @@ class LongHandling:
             return take_job(session, key, self._worker, seconds)
 
         try:
-            await transact(self._handling, queue_job, key, message)
+            await transact(self._executor, queue_job, key, message)
             asked = time.monotonic()
-            taken = await transact(self._handling, take)
+            taken = await transact(self._executor, take)
         except TakenError:
             raise
         except Exception as error:
@@ -200,11 +200,11 @@ class LongHandling:
     async def _was_settled(self, key: JobKey) -> bool:
         """Tell whether its dead letter was retried in another way, or discarded."""
         try:
-            return await transact(self._handling, _has_receipt, key)
+            return await transact(self._executor, _has_receipt, key)
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
 
-    async def _refuse_killer(self, lease: Lease, attempts: Attempts) -> None:
+    async def _refuse_killer(self, lease: JobLease, attempts: Attempts) -> None:
         started = lease.attempts - 1
         if started and attempts.retry.spent(started):
             reason = f"was started {started} times and never came to an end"
@@ -217,7 +217,7 @@ class LongHandling:
         self,
         long: LongHandler,
         job: AnyJob,
-        lease: Lease,
+        lease: JobLease,
         attempts: Attempts,
         ended: "Ended",
     ) -> None:
@@ -246,7 +246,7 @@ class LongHandling:
     async def _fail(
         self,
         long: LongHandler,
-        lease: Lease,
+        lease: JobLease,
         attempts: Attempts,
         error: BaseException,
     ) -> NoReturn:
@@ -273,12 +273,12 @@ class LongHandling:
 
 
 @asynccontextmanager
-async def sweeping(handling: Handling, consumer: str) -> AsyncIterator[None]:
+async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
     """End, from time to time, what was cancelled and lost its process.
 
     The broker may never hand such a message over again, and an open job holds its day.
     """
-    sweep = asyncio.create_task(_sweep(handling, consumer))
+    sweep = asyncio.create_task(_sweep(executor, consumer))
     try:
         yield
     finally:
@@ -286,11 +286,11 @@ async def sweeping(handling: Handling, consumer: str) -> AsyncIterator[None]:
         await asyncio.wait({sweep})
 
 
-async def _sweep(handling: Handling, consumer: str) -> None:
+async def _sweep(executor: Executor, consumer: str) -> None:
     while True:
         # What goes wrong here is tried again, and told by whoever handles messages.
         with suppress(Exception):
-            await transact(handling, end_abandoned_jobs, consumer)
+            await transact(executor, end_abandoned_jobs, consumer)
         await asyncio.sleep(_SWEEP)
 
 
@@ -298,7 +298,7 @@ def _has_receipt(session: Session, key: JobKey) -> bool:
     return has_receipt(key.id, key.consumer, session)
 
 
-def _lost(lease: Lease) -> RetryLater:
+def _lost(lease: JobLease) -> RetryLater:
     return RetryLater(timedelta(seconds=lease.seconds), "the lease was lost")
 
 
@@ -326,10 +326,10 @@ class Ended:
 
 
 async def call_until_end(
-    handling: Handling,
+    executor: Executor,
     handler: Callable[..., Any],
     job: AnyJob,
-    lease: Lease,
+    lease: JobLease,
     terms: Terms,
     stopping: asyncio.Event,
 ) -> Ended:
@@ -338,7 +338,7 @@ async def call_until_end(
     Whatever happens here, its task has ended afterwards, if it heeds a cancellation.
     """
     limit = terms.time_limit
-    work = asyncio.ensure_future(handling.call(handler, job, job.message))
+    work = asyncio.ensure_future(executor.call(handler, job, job.message))
     keeping = asyncio.create_task(lease.keep())
     stop = asyncio.create_task(stopping.wait())
     try:
@@ -355,7 +355,7 @@ async def call_until_end(
             if end is End.TIMED_OUT and limit is not None:
                 overrun = HandlerTimeoutError(name_of(handler), limit)
             job.end(overrun)
-            is_told = handling.interrupt(work)
+            is_told = executor.interrupt(work)
             await asyncio.wait({work})
     except BaseException:
         # The drain is over: a plain function goes on, and can't commit any more.
@@ -379,7 +379,7 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
             task.exception()  # nobody else looks at it
 
 
-def _why(lease: Lease, stop: asyncio.Future[Any]) -> End:
+def _why(lease: JobLease, stop: asyncio.Future[Any]) -> End:
     if lease.ended.done():
         return lease.ended.result()
     return End.STOPPED if stop.done() else End.TIMED_OUT

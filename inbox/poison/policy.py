@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from inbox.handlers.executor import Handling, connection_broke
+from inbox.handlers.executor import Executor, connection_broke
 from inbox.jobs.store import JobKey
 from inbox.poison.history import Delivered, History, TakenOver
 from inbox.poison.isolation import Isolation
@@ -60,8 +60,8 @@ class StartedTooOften(Exception):  # noqa: N818 (an outcome, no error)
 class PoisonPolicy:
     """Decides for all messages in one run of a consumer. For one event loop."""
 
-    def __init__(self, handling: Handling, consumer: str) -> None:
-        self.handling = handling
+    def __init__(self, executor: Executor, consumer: str) -> None:
+        self.executor = executor
         self.consumer = consumer
         self.isolation = Isolation()
 
@@ -242,7 +242,7 @@ class StartCounter:
             limit_idle_now(session)
             return function(session, key)
 
-        return await self._policy.handling.transact(transact)
+        return await self._policy.executor.transact(transact)
 
 
 def _count(unless_open: bool, session: Session, key: JobKey) -> int | None:

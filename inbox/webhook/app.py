@@ -29,9 +29,14 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.events import DuplicateSkipped, MessageDeadLettered, MessageHandled
-from inbox.handlers.executor import Handling, connection_broke
+from inbox.handlers.executor import Executor, connection_broke
 from inbox.handlers.routes import Handler, Routes
-from inbox.handlers.sessions import DEFAULT_IN_FLIGHT, Sessions, handling, pool_limit
+from inbox.handlers.sessions import (
+    DEFAULT_IN_FLIGHT,
+    Sessions,
+    make_executor,
+    pool_limit,
+)
 from inbox.handlers.signature import Takes, check_signature
 from inbox.handlers.upcasting import check_content
 from inbox.receipt import check_text, has_receipt
@@ -112,7 +117,7 @@ def webhook_app(
         if value <= 0:
             raise ConfigError(f"{field}={value}: must be above 0")
     check_max_idle(max_idle)
-    chosen = handling(sessions, name, max_in_flight, max_idle)
+    chosen = make_executor(sessions, name, max_in_flight, max_idle)
     return WebhookApp(
         _routes(handlers, chosen),
         chosen,
@@ -125,7 +130,7 @@ def webhook_app(
     )
 
 
-def _routes(handlers: Handlers, chosen: Handling) -> Routes[Handler]:
+def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
     routes: Routes[Handler] = Routes()
     given = handlers if isinstance(handlers, Mapping) else {"*": handlers}
     for topic, handler in given.items():
@@ -143,7 +148,7 @@ class WebhookApp:
     def __init__(
         self,
         routes: Routes[Handler],
-        handling: Handling,
+        executor: Executor,
         verifier: Verifier,
         *,
         name: str,
@@ -153,7 +158,7 @@ class WebhookApp:
         observers: Observers,
     ) -> None:
         self._routes = routes
-        self._handling = handling
+        self._executor = executor
         self._stacktraces = Stacktraces()
         self._verifier = verifier
         self._name = name
@@ -199,11 +204,11 @@ class WebhookApp:
         while True:
             event = (await receive())["type"]
             if event == "lifespan.shutdown":
-                await self._handling.close()
+                await self._executor.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             try:
-                await self._handling.probe()
+                await self._executor.probe()
             except Exception as error:  # noqa: BLE001 (the server is to say it)
                 said = f"can't read the inbox in the database: {one_line(error)}"
                 await send({"type": "lifespan.startup.failed", "message": said})
@@ -233,7 +238,7 @@ class WebhookApp:
         started = time.monotonic()
         try:
             check_content(message)
-            is_new = await self._handling.handle(handler, message)
+            is_new = await self._executor.handle(handler, message)
         except RetryLater as decision:
             seconds = math.ceil(decision.delay.total_seconds())
             return self._fail(
@@ -260,7 +265,7 @@ class WebhookApp:
     async def _end(self, message: Message, error: TransactionEndedError) -> _Answer:
         look = partial(has_receipt, message.id, self._name)
         try:
-            was_committed = await self._handling.transact(look)
+            was_committed = await self._executor.transact(look)
         except Exception as failure:  # noqa: BLE001 (the first one is told)
             return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")
         if was_committed:
@@ -272,7 +277,7 @@ class WebhookApp:
         self, message: Message, failure: DeadLetter | TransactionEndedError
     ) -> _Answer:
         try:
-            written = await DeadLetterWriter(self._name, self._handling).write(
+            written = await DeadLetterWriter(self._name, self._executor).write(
                 message, attempts=1, failure=failure
             )
         except Exception as error:  # noqa: BLE001 (it comes again)
@@ -296,7 +301,7 @@ class WebhookApp:
     ) -> _Answer:
         trace = None
         if error is not None:
-            said = DeadLetterWriter(self._name, self._handling).describe(error)
+            said = DeadLetterWriter(self._name, self._executor).describe(error)
             trace = self._stacktraces.first(message, error, said)
         self._notify(
             WebhookFailed(

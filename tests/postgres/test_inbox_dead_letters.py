@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from inbox import Consumer, DeadLetter, RetryLater
-from inbox.dead_letters.retry import HandlingRetrier
+from inbox.dead_letters.retry import HandlerRetrier
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Candidate, Criteria, RetrySchedule, Scheduler
@@ -38,7 +38,7 @@ def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
     return Consumer(MemorySource(), sessions, name=name)
 
 
-async def retry(retrier: HandlingRetrier) -> Tally:
+async def retry(retrier: HandlerRetrier) -> Tally:
     async with retrier:
         return await retry_all(retrier, await find(retrier, PENDING))
 

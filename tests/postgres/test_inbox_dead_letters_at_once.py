@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, DeadLetter, idempotent
-from inbox.dead_letters.retry import HandlingRetrier
+from inbox.dead_letters.retry import HandlerRetrier
 from inbox.events import MessageDeadLettered
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
@@ -40,7 +40,7 @@ def consumer_of(sessions: Any, name: str = "billing") -> Consumer:
     return Consumer(MemorySource(), sessions, name=name)
 
 
-async def retry(retrier: HandlingRetrier) -> Tally:
+async def retry(retrier: HandlerRetrier) -> Tally:
     async with retrier:
         return await retry_all(retrier, await find(retrier, PENDING))
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, RetryLater
 from inbox.cli.main import main
-from inbox.dead_letters.retry import HandlingRetrier
+from inbox.dead_letters.retry import HandlerRetrier
 from inbox.events import MessageCancelled
 from inbox.jobs.job import AsyncJob
 from outbox import Message
@@ -52,7 +52,7 @@ class Slow:
         await self.go_on.wait()
 
 
-async def first_of(retrier: HandlingRetrier) -> Candidate:
+async def first_of(retrier: HandlerRetrier) -> Candidate:
     (candidate,) = await find(retrier, Criteria())
     return candidate
 

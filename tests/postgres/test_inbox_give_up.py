@@ -16,7 +16,7 @@ from inbox.events import (
     MessageDeadLettered,
     MessageHandled,
 )
-from inbox.handlers.sessions import handling
+from inbox.handlers.sessions import make_executor
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.dead_letters import Criteria, Tally
@@ -71,7 +71,7 @@ async def test_a_crash_between_dead_letter_and_ack_leaves_one_of_it_and_an_ack(
         await publisher.publish([message])
     async with async_sessions_of(database_url) as sessions:
         # What the one that died had committed, in the very database of the broker.
-        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1))
+        writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
         assert (await writer.write(message, attempts=1, failure="no")).is_new
 
         consumer = Consumer(database_url, sessions, name="billing")
@@ -121,7 +121,9 @@ async def test_many_that_give_up_one_message_at_once_write_one_dead_letter(
     engine = create_engine(
         sqlalchemy_url(database_url), isolation_level=level, pool_size=8
     )
-    writer = DeadLetterWriter("billing", handling(sessionmaker(engine), "billing", 8))
+    writer = DeadLetterWriter(
+        "billing", make_executor(sessionmaker(engine), "billing", 8)
+    )
     message = Message("orders", b"")
 
     async def give_up(_: int) -> bool:
@@ -136,13 +138,13 @@ async def test_many_that_give_up_one_message_at_once_write_one_dead_letter(
 
 async def test_what_was_settled_may_be_given_up_again(database_url: str) -> None:
     with sessions_of(database_url) as sessions:
-        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1))
+        writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
         message = Message("orders", b"")
         assert (await writer.write(message, attempts=1, failure="one")).is_new
         assert not (await writer.write(message, attempts=1, failure="two")).is_new
         execute(database_url, "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'")
         assert (await writer.write(message, attempts=1, failure="three")).is_new
-        other = DeadLetterWriter("shipping", handling(sessions, "shipping", 1))
+        other = DeadLetterWriter("shipping", make_executor(sessions, "shipping", 1))
         assert (await other.write(message, attempts=1, failure="four")).is_new
     assert count(database_url) == 3
 
@@ -151,7 +153,7 @@ async def test_what_can_not_be_read_is_known_by_all_that_came(
     database_url: str,
 ) -> None:
     with sessions_of(database_url) as sessions:
-        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1))
+        writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
 
         async def is_new(message: Message) -> bool:
             # Each time with another id, which the source has to make up.
@@ -208,7 +210,9 @@ async def test_a_redact_that_fails_leaves_nothing_of_the_error(
         raise KeyError(said)
 
     with sessions_of(database_url) as sessions:
-        writer = DeadLetterWriter("billing", handling(sessions, "billing", 1), redact)
+        writer = DeadLetterWriter(
+            "billing", make_executor(sessions, "billing", 1), redact
+        )
         await writer.write(
             Message("orders", b""), attempts=1, failure=ValueError("hunter2")
         )

@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 from inbox.consuming.settlement import problem_of
 from inbox.dead_letters.write import DeadLetterWriter
-from inbox.handlers.sessions import handling
+from inbox.handlers.sessions import make_executor
 from inbox.source import Delivery
 from inbox.sources.kafka.record import message_of
 from outbox import InvalidMessageError, Message, uuid7
@@ -150,9 +150,9 @@ def writer(connection: psycopg.Connection[TupleRow]) -> Iterator[DeadLetterWrite
     info = connection.info
     url = f"postgresql://{info.user}@{info.host}:{info.port}/{info.dbname}"
     engine = create_engine(sqlalchemy_url(url))
-    way = handling(sessionmaker(engine), "billing", 1)
-    yield DeadLetterWriter("billing", way)
-    asyncio.run(way.close())
+    executor = make_executor(sessionmaker(engine), "billing", 1)
+    yield DeadLetterWriter("billing", executor)
+    asyncio.run(executor.close())
     engine.dispose()
 
 

@@ -16,10 +16,10 @@ import yaml
 import inbox.cli.main
 import outbox.cli.main
 import relay.cli
-from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, Bounds
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, Limits
 from relay.config import RelayConfig
 
-DEFAULTS = Bounds(
+DEFAULTS = Limits(
     max_in_flight=64,
     max_in_flight_per_tenant=None,
     max_prefetched=None,

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from inbox.sources.postgres.lanes import Claimed, Lanes
+from inbox.sources.postgres.lanes import ClaimedDelivery, Lanes
 from outbox import Message
 from outbox.postgres.lane_cursor import Snapshot
 
@@ -16,8 +16,8 @@ QUIET = Snapshot(100, 100)
 """No transaction is open."""
 
 
-def row(seq: int, lane: int = 1, key: str | None = None) -> Claimed:
-    return Claimed(lane, seq, AT, 0, Message("t", b"", key=key, id=ID), None)
+def row(seq: int, lane: int = 1, key: str | None = None) -> ClaimedDelivery:
+    return ClaimedDelivery(lane, seq, AT, 0, Message("t", b"", key=key, id=ID), None)
 
 
 class Used(set[int]):
@@ -40,8 +40,8 @@ def lanes(used: Used) -> Lanes:
 
 
 def claim(
-    lanes: Lanes, *rows: Claimed, full: bool = False, snapshot: Snapshot = QUIET
-) -> list[Claimed]:
+    lanes: Lanes, *rows: ClaimedDelivery, full: bool = False, snapshot: Snapshot = QUIET
+) -> list[ClaimedDelivery]:
     floors = lanes.floors(ALL)
     lanes.claimed(rows, list(floors), snapshot, full=full)
     return lanes.hand_out(100, ALL)

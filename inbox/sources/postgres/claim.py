@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from inbox.sources.postgres.lanes import Claimed
+from inbox.sources.postgres.lanes import ClaimedDelivery
 from outbox.message import Message
 
 
-def read_delivery(row: Sequence[Any]) -> Claimed:
+def read_delivery(row: Sequence[Any]) -> ClaimedDelivery:
     """Make a delivery of a row of the statement `claim_deliveries`."""
     (
         lane,
@@ -38,7 +38,7 @@ def read_delivery(row: Sequence[Any]) -> Claimed:
         content_type=content_type,
         schema_version=schema_version,
     )
-    return Claimed(lane, seq, created_at, attempts, message, problem)
+    return ClaimedDelivery(lane, seq, created_at, attempts, message, problem)
 
 
 def _read_headers(text: str) -> tuple[dict[str, str], str | None]:

@@ -24,7 +24,7 @@ BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 SKEW: Final = timedelta(hours=1)
 
 
-class Claimed(NamedTuple):
+class ClaimedDelivery(NamedTuple):
     """A delivery as it was read, with what is wrong with its row if anything is."""
 
     lane: int
@@ -64,7 +64,7 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
         self._held: dict[int, int] = {}
         self._count: Counter[int] = Counter()
-        self._ready: Ready[Claimed] = Ready()
+        self._ready: Ready[ClaimedDelivery] = Ready()
         self._first = 0
 
     @property
@@ -119,7 +119,7 @@ class Lanes:
 
     def claimed(
         self,
-        rows: Sequence[Claimed],
+        rows: Sequence[ClaimedDelivery],
         lanes: Sequence[int],
         snapshot: Snapshot | None,
         *,
@@ -144,7 +144,7 @@ class Lanes:
             self._first = rows[-1].lane + 1
         self.claimed_aside(rows)
 
-    def claimed_aside(self, rows: Iterable[Claimed]) -> None:
+    def claimed_aside(self, rows: Iterable[ClaimedDelivery]) -> None:
         """Hold what was claimed out of the lanes' order; their floors stay."""
         for row in rows:
             if row.lane in self._lanes and row.seq not in self._held:
@@ -153,7 +153,7 @@ class Lanes:
 
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str] = ()
-    ) -> list[Claimed]:
+    ) -> list[ClaimedDelivery]:
         """Give at most `limit` of what was claimed from lanes that are still leased.
 
         Tenants take turns; those of `without` get none. So the order of a key holds
@@ -162,7 +162,7 @@ class Lanes:
         self._drop(lambda row: row.lane not in leased or self._is_blocked(row))
         return self._ready.take(limit, without)
 
-    def block(self, row: Claimed) -> None:
+    def block(self, row: ClaimedDelivery) -> None:
         """Let the rest of the key wait for a delivery that is given back."""
         lane = self._lanes.get(row.lane)
         if lane is not None and row.message.key is not None:
@@ -198,7 +198,7 @@ class Lanes:
             known.cursor.rewind(seq)
             self.oldest = min(self.oldest, at - SKEW)
 
-    def give_back(self, row: Claimed) -> None:
+    def give_back(self, row: ClaimedDelivery) -> None:
         """Make a delivery that was handed out claimable, before the rest of its key."""
         self.let_go(row)
         self.rewind(row.lane, row.seq, row.created_at)
@@ -206,7 +206,7 @@ class Lanes:
         if key is not None:
             self._drop(lambda other: other.message.key == key)
 
-    def let_go(self, row: Claimed) -> None:
+    def let_go(self, row: ClaimedDelivery) -> None:
         """Hold a delivery no longer: its outcome is written, or it has none."""
         if self._held.pop(row.seq, None) is None:
             return
@@ -214,17 +214,17 @@ class Lanes:
         if not self._count[row.lane]:
             self._on_leave(row.lane)
 
-    def _hold(self, row: Claimed) -> None:
+    def _hold(self, row: ClaimedDelivery) -> None:
         self._held[row.seq] = row.lane
         self._count[row.lane] += 1
         if self._count[row.lane] == 1:
             self._on_use(row.lane)
 
-    def _is_blocked(self, row: Claimed) -> bool:
+    def _is_blocked(self, row: ClaimedDelivery) -> bool:
         lane = self._lanes.get(row.lane)
         return lane is not None and row.message.key in lane.waiting
 
-    def _drop(self, unwanted: Callable[[Claimed], bool]) -> None:
+    def _drop(self, unwanted: Callable[[ClaimedDelivery], bool]) -> None:
         for row in self._ready.remove(unwanted):
             self.let_go(row)
             self.rewind(row.lane, row.seq, row.created_at)

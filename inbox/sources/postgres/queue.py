@@ -11,7 +11,7 @@ import psycopg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
 from inbox.sources.postgres.claim import read_delivery
-from inbox.sources.postgres.lanes import SKEW, Claimed, Lanes
+from inbox.sources.postgres.lanes import SKEW, ClaimedDelivery, Lanes
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
 from outbox.errors import (
@@ -43,7 +43,7 @@ _MAX_SUSPECTS: Final = 256
 class Outcome:
     """What became of a delivery: it was acked, or it failed."""
 
-    row: Claimed
+    row: ClaimedDelivery
     delay: timedelta | None
     """Until it is retried; None if it was acked."""
 
@@ -136,13 +136,13 @@ class Queue:
 
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
-    ) -> list[Claimed]:
+    ) -> list[ClaimedDelivery]:
         """Give at most `limit` of what was read, its tenants in turn."""
         rows = self._lanes.hand_out(limit, leased, without)
         self._tenants.handed_out(len(rows))
         return rows
 
-    def history_of(self, row: Claimed) -> History:
+    def history_of(self, row: ClaimedDelivery) -> History:
         """Tell whether the lane's previous owner may have started to handle it."""
         taken_over = self._taken_over.get(row.lane)
         if taken_over is not None and row.created_at <= taken_over.at:
@@ -188,7 +188,7 @@ class Queue:
             "max_bytes": _MAX_BYTES,
         }
 
-    def _is_full(self, claimed: Sequence[Claimed]) -> bool:
+    def _is_full(self, claimed: Sequence[ClaimedDelivery]) -> bool:
         return (
             len(claimed) >= self._prefetch
             or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
@@ -236,7 +236,7 @@ class Queue:
             return await cursor.fetchall() if cursor.description else []
 
 
-def _span(rows: Sequence[Claimed]) -> dict[str, Any]:
+def _span(rows: Sequence[ClaimedDelivery]) -> dict[str, Any]:
     """Give what an UPDATE needs to find rows without looking into every partition."""
     return {
         "seqs": [row.seq for row in rows],

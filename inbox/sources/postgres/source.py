@@ -16,7 +16,7 @@ import psycopg
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import History
 from inbox.source import Delivery
-from inbox.sources.postgres.lanes import Claimed, Lanes
+from inbox.sources.postgres.lanes import ClaimedDelivery, Lanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from outbox.errors import (
     BrokerUnavailableError,
@@ -47,7 +47,7 @@ class PostgresDelivery:
     """One delivery of a lane."""
 
     def __init__(
-        self, source: "PostgresSource", row: Claimed, history: History
+        self, source: "PostgresSource", row: ClaimedDelivery, history: History
     ) -> None:
         self.message: Message = row.message
         self.attempts: int = row.attempts
@@ -219,11 +219,11 @@ class PostgresSource:
         except AWAY as error:
             raise self._away(error) from error
 
-    def acked(self, row: Claimed) -> None:
+    def acked(self, row: ClaimedDelivery) -> None:
         """Have a delivery marked as acked."""
         self._outcomes.add(Outcome(row, None))
 
-    def nacked(self, row: Claimed, delay: timedelta | None) -> None:
+    def nacked(self, row: ClaimedDelivery, delay: timedelta | None) -> None:
         """Give a delivery back: it is claimable at once, or waits with its key.
 
         Without the lane's lease it doesn't wait: whoever has the lane now knows which

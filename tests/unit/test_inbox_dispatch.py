@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from inbox.consuming.dispatch import Flight
-from inbox.consuming.fair_scheduler import Turns
+from inbox.consuming.dispatch import Dispatcher
+from inbox.consuming.fair_scheduler import FairScheduler
 from inbox.source import Delivery
 from inbox.sources.memory import MemoryDelivery, MemorySource
 from outbox import Message
@@ -34,13 +34,13 @@ class Work:
         max_bytes: int = 1024,
         in_order: bool = True,
     ) -> None:
-        self.flight = Flight(
+        self.dispatcher = Dispatcher(
             self._do,
-            turns=Turns(
+            scheduler=FairScheduler(
                 max_in_flight,
                 {"default": 1},
                 max_per_tenant=max_per_tenant,
-                on_capped=lambda: self.flight.look_again(),
+                on_capped=lambda: self.dispatcher.wake(),
             ),
             queue="default",
             max_lines=max_lines or max_in_flight,
@@ -56,7 +56,7 @@ class Work:
     async def _do(self, delivery: Delivery) -> bool:
         if delivery.message.topic.startswith("park"):
             return await self._work(delivery.message.topic)
-        async with self.flight.turn(delivery.message):
+        async with self.dispatcher.slot(delivery.message):
             return await self._work(delivery.message.topic)
 
     async def _work(self, name: str) -> bool:
@@ -64,7 +64,7 @@ class Work:
         self._changed.set()
         if name.startswith("raise"):
             raise RuntimeError(name)
-        if name.startswith("park") and not await self.flight.park(HOUR):
+        if name.startswith("park") and not await self.dispatcher.park(HOUR):
             return False
         await self._end.setdefault(name, asyncio.Event()).wait()
         self.done.append(name)
@@ -84,54 +84,56 @@ class Work:
 
 async def test_a_key_is_worked_off_in_order_and_keys_side_by_side() -> None:
     work = Work()
-    work.flight.accept([delivery("a1", "a"), delivery("a2", "a"), delivery("b1", "b")])
+    work.dispatcher.accept(
+        [delivery("a1", "a"), delivery("a2", "a"), delivery("b1", "b")]
+    )
     await work.until(lambda: len(work.begun) == 2)
     assert work.begun == ["a1", "b1"]
     work.end("a1")
     await work.until(lambda: work.begun == ["a1", "b1", "a2"])
     work.end("a2", "b1")
-    assert await work.flight.stop(HOUR) == []
+    assert await work.dispatcher.stop(HOUR) == []
 
 
 async def test_messages_without_a_key_wait_for_nobody() -> None:
     work = Work(max_in_flight=3)
-    work.flight.accept([delivery("1"), delivery("2"), delivery("3")])
+    work.dispatcher.accept([delivery("1"), delivery("2"), delivery("3")])
     await work.until(lambda: work.begun == ["1", "2", "3"])
     work.end("1", "2", "3")
-    await work.flight.stop(HOUR)
+    await work.dispatcher.stop(HOUR)
 
 
 async def test_room_counts_keys_at_work_and_not_what_waits_behind_them() -> None:
     work = Work(max_in_flight=2, max_waiting=3)
-    assert work.flight.room == 2
-    work.flight.accept([delivery("a1", "a"), delivery("a2", "a")])
-    assert work.flight.room == 1
-    work.flight.accept([delivery("b1", "b")])
-    assert work.flight.room == 0
+    assert work.dispatcher.room == 2
+    work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
+    assert work.dispatcher.room == 1
+    work.dispatcher.accept([delivery("b1", "b")])
+    assert work.dispatcher.room == 0
     work.end("b1")
-    assert await work.flight.wait_for_room() == 1
+    assert await work.dispatcher.wait_for_room() == 1
     work.end("a1", "a2")
-    await work.flight.stop(HOUR)
+    await work.dispatcher.stop(HOUR)
 
 
 async def test_what_is_parked_makes_room_until_too_much_waits() -> None:
     work = Work(max_in_flight=1, max_waiting=1)
-    work.flight.accept([delivery("park a", "a")])
-    assert await work.flight.wait_for_room() == 1
-    work.flight.accept([delivery("park b", "b")])
+    work.dispatcher.accept([delivery("park a", "a")])
+    assert await work.dispatcher.wait_for_room() == 1
+    work.dispatcher.accept([delivery("park b", "b")])
     await work.until(lambda: len(work.begun) == 2)
-    assert work.flight.room == 0
-    await work.flight.stop(HOUR)
+    assert work.dispatcher.room == 0
+    await work.dispatcher.stop(HOUR)
 
 
 async def test_a_stop_waits_for_what_is_at_work_and_gives_back_the_rest() -> None:
     work = Work()
     last = delivery("a2", "a")
     parked, behind = delivery("park b", "b"), delivery("b2", "b")
-    work.flight.accept([delivery("a1", "a"), last, parked, behind])
+    work.dispatcher.accept([delivery("a1", "a"), last, parked, behind])
     await work.until(lambda: len(work.begun) == 2)
-    stopping = asyncio.create_task(work.flight.stop(HOUR))
-    await work.flight.stopping.wait()
+    stopping = asyncio.create_task(work.dispatcher.stop(HOUR))
+    await work.dispatcher.stopping.wait()
     work.end("a1")
     assert await stopping == [last, parked, behind]
     assert work.done == ["a1"]
@@ -140,35 +142,35 @@ async def test_a_stop_waits_for_what_is_at_work_and_gives_back_the_rest() -> Non
 async def test_what_is_not_done_when_the_drain_is_over_is_given_back() -> None:
     work = Work()
     stuck = delivery("a1", "a")
-    work.flight.accept([stuck])
+    work.dispatcher.accept([stuck])
     await work.until(lambda: work.begun == ["a1"])
-    assert await work.flight.stop(NOW) == [stuck]
+    assert await work.dispatcher.stop(NOW) == [stuck]
 
 
 async def test_a_second_cancellation_ends_the_drain() -> None:
     work = Work()
     stuck = delivery("a1", "a")
-    work.flight.accept([stuck])
-    stopping = asyncio.create_task(work.flight.stop(HOUR))
-    await work.flight.stopping.wait()
+    work.dispatcher.accept([stuck])
+    stopping = asyncio.create_task(work.dispatcher.stop(HOUR))
+    await work.dispatcher.stopping.wait()
     stopping.cancel()
     assert await stopping == [stuck]
 
 
 async def test_a_fault_of_ours_is_not_swallowed() -> None:
     work = Work(max_in_flight=1)
-    work.flight.accept([delivery("raise")])
+    work.dispatcher.accept([delivery("raise")])
     with pytest.raises(RuntimeError, match="raise"):
-        await work.flight.wait_for_room()
+        await work.dispatcher.wait_for_room()
 
 
 async def test_a_stop_gives_back_who_waits_for_a_turn() -> None:
     work = Work(max_in_flight=1, max_waiting=3, max_lines=3)
     late = [delivery("b1"), delivery("c1")]
-    work.flight.accept([delivery("a1"), *late])
+    work.dispatcher.accept([delivery("a1"), *late])
     await work.until(lambda: work.begun == ["a1"])
-    stopping = asyncio.create_task(work.flight.stop(HOUR))
-    await work.flight.stopping.wait()
+    stopping = asyncio.create_task(work.dispatcher.stop(HOUR))
+    await work.dispatcher.stopping.wait()
     work.end("a1")
     assert await stopping == late
     assert work.begun == work.done == ["a1"]
@@ -176,34 +178,34 @@ async def test_a_stop_gives_back_who_waits_for_a_turn() -> None:
 
 async def test_who_waits_for_its_tenant_takes_no_room_from_others() -> None:
     work = Work(max_in_flight=3, max_waiting=5, max_per_tenant=1)
-    work.flight.accept([delivery(f"a{n}", tenant="a") for n in range(3)])
+    work.dispatcher.accept([delivery(f"a{n}", tenant="a") for n in range(3)])
     await work.until(lambda: work.begun == ["a0"])
-    assert await work.flight.wait_for_room() == 2
-    assert work.flight.crowding == {"a"}
-    work.flight.accept([delivery("b0", tenant="b")])
+    assert await work.dispatcher.wait_for_room() == 2
+    assert work.dispatcher.tenants_over_share == {"a"}
+    work.dispatcher.accept([delivery("b0", tenant="b")])
     await work.until(lambda: work.begun == ["a0", "b0"])
     work.end("a0", "a1", "a2", "b0")
     await work.until(lambda: len(work.done) == 4)
-    assert work.flight.crowding == set()
-    await work.flight.stop(HOUR)
+    assert work.dispatcher.tenants_over_share == set()
+    await work.dispatcher.stop(HOUR)
 
 
 async def test_a_tenant_with_one_long_line_is_told_before_it_takes_all_room() -> None:
     work = Work(max_in_flight=2, max_waiting=8)
-    work.flight.accept([delivery(f"a{n}", "a", tenant="a") for n in range(5)])
-    assert work.flight.crowding == set()
-    work.flight.accept([delivery("a5", "a", tenant="a")])
-    assert work.flight.crowding == {"a"}
-    assert work.flight.room == 1
-    await work.flight.stop(NOW)
+    work.dispatcher.accept([delivery(f"a{n}", "a", tenant="a") for n in range(5)])
+    assert work.dispatcher.tenants_over_share == set()
+    work.dispatcher.accept([delivery("a5", "a", tenant="a")])
+    assert work.dispatcher.tenants_over_share == {"a"}
+    assert work.dispatcher.room == 1
+    await work.dispatcher.stop(NOW)
 
 
 async def test_without_order_each_message_has_a_line_of_its_own() -> None:
     work = Work(max_in_flight=2, in_order=False)
-    work.flight.accept([delivery("a1", "a"), delivery("a2", "a")])
+    work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
     await work.until(lambda: work.begun == ["a1", "a2"])
     work.end("a1", "a2")
-    await work.flight.stop(HOUR)
+    await work.dispatcher.stop(HOUR)
 
 
 def large(size: int) -> Delivery:
@@ -212,26 +214,26 @@ def large(size: int) -> Delivery:
 
 async def test_payloads_take_room_and_give_it_back() -> None:
     work = Work(max_in_flight=100, max_bytes=1000)
-    assert work.flight.room == 100
+    assert work.dispatcher.room == 100
 
     # As many more as would fit, if they were like these.
-    work.flight.accept([large(200), large(200)])
-    assert work.flight.room == 3
+    work.dispatcher.accept([large(200), large(200)])
+    assert work.dispatcher.room == 3
     # One that is larger than what is left is taken, and then no more.
-    work.flight.accept([large(450)])
-    assert work.flight.room == 1
-    work.flight.accept([large(5000)])
-    assert work.flight.room == 0
+    work.dispatcher.accept([large(450)])
+    assert work.dispatcher.room == 1
+    work.dispatcher.accept([large(5000)])
+    assert work.dispatcher.room == 0
 
-    await work.flight.stop(NOW)
+    await work.dispatcher.stop(NOW)
 
 
 async def test_room_that_payloads_took_is_back_when_their_handlers_are_done() -> None:
     work = Work(max_in_flight=100, max_bytes=1000)
-    work.flight.accept([large(5000)])
-    assert work.flight.room == 0
+    work.dispatcher.accept([large(5000)])
+    assert work.dispatcher.room == 0
 
-    waiting = asyncio.create_task(work.flight.wait_for_room())
+    waiting = asyncio.create_task(work.dispatcher.wait_for_room())
     await work.until(lambda: work.begun == ["large"])
     work.end("large")
 

@@ -1,4 +1,4 @@
-"""Turns: never too many, none lost, shared by weight, by tenant, and by arrival."""
+"""Slots: never too many, none lost, shared by weight, by tenant, and by arrival."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inbox.consuming.fair_scheduler import Tenant, Turns
+from inbox.consuming.fair_scheduler import FairScheduler, Tenant
 
 WEIGHTS = {"realtime": 3, "default": 1, "batch": 2}
 
@@ -41,7 +41,7 @@ class Room:
     def __init__(
         self, places: int, weights: Mapping[str, int] = WEIGHTS, cap: int | None = None
     ) -> None:
-        self.turns = Turns(places, weights, max_per_tenant=cap)
+        self.scheduler = FairScheduler(places, weights, max_per_tenant=cap)
         self.waiting: list[Ticket] = []
         self.at_work: list[Ticket] = []
         self.served: list[Ticket] = []
@@ -53,7 +53,7 @@ class Room:
         return ticket
 
     async def _work(self, ticket: Ticket) -> None:
-        await self.turns.take(ticket.queue, ticket.tenant)
+        await self.scheduler.acquire(ticket.queue, ticket.tenant)
         try:
             self.waiting.remove(ticket)
             self.at_work.append(ticket)
@@ -63,7 +63,7 @@ class Room:
             finally:
                 self.at_work.remove(ticket)
         finally:
-            self.turns.end(ticket.tenant)
+            self.scheduler.release(ticket.tenant)
 
     async def cancel(self, ticket: Ticket) -> None:
         assert ticket.task is not None
@@ -123,7 +123,7 @@ def test_turns_are_never_too_many_nor_idle_and_none_is_lost(
             for queue in WEIGHTS:
                 capped = [t for t in room.waiting if t.queue == queue]
                 capped = [ticket for ticket in capped if ticket.tenant in full]
-                assert room.turns.capped(queue) == len(capped)
+                assert room.scheduler.capped(queue) == len(capped)
         await room.serve_all()
         assert room.waiting == []
 
