@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from sqlalchemy import (
-    CursorResult,
     Table,
     TextualSelect,
     Uuid,
@@ -81,13 +80,14 @@ class _Insert:
     def is_new(self, session: Session, values: dict[str, Any]) -> bool:
         max_idle = max_idle_of(session)
         held = hold(session)
-        result = session.execute(
+        # Not by the session, which would look for this connection once more.
+        result = held.connection.execute(
             self._plain if max_idle is None else self._limiting,
             values if max_idle is None else {**values, "max_idle": max_idle},
             execution_options={"preserve_rowcount": True},
         )
         held.is_begun = True
-        count = cast("CursorResult[Any]", result).rowcount
+        count = result.rowcount
         if count < 0:
             # Taken for a duplicate, every message would be skipped without a word.
             raise ConfigError(

@@ -21,7 +21,7 @@ and the late one has no transaction left to commit.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -103,7 +103,7 @@ class Held:
         self._root = root
         self._depth = 0
         self._refused: TransactionControlError | None = None
-        self._replaced: list[tuple[object, str, Any]] = []
+        self._replaced: list[tuple[dict[str, Any], Iterable[str], dict[str, Any]]] = []
 
     @property
     def is_current(self) -> bool:
@@ -125,32 +125,37 @@ class Held:
         self._depth += 1
         if self._depth > 1:
             return
-        for name in _OF_SESSION:
-            self._replace(
-                self._session, name, partial(self.refuse, f"session.{name}()")
-            )
-        for name in ("commit", "rollback"):
-            self._replace(
-                self.connection, name, partial(self.refuse, f"connection.{name}()")
-            )
-        self._replace(self.connection, "close", self._close_connection)
-        for name in ("execute", "exec_driver_sql"):
-            self._replace(self.connection, name, partial(self._execute, name))
+        refuse = self.refuse
+        self._replace(
+            self._session,
+            {name: partial(refuse, f"session.{name}()") for name in _OF_SESSION},
+        )
+        self._replace(
+            self.connection,
+            {
+                "commit": partial(refuse, "connection.commit()"),
+                "rollback": partial(refuse, "connection.rollback()"),
+                "close": self._close_connection,
+                "execute": partial(self._execute, "execute"),
+                "exec_driver_sql": partial(self._execute, "exec_driver_sql"),
+            },
+        )
 
-    def _replace(self, of: object, name: str, by: Callable[..., None]) -> None:
-        self._replaced.append((of, name, vars(of).get(name)))
-        setattr(of, name, by)
+    def _replace(self, of: object, methods: Mapping[str, Callable[..., Any]]) -> None:
+        known = vars(of)
+        was = {name: known[name] for name in methods if name in known}
+        self._replaced.append((known, methods, was))
+        known.update(methods)
 
     def take_back(self) -> None:
         """Let its owner end the transaction again."""
         self._depth -= 1
         if self._depth:
             return
-        for of, name, was in self._replaced:
-            if was is None:
-                vars(of).pop(name, None)
-            else:
-                setattr(of, name, was)
+        for known, methods, was in self._replaced:
+            for name in methods:
+                known.pop(name, None)
+            known.update(was)
         self._replaced.clear()
 
     def refuse(self, call: str, *_: object, **__: object) -> NoReturn:
@@ -181,43 +186,39 @@ class Held:
         """
         if self._refused is not None:
             raise self._refused
-        if not self.is_current or self._was_ended:
+        if not self.is_current:
             raise TransactionEndedError
-        self.check_failed()
-
-    def check_failed(self) -> None:
-        """Look whether a commit would roll back.
-
-        Raises:
-            UnexpectedRollbackError: it would.
-        """
-        if self._was_rolled_back or _is_failed(self.connection):
-            raise UnexpectedRollbackError(_errors.get(self.connection))
+        connection = self.connection
+        if self._was_rolled_back:
+            raise UnexpectedRollbackError(_errors.get(connection))
+        if connection.closed or not connection.in_transaction():
+            raise TransactionEndedError
+        status = _status(connection)
+        if self.is_begun and not _is_in_transaction(connection, status):
+            raise TransactionEndedError
+        if _is_failed(connection, status):
+            raise UnexpectedRollbackError(_errors.get(connection))
 
     @property
     def _was_rolled_back(self) -> bool:
         """Whether a failed flush or a lost connection has rolled it back already."""
         return not self._session.is_active or self.connection.invalidated
 
-    @property
-    def _was_ended(self) -> bool:
-        """Whether it was ended past the session."""
-        if self._was_rolled_back:
-            return False
-        if self.connection.closed or not self.connection.in_transaction():
-            return True
-        return self.is_begun and not _is_in_transaction(self.connection)
-
     def check_commit(self) -> None:
         """Look whether its owner may commit now.
 
         Raises:
             TransactionControlError: it is lent to a handler.
-            UnexpectedRollbackError: as `check_failed`.
+            UnexpectedRollbackError: it would roll back.
         """
         if self._depth:
             self.refuse("transaction.commit()")
-        self.check_failed()
+        connection = self.connection
+        if self._was_rolled_back or (
+            # Where it is closed, the transaction was ended, which is found elsewhere.
+            not connection.closed and _is_failed(connection, _status(connection))
+        ):
+            raise UnexpectedRollbackError(_errors.get(connection))
 
 
 def hold(session: Session) -> Held:
@@ -314,10 +315,7 @@ def _note_error(context: ExceptionContext) -> None:
     _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
 
 
-def _is_failed(connection: Connection) -> bool:
-    if connection.closed:
-        return False  # it was ended, which is found elsewhere
-    status = _status(connection)
+def _is_failed(connection: Connection, status: int | None) -> bool:
     if status is not None:
         return status == _IN_ERROR
     if connection not in _errors:
@@ -332,8 +330,7 @@ def _is_failed(connection: Connection) -> bool:
     return False
 
 
-def _is_in_transaction(connection: Connection) -> bool:
-    status = _status(connection)
+def _is_in_transaction(connection: Connection, status: int | None) -> bool:
     if status is not None:
         return status != _IDLE
     ask: Callable[[], bool] | None = getattr(
