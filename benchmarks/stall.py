@@ -112,7 +112,7 @@ def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
 
 
 class OurDrop:
-    """The upkeep by `outbox maintain`; remembers what each run dropped."""
+    """The upkeep by `pillarbox maintain`; remembers what each run dropped."""
 
     def __init__(self) -> None:
         self.dropped: list[int] = []
@@ -130,7 +130,7 @@ class OurDrop:
     def __str__(self) -> str:
         """Tell which run dropped how many."""
         runs = [f"{n} by run {run}" for run, n in enumerate(self.dropped, start=1)]
-        return f"dropped {', '.join(runs)} of outbox maintain"
+        return f"dropped {', '.join(runs)} of pillarbox maintain"
 
 
 def partman_drop(connection: psycopg.Connection[Any], begun: Event) -> None:

@@ -1,5 +1,5 @@
 -- The login roles of the shop, with no more rights than each needs. Safe to repeat.
--- Runs after outbox migrate, which makes the roles pillarbox_*.
+-- Runs after pillarbox migrate, which makes the roles pillarbox_*.
 \set ON_ERROR_STOP on
 \set relay_password `cat /run/secrets/relay-password`
 \set consumer_password `cat /run/secrets/consumer-password`

@@ -248,7 +248,7 @@ def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
         return InvalidReceiptError(
             f"message id {message_id}: the inbox refused it by its constraint "
             f"{constraint!r}; check that the library and the migrations are of "
-            "one version (outbox migrate)"
+            "one version (pillarbox migrate)"
         )
     if message_at > datetime.now(UTC):
         return MessageTooNewError(message_id, message_at)

@@ -40,7 +40,7 @@ BEGIN
      WHERE e.extname = 'pg_partman';
     IF v_schema <> {partman_name} THEN
         RAISE EXCEPTION 'pg_partman is installed in the schema "%", not in "%"', v_schema, {partman_name}
-            USING HINT = format('run outbox migrate --partman-schema %s', v_schema);
+            USING HINT = format('run pillarbox migrate --partman-schema %s', v_schema);
     END IF;
     IF NOT has_database_privilege(current_database(), 'CREATE') THEN
         RAISE EXCEPTION 'role "%" may not create schemas in database "%"', current_user, current_database()
@@ -50,7 +50,7 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role)
            AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolcreaterole)) THEN
             RAISE EXCEPTION 'role "%" does not exist and "%" may not create roles', v_role, current_user
-                USING HINT = 'let an administrator run the administrator part of: outbox migrate --sql';
+                USING HINT = 'let an administrator run the administrator part of: pillarbox migrate --sql';
         END IF;
     END LOOP;
     IF v_schema IS NULL THEN

@@ -18,7 +18,7 @@ BEGIN
         RAISE EXCEPTION 'the tables here belong to "%", not to "%"', v_owner, {owner_name}
             USING HINT = CASE
                 WHEN to_regclass('outbox.partition_policy') IS NULL
-                THEN 'outbox.message is in the way, and none that outbox migrate made: rename it, or use another database'
+                THEN 'outbox.message is in the way, and none that pillarbox migrate made: rename it, or use another database'
                 WHEN v_owner LIKE '%\_owner' THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
                 ELSE 'restore the roles (pg_dumpall --roles-only) before the database' END;
     END IF;

@@ -7,7 +7,7 @@ BEGIN
     IF v_database IS NULL THEN
         RAISE EXCEPTION 'pg_cron is not loaded by this server'
             USING HINT = format('install it (on Debian: apt install postgresql-%s-cron), set shared_preload_libraries = ''pg_cron'' and'
-                ' cron.database_name = ''%s'' and restart, or migrate with --without-cron and call outbox maintain hourly',
+                ' cron.database_name = ''%s'' and restart, or migrate with --without-cron and call pillarbox maintain hourly',
                 current_setting('server_version_num')::int / 10000, current_database());
     END IF;
     IF v_database <> current_database() THEN

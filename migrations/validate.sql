@@ -20,10 +20,10 @@ BEGIN
         EXCEPTION
             WHEN check_violation THEN
                 RAISE WARNING 'rows of % violate its constraint %', v_constraint.on_table, v_constraint.conname
-                    USING HINT = 'they stay; correct them, then run outbox migrate again';
+                    USING HINT = 'they stay; correct them, then run pillarbox migrate again';
             WHEN lock_not_available THEN
                 RAISE WARNING 'the constraint % of % is not validated yet', v_constraint.conname, v_constraint.on_table
-                    USING HINT = 'another session has a lock on the table: run outbox migrate again';
+                    USING HINT = 'another session has a lock on the table: run pillarbox migrate again';
         END;
     END LOOP;
 END

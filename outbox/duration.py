@@ -14,23 +14,31 @@ _UNITS: Final = {
     "w": "weeks",
 }
 _SIZES: Final = tuple(
-    (timedelta(**{name: 1}), unit) for unit, name in reversed(_UNITS.items())
+    (timedelta(**{name: 1}), unit)
+    for unit, name in reversed(_UNITS.items())
+    if unit != "w"  # 7d is how a week is mostly typed
 )
-_DURATION: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([smhdw])")
+_NUMBER: Final = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
+_DURATION: Final = re.compile(
+    "".join(f"(?:({_NUMBER}){unit})?" for unit in reversed(_UNITS))
+)
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(?:/([smh]))?")
 
 
 def read_duration(field: str, text: str) -> timedelta:
-    """Read a duration, such as `90s`.
+    """Read a duration, such as `90s` or `1h30m`.
 
     Raises:
-        ConfigError: it is not a number followed by s, m, h, d or w; the message begins
-            with `field`.
+        ConfigError: it is not a number followed by s, m, h, d or w, or several of
+            them, the largest unit first; the message begins with `field`.
     """
-    match = _DURATION.fullmatch(text)
+    match = _DURATION.fullmatch(text) if text else None
     if match is None:
-        raise ConfigError(f"{field} {shorten(text)}: write 90s, 15m, 6h, 7d or 2w")
-    return timedelta(**{_UNITS[match[2]]: float(match[1])})
+        raise ConfigError(
+            f"{field} {shorten(text)}: write 90s, 15m, 6h, 7d, 2w or 1h30m"
+        )
+    numbers = zip(reversed(_UNITS.values()), match.groups(), strict=True)
+    return timedelta(**{name: float(number or 0) for name, number in numbers})
 
 
 def write_duration(duration: timedelta) -> str:

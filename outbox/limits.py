@@ -53,7 +53,7 @@ class Limits:
             says, they have at most 256 KiB as JSON.
         max_delay: how far ahead `available_at` may lie. The receipt's day comes from
             the id, which is made when the message is added: with more than 6 days,
-            give `outbox retention set inbox.receipt` a `--minimum` above it, and
+            give `pillarbox retention set inbox.receipt` a `--minimum` above it, and
             `inbox.job` likewise.
     """
 
@@ -154,7 +154,7 @@ class Limits:
                 moment.isoformat(),
                 f"lies more than {self.max_delay} ahead",
                 "add it later, or raise Limits(max_delay=…) and the retention:"
-                " outbox retention set inbox.receipt 45d --minimum 31d",
+                " pillarbox retention set inbox.receipt 45d --minimum 31d",
             )
 
 

@@ -1,36 +1,61 @@
-"""`relay`: publish what committed."""
+"""`pillarbox relay`, `pillarbox replay`, and the relay's side of repair."""
 
-import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import cast
+from typing import Annotated, Any, Final, cast
 
+import typer
+from psycopg.rows import class_row
+
+from outbox.administration.connection import AdministrationConnection, administration
 from outbox.brokers.plugins import implementation
 from outbox.cli.command import (
-    BROKER_VARIABLE,
-    DATABASE_VARIABLE,
-    add_database,
-    add_watching,
+    Broker,
+    Codec,
+    Database,
+    Duration,
+    Json,
+    broker_url,
     command,
-    metrics_of,
-    run_until_stopped,
-    url_of,
+    database_url,
+    duration_option,
+    new_app,
+    rate_option,
 )
-from outbox.cli.command import main as run_command
-from outbox.cli.dead_letter_options import add_schedule, schedule_of
-from outbox.cli.dead_letters import Side
-from outbox.cli.dead_letters import add_to as add_dead_letters
-from outbox.cli.supervisor import Beside
+from outbox.cli.output import progress, write_json, write_line, write_table
+from outbox.cli.sides import Blocked, BlockedCount, RetryOptions, Side
+from outbox.cli.supervisor import (
+    DEFAULT_BATCH,
+    DEFAULT_INTERVAL,
+    DEFAULT_MEASURE,
+    DEFAULT_RETRIES,
+    DEFAULT_WATCHDOG,
+    Beside,
+    DeadLetterBatch,
+    DeadLetterInterval,
+    DeadLetterRetries,
+    HealthListen,
+    MetricsInterval,
+    MetricsListen,
+    WatchdogLimit,
+    Watching,
+    run_until_stopped,
+    schedule_of,
+)
 from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
 from outbox.dead_letters.measure import Measure
+from outbox.duration import read_duration
+from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 from outbox.payload_codec import PayloadCodec, load_codec
+from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
-from relay.blocked_keys import add_to as add_blocked
 from relay.config import RelayConfig
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
@@ -44,129 +69,124 @@ from relay.events import (
 )
 from relay.publisher import Publisher
 from relay.relay import Relay
-from relay.replay import add_to as add_replay
+from relay.replay import Choice, Published, count_published, replay_published
+
+_DEFAULT: Final = RelayConfig()
+_PUBLISHED_COLUMNS: Final = ("topic", "messages", "oldest", "newest")
+
+relay_app = new_app()
+replay_app = new_app()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; give its exit status."""
-    parser = command("relay", __doc__)
-    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(subcommands.add_parser("run", help="publish until SIGTERM, then drain"))
-    add_dead_letters(
-        subcommands,
-        Side(
-            schema="outbox",
-            add_retry=_add_retry,
-            open_retrier=_open_retrier,
-            take_turn=_take_turn,
+def _number(name: str, meaning: str) -> Any:
+    return typer.Option(f"--{name}", metavar="N", help=meaning)
+
+
+@command(relay_app)
+def relay(
+    *,
+    broker: Broker = None,
+    database: Database = None,
+    codec: Codec = None,
+    batch_size: Annotated[
+        int, _number("batch-size", "Messages in one claim.")
+    ] = _DEFAULT.batch_size,
+    concurrency: Annotated[
+        int, _number("concurrency", "Batches in flight at once.")
+    ] = _DEFAULT.concurrency,
+    max_batch_bytes: Annotated[
+        int, _number("max-batch-bytes", "Bytes in one claim.")
+    ] = _DEFAULT.max_batch_bytes,
+    max_payload_bytes: Annotated[
+        int,
+        _number(
+            "max-payload-bytes",
+            "A message with a larger payload becomes a dead letter without being "
+            "loaded.",
+        ),
+    ] = _DEFAULT.max_payload_bytes,
+    lease: Annotated[
+        timedelta,
+        duration_option("--lease", help="How long a relay that hangs keeps its lanes."),
+    ] = Duration.of(_DEFAULT.lease),
+    poll_interval: Annotated[
+        timedelta,
+        duration_option(
+            "--poll-interval",
+            help="How often to look for messages without being woken.",
+        ),
+    ] = Duration.of(_DEFAULT.poll_interval),
+    broker_check_interval: Annotated[
+        timedelta,
+        duration_option(
+            "--broker-check-interval",
+            help="How often an idle relay checks that the broker responds.",
+        ),
+    ] = Duration.of(_DEFAULT.broker_check_interval),
+    publish_timeout: Annotated[
+        timedelta,
+        duration_option(
+            "--publish-timeout",
+            help="How long the broker may take before it counts as away.",
+        ),
+    ] = Duration.of(_DEFAULT.publish_timeout),
+    drain: Annotated[
+        timedelta,
+        duration_option(
+            "--drain", help="How long to wait for what is in flight when stopping."
+        ),
+    ] = Duration.of(_DEFAULT.drain),
+    max_attempts: Annotated[
+        int,
+        _number("max-attempts", "Attempts of one message before it is a dead letter."),
+    ] = _DEFAULT.retry.max_attempts,
+    strict_order: Annotated[
+        bool,
+        typer.Option("--strict-order", help="Publish one message of a key at a time."),
+    ] = False,
+    dead_letter_interval: DeadLetterInterval = DEFAULT_INTERVAL,
+    dead_letter_batch: DeadLetterBatch = DEFAULT_BATCH,
+    dead_letter_retries: DeadLetterRetries = DEFAULT_RETRIES,
+    health_listen: HealthListen = None,
+    metrics_listen: MetricsListen = None,
+    metrics_interval: MetricsInterval = DEFAULT_MEASURE,
+    watchdog: WatchdogLimit = DEFAULT_WATCHDOG,
+) -> int:
+    """Publish what was committed, until SIGTERM; then drain and exit."""
+    options = RetryOptions(
+        database=database_url(database),
+        broker=broker_url(broker),
+        codec=codec,
+        consumer=None,
+        schedule=schedule_of(
+            dead_letter_interval, dead_letter_batch, dead_letter_retries
         ),
     )
-    add_blocked(subcommands)
-    add_replay(subcommands)
-    return run_command(parser, lambda arguments: arguments.run(arguments), argv)
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    default = RelayConfig()
-    add_database(parser)
-    _add_broker(parser)
-    add_watching(parser)
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=default.batch_size,
-        metavar="N",
-        help="messages in one claim (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=int,
-        default=default.concurrency,
-        metavar="N",
-        help="batches in flight at once (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-batch-bytes",
-        type=int,
-        default=default.max_batch_bytes,
-        metavar="N",
-        help="bytes in one claim (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-payload-bytes",
-        type=int,
-        default=default.max_payload_bytes,
-        metavar="N",
-        help="a message with a larger payload becomes a dead letter without being"
-        " loaded (default: %(default)s)",
-    )
-    for name, meaning in (
-        ("lease", "how long a relay that hangs keeps its lanes"),
-        ("poll-interval", "how often to look without being woken"),
-        ("broker-check-interval", "how often to ask the broker for a sign of life"),
-        ("publish-timeout", "after that the broker counts as away"),
-        ("drain", "how long to wait for what is in flight at the end"),
-    ):
-        value = getattr(default, name.replace("-", "_")).total_seconds()
-        parser.add_argument(
-            f"--{name}",
-            type=float,
-            default=value,
-            metavar="SECONDS",
-            help=f"{meaning} (default: %(default)g)",
-        )
-    parser.add_argument(
-        "--max-attempts",
-        type=int,
-        default=default.retry.max_attempts,
-        metavar="N",
-        help="of one message, before it is a dead letter (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--strict-order",
-        action="store_true",
-        help="publish one message of a key at a time",
-    )
-    add_schedule(parser)
-    parser.set_defaults(run=_run)
-
-
-def _add_broker(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--broker",
-        metavar="URL",
-        help=f"where to publish to, e.g. redis://host (default: ${BROKER_VARIABLE})",
-    )
-    parser.add_argument(
-        "--codec",
-        metavar="MODULE:NAME",
-        help="decode what was added with this codec before it is published",
-    )
-
-
-def _add_retry(parser: argparse.ArgumentParser) -> None:
-    add_database(parser)
-    _add_broker(parser)
-    add_schedule(parser)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    database = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    broker = url_of(arguments.broker, "broker", BROKER_VARIABLE)
     config = RelayConfig(
-        batch_size=arguments.batch_size,
-        concurrency=arguments.concurrency,
-        max_batch_bytes=arguments.max_batch_bytes,
-        max_payload_bytes=arguments.max_payload_bytes,
-        lease=timedelta(seconds=arguments.lease),
-        poll_interval=timedelta(seconds=arguments.poll_interval),
-        broker_check_interval=timedelta(seconds=arguments.broker_check_interval),
-        publish_timeout=timedelta(seconds=arguments.publish_timeout),
-        drain=timedelta(seconds=arguments.drain),
-        strict_order=arguments.strict_order,
-        retry=RetryPolicy(max_attempts=arguments.max_attempts),
-        codec=_codec(arguments),
+        batch_size=batch_size,
+        concurrency=concurrency,
+        max_batch_bytes=max_batch_bytes,
+        max_payload_bytes=max_payload_bytes,
+        lease=lease,
+        poll_interval=poll_interval,
+        broker_check_interval=broker_check_interval,
+        publish_timeout=publish_timeout,
+        drain=drain,
+        strict_order=strict_order,
+        retry=RetryPolicy(max_attempts=max_attempts),
+        codec=_load_codec(codec),
     )
+    watching = Watching(
+        health_listen=health_listen,
+        watchdog=watchdog,
+        metrics_listen=metrics_listen,
+        metrics_interval=metrics_interval,
+    )
+    return _run(options, config, watching)
+
+
+def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
+    broker = broker_url(options.broker)
     health = Health(
         RelayStarted,
         {
@@ -175,33 +195,34 @@ def _run(arguments: argparse.Namespace) -> int:
             LanesWithheld: LanesFree,
         },
     )
-    metrics = metrics_of(arguments)
+    metrics = watching.metrics()
     notify = Observers(
         [LogEvents()] if metrics is None else [LogEvents(), metrics]
     ).notify
-    relay = Relay(
-        database,
+    process = Relay(
+        database_url(options.database),
         _make_publisher(broker),
         config,
         observers=[notify, health],
         name=broker.partition(":")[0],
     )
-    schedule = schedule_of(arguments)
-    sides = [] if schedule is None else [_scheduler(arguments, schedule, notify).run]
+    sides = []
+    if options.schedule is not None:
+        sides.append(_scheduler(options, options.schedule, notify).run)
     if metrics is not None:
         measure = Measure(
-            partial(_open_retrier, arguments),
+            partial(_open_retrier, options),
             schema="outbox",
             origin=None,
-            seconds=arguments.metrics_interval,
+            seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
         )
         sides.append(measure.run)
-    return run_until_stopped(Beside(relay, sides), arguments, health, metrics)
+    return run_until_stopped(Beside(process, sides), watching, health, metrics)
 
 
-def _codec(arguments: argparse.Namespace) -> PayloadCodec | None:
-    return load_codec(arguments.codec) if arguments.codec else None
+def _load_codec(path: str | None) -> PayloadCodec | None:
+    return load_codec(path) if path else None
 
 
 def _make_publisher(broker: str) -> Publisher:
@@ -209,25 +230,33 @@ def _make_publisher(broker: str) -> Publisher:
     return cast("Publisher", found.from_url(broker))
 
 
+def _lacks(options: RetryOptions) -> str | None:
+    try:
+        broker_url(options.broker)
+    except ConfigError as error:
+        return f"dead letters of the outbox are published again: {error}"
+    return None
+
+
 def _open_retrier(
-    arguments: argparse.Namespace, notify: Observer = lambda _: None
+    options: RetryOptions, notify: Observer = lambda _: None
 ) -> AbstractAsyncContextManager[Retrier]:
-    broker = url_of(arguments.broker, "broker", BROKER_VARIABLE)
+    broker = broker_url(options.broker)
     return publishing_retrier(
-        url_of(arguments.database, "database", DATABASE_VARIABLE),
+        database_url(options.database),
         # A publisher of its own: the relay's may just have a message of the same key.
         partial(_make_publisher, broker),
-        config=RelayConfig(codec=_codec(arguments)),
-        schedule=schedule_of(arguments),
+        config=RelayConfig(codec=_load_codec(options.codec)),
+        schedule=options.schedule,
         notify=notify,
     )
 
 
 def _scheduler(
-    arguments: argparse.Namespace, schedule: RetrySchedule, notify: Observer
+    options: RetryOptions, schedule: RetrySchedule, notify: Observer
 ) -> Scheduler:
     return Scheduler(
-        partial(_open_retrier, arguments, notify),
+        partial(_open_retrier, options, notify),
         schedule,
         schema="outbox",
         origin=None,
@@ -235,7 +264,169 @@ def _scheduler(
     )
 
 
-async def _take_turn(arguments: argparse.Namespace, notify: Observer) -> Tally | None:
-    schedule = schedule_of(arguments) or RetrySchedule()
+async def _take_turn(options: RetryOptions, notify: Observer) -> Tally | None:
+    schedule = options.schedule or RetrySchedule()
     notify = Observers([LogEvents(), notify]).notify
-    return await _scheduler(arguments, schedule, notify).take_turn()
+    return await _scheduler(options, schedule, notify).take_turn()
+
+
+def list_refused(connection: AdministrationConnection, max_rows: int) -> list[Blocked]:
+    """List what was refused and waits, the oldest message first."""
+    with connection.cursor(row_factory=class_row(Blocked)) as cursor:
+        return cursor.execute(
+            load("relay", "list_refused"), {"max_rows": max_rows}
+        ).fetchall()
+
+
+def count_refused(connection: AdministrationConnection) -> BlockedCount:
+    """Count the blocked keys, and the refused messages that have none."""
+    with connection.cursor(row_factory=class_row(BlockedCount)) as cursor:
+        counted = cursor.execute(load("relay", "count_refused")).fetchone()
+    assert counted is not None
+    return counted
+
+
+SIDE: Final = Side(
+    schema="outbox",
+    lacks=_lacks,
+    open_retrier=_open_retrier,
+    take_turn=_take_turn,
+    list_blocked=list_refused,
+    count_blocked=count_refused,
+)
+
+
+@command(replay_app)
+def replay(
+    *,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since",
+            metavar="MOMENT",
+            help="Added then or later: a moment with its time zone, such as "
+            "2026-01-31T14:00Z, or how long ago: 90s, 6h, 7d.",
+        ),
+    ],
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", metavar="MOMENT", help="Added before.", show_default="now"
+        ),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Topic, or prefix followed by a star: 'orders.*'.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Key.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="TENANT", help="Tenant.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", min=1, help="Maximum number, the oldest first."
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, rate_option("Maximum rate: 10/s, 90/m or 500/h.")
+    ] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            "--batch-size", metavar="N", min=1, help="Messages in one transaction."
+        ),
+    ] = 1000,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count them and do nothing.")
+    ] = False,
+    database: Database = None,
+    json: Json = False,
+) -> None:
+    """Publish messages again that were published, by topic, key and time."""
+    now = datetime.now(UTC)
+    choice = Choice(
+        since=_moment("--since", since, now),
+        until=now if until is None else _moment("--until", until, now),
+        topic=topic,
+        key=key,
+        tenant=tenant,
+        max_rows=limit,
+    )
+    with administration(
+        database_url(database),
+        application_name="pillarbox replay",
+        rights="GRANT pillarbox_relay TO its role",
+    ) as connection:
+        found = count_published(connection, choice)
+        if dry_run:
+            _write(found, as_json=json)
+            return
+        total = sum(topic.messages for topic in found)
+        total = min(total, choice.max_rows or total)
+        done = 0
+        with progress(total) as bar:
+
+            def show(count: int) -> None:
+                nonlocal done
+                done = count
+                bar(min(count, total), {})
+
+            try:
+                replayed = replay_published(
+                    connection,
+                    choice,
+                    # No faster than asked for within a second either.
+                    batch_size=min(batch_size, max(1, int(rate or batch_size))),
+                    max_per_second=rate,
+                    on_batch=show,
+                )
+            finally:
+                if done < total:
+                    sys.stderr.write(f"{total - done} of {total} were not replayed\n")
+    if json:
+        write_json({"replayed": replayed})
+    else:
+        write_line(f"{replayed} replayed: ready to be published again")
+
+
+def _moment(option: str, text: str, now: datetime) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return now - read_duration(option, text)
+        except (ConfigError, OverflowError):
+            moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigError(
+            f"{option} {text!r}: write a moment with its time zone such as "
+            "2026-01-31T14:00Z, or how long ago: 90s, 15m, 6h, 7d, 2w or 1h30m"
+        )
+    return moment
+
+
+def _write(found: Sequence[Published], *, as_json: bool) -> None:
+    if as_json:
+        write_json([asdict(topic) for topic in found])
+        return
+    if not found:
+        write_line("no published message matches")
+        return
+    write_table(
+        _PUBLISHED_COLUMNS,
+        [
+            (
+                t.topic,
+                t.messages,
+                *(f"{m:%Y-%m-%d %H:%M:%S%z}" for m in (t.oldest, t.newest)),
+            )
+            for t in found
+        ],
+    )

@@ -185,7 +185,7 @@ class Relay:
                 psycopg.errors.InvalidSchemaName,
             ) as error:
                 raise ConfigError(
-                    "the database has no outbox: run outbox migrate"
+                    "the database has no outbox: run pillarbox migrate"
                 ) from error
             except psycopg.errors.InsufficientPrivilege as error:
                 raise ConfigError(

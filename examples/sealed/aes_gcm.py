@@ -4,7 +4,7 @@
 
     outbox.add(session, message, codec=codec)                      # application
     Consumer(source, sessions, name="billing", codec=codec)        # consumer
-    relay run --codec app:codec                                    # or the relay
+    pillarbox relay --codec app:codec                                    # or the relay
 
 PILLARBOX_KEYS holds the keys, newest first, in the form `id:base64,id:base64`. A new
 key goes to whoever decodes first, and to the application last; an old one may go when

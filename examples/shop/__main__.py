@@ -30,7 +30,7 @@ from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import postgres_server
 from outbox.url import without_password
 
-RELAY: Final = ("relay.cli", "run", "--lease", "3")
+RELAY: Final = ("pillarbox", "relay", "--lease", "3s")
 SKIPPED: Final = "DuplicateSkipped"
 
 
@@ -172,8 +172,8 @@ def replay(
     processes = stage.processes
     skipped = {name: processes.logged(name, SKIPPED) for name in listeners}
     which = ("--since", "1h", "--tenant", stage.tenant, "--limit", str(count))
-    say(f"$ relay replay {' '.join(which)}")
-    said = processes.run("relay.cli", "replay", *which)
+    say(f"$ pillarbox replay {' '.join(which)}")
+    said = processes.run("pillarbox", "replay", *which)
     say(f"  {said}")
     replayed = int(said.split()[0]) if chosen.repeats else 0
     expected = {name: skipped[name] + replayed for name in listeners}
@@ -198,8 +198,8 @@ def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
     for name in CONSUMERS:
         pid = processes.start(
             name,
-            "inbox.cli.main",
-            *("--log-level", "debug", "run", f"examples.shop.consumers:{name}"),
+            "pillarbox",
+            *("--log-level", "debug", "consume", f"examples.shop.consumers:{name}"),
         )
         say(f"started    {name:<8} (pid {pid})")
     for name in CONSUMERS:

@@ -1,4 +1,4 @@
-"""Billing and shipping: `inbox run examples.shop.consumers:billing`."""
+"""Billing and shipping: `pillarbox consume examples.shop.consumers:billing`."""
 
 from datetime import timedelta
 

@@ -9,7 +9,7 @@ from examples.shop import tally
 from examples.shop.model import Outage
 from examples.shop.stage import Stage, say, verdict
 
-BILLING: Final = ("--log-level", "debug", "run", "examples.shop.consumers:billing")
+BILLING: Final = ("--log-level", "debug", "consume", "examples.shop.consumers:billing")
 _BEFORE_KILL: Final = 5
 # Fewer orders may have none of a customer whose invoices aren't taken.
 _ENOUGH: Final = 100
@@ -31,7 +31,7 @@ def kill_billing(stage: Stage, over: Callable[[], bool]) -> None:
     stage.watch(lambda p: p.failed >= _BEFORE_KILL or (p.settled and over()))
     stage.processes.kill("billing")
     say("  ✂ SIGKILL billing: what it was handling is rolled back")
-    pid = stage.processes.start("billing", "inbox.cli.main", *BILLING)
+    pid = stage.processes.start("billing", "pillarbox", *BILLING)
     say(f"  ↻ started billing (pid {pid})")
 
 
@@ -49,9 +49,10 @@ def repair(stage: Stage) -> None:
     for row in tally.why(stage.engine, stage.tenant):
         said = f"{row.letters:,}, {row.undecided:,} undecided"
         say(f"  {row.origin}  {row.topic}  {row.reason}: {said}")
-    retry = ("retry", "examples.shop.consumers:billing", "--tenant", stage.tenant)
-    said = stage.processes.run("inbox.cli.main", "dead-letters", *retry)
-    say(f"$ inbox dead-letters {' '.join(retry)}")
+    consumer = ("--consumer", "examples.shop.consumers:billing")
+    retry = ("retry", "--side", "inbox", "--tenant", stage.tenant, *consumer)
+    said = stage.processes.run("pillarbox", "dead-letters", *retry)
+    say(f"$ pillarbox dead-letters {' '.join(retry)}")
     say(f"  {said}")
     say()
 

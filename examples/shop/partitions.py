@@ -23,11 +23,11 @@ def show_partitions(engine: Engine, say: Callable[[str], None]) -> None:
                 f" kept {row.days} days"
             )
         if connection.execute(text("SELECT to_regclass('cron.job')")).scalar() is None:
-            say("upkeep     no pg_cron here: call outbox maintain every hour")
+            say("upkeep     no pg_cron here: call pillarbox maintain every hour")
             return
         job = connection.execute(_JOB, {"name": "pillarbox upkeep"}).one_or_none()
     if job is None:
-        say("upkeep     not scheduled: run outbox migrate")
+        say("upkeep     not scheduled: run pillarbox migrate")
         return
     minute = job.schedule.split()[0]
     say(

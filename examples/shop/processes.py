@@ -46,7 +46,7 @@ class Processes:
         with (self._logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 self._command(module, arguments),
-                env=self._environment_of(module),
+                env=self._environment_of(arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -62,7 +62,7 @@ class Processes:
         """
         ended = subprocess.run(
             self._command(module, arguments),
-            env=self._environment_of(module),
+            env=self._environment_of(arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -76,8 +76,8 @@ class Processes:
         program = f"import sys; from {module} import main; sys.exit(main())"
         return [sys.executable, "-c", program, *arguments]
 
-    def _environment_of(self, module: str) -> dict[str, str]:
-        of_relay = module.startswith("relay.")
+    def _environment_of(self, arguments: Sequence[str]) -> dict[str, str]:
+        of_relay = "relay" in arguments
         url = self._broker.url if of_relay else self._broker.source_url
         return {**self._environment, BROKER_VARIABLE: url}
 

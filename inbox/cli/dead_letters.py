@@ -1,38 +1,22 @@
-"""`inbox dead-letters`: what consumers gave up."""
+"""The inbox's side of repair: dead letters by handlers, and blocked deliveries."""
 
-import argparse
-import sys
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final
 from uuid import UUID
 
 import psycopg
+from psycopg.rows import class_row
 
-from inbox.cli.run import load_consumer, scheduler_of
+from inbox.cli.consume import load_consumer, scheduler_of
 from outbox.administration.connection import AdministrationConnection
-from outbox.cli.command import Subcommands
-from outbox.cli.dead_letter_options import add_schedule, schedule_of
-from outbox.cli.dead_letters import Side
-from outbox.cli.dead_letters import add_to as add_dead_letters
+from outbox.cli.sides import Blocked, BlockedCount, RetryOptions, Side
 from outbox.dead_letters import Retrier, RetrySchedule, Tally
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.message_id import is_uuid7, moment_of
 from outbox.observability.logging import LogEvents
 from outbox.postgres.sql_files import load
-
-
-def add_to(subcommands: Subcommands) -> None:
-    """Add the commands to the parser."""
-    add_dead_letters(
-        subcommands,
-        Side(
-            schema="inbox",
-            add_retry=_add_retry,
-            open_retrier=_open_retrier,
-            take_turn=_take_turn,
-            on_discard=record_discard,
-        ),
-    )
 
 
 def record_discard(
@@ -59,33 +43,61 @@ def record_discard(
     if worker is not None:
         raise ConfigError(
             f"the dead letter of message {id} is being retried by {worker[0]}, in a "
-            f"long handler: inbox cancel {id} --consumer {consumer} ends that, and "
+            f"long handler: pillarbox cancel {id} --consumer {consumer} ends that, and "
             "discards it"
         )
     with suppress(psycopg.errors.CheckViolation), connection.transaction():
         connection.execute(load("inbox", "record_discard"), values)
 
 
-def _add_retry(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "consumer",
-        metavar="MODULE:NAME",
-        help="where the Consumer is, whose handlers are called",
-    )
-    add_schedule(parser)
+def list_refused(
+    connection: AdministrationConnection, max_rows: int
+) -> Sequence[Blocked]:
+    """List the deliveries that were given back and wait, the oldest first."""
+    with connection.cursor(row_factory=class_row(Blocked)) as cursor:
+        return cursor.execute(
+            load("inbox", "list_refused"), {"max_rows": max_rows}
+        ).fetchall()
+
+
+def count_refused(connection: AdministrationConnection) -> BlockedCount:
+    """Count the blocked keys, each for its consumer, and those without a key."""
+    with connection.cursor(row_factory=class_row(BlockedCount)) as cursor:
+        counted = cursor.execute(load("inbox", "count_refused")).fetchone()
+    assert counted is not None
+    return counted
+
+
+def _lacks(options: RetryOptions) -> str | None:
+    if options.consumer is None:
+        return (
+            "dead letters of the inbox are handled again: add --consumer MODULE:NAME, "
+            "whose handlers are called"
+        )
+    return None
 
 
 def _open_retrier(
-    arguments: argparse.Namespace, notify: Observer
+    options: RetryOptions, notify: Observer
 ) -> AbstractAsyncContextManager[Retrier]:
-    sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
-    consumer = load_consumer(arguments.consumer)
-    return consumer.retrier(schedule_of(arguments), notify)
+    assert options.consumer is not None
+    return load_consumer(options.consumer).retrier(options.schedule, notify)
 
 
-async def _take_turn(arguments: argparse.Namespace, notify: Observer) -> Tally | None:
-    sys.path.insert(0, "")
-    schedule = schedule_of(arguments) or RetrySchedule()
-    consumer = load_consumer(arguments.consumer)
+async def _take_turn(options: RetryOptions, notify: Observer) -> Tally | None:
+    assert options.consumer is not None
+    consumer = load_consumer(options.consumer)
     notify = Observers([LogEvents(), notify]).notify
+    schedule = options.schedule or RetrySchedule()
     return await scheduler_of(consumer, schedule, notify).take_turn()
+
+
+SIDE: Final = Side(
+    schema="inbox",
+    lacks=_lacks,
+    open_retrier=_open_retrier,
+    take_turn=_take_turn,
+    list_blocked=list_refused,
+    count_blocked=count_refused,
+    on_discard=record_discard,
+)

@@ -1,18 +1,17 @@
-"""`inbox jobs` and `inbox cancel`: what long handlers have to do, or need not."""
+"""`pillarbox jobs` and `cancel`: the jobs of long handlers."""
 
-import argparse
-import json
-import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import psycopg
+import typer
 from psycopg.rows import dict_row
 
 from inbox.jobs.store import OPEN, JobState
-from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.cli.table import draw_table, printable
+from outbox.cli.command import Database, Json, command, database_url, new_app
+from outbox.cli.output import warn, write_json, write_line, write_table
+from outbox.duration import write_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line, shorten
 from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.connection import PIN_SESSION_LOCALLY, conninfo
@@ -21,97 +20,114 @@ from outbox.url import without_password
 
 _COLUMNS = ("state", "for", "attempts", "consumer", "topic", "message_id", "worker")
 
-
-def add_to(subcommands: Subcommands) -> None:
-    """Add the commands to the parser."""
-    jobs = subcommands.add_parser("jobs", help="list the jobs of long handlers")
-    add_database(jobs)
-    jobs.add_argument("--consumer", metavar="NAME", help="of this consumer only")
-    jobs.add_argument(
-        "--state",
-        action="append",
-        choices=[state.value for state in JobState],
-        help="in this state; may be repeated (by default those that are open)",
-    )
-    jobs.add_argument("--all", action="store_true", help="in any state")
-    jobs.add_argument("--limit", type=int, default=100, metavar="N")
-    jobs.add_argument("--json", action="store_true", help="print JSON")
-    jobs.set_defaults(run=_list)
-    cancel = subcommands.add_parser(
-        "cancel", help="cancel a message's job, running anywhere or still queued"
-    )
-    add_database(cancel)
-    cancel.add_argument("id", metavar="ID", help="the message's id")
-    cancel.add_argument(
-        "--consumer",
-        metavar="NAME",
-        help="whose job; needed if several have one, or if the message is to come yet",
-    )
-    cancel.add_argument("--reason", metavar="TEXT", help="kept in the job")
-    cancel.set_defaults(run=_cancel)
+jobs_app = new_app()
+cancel_app = new_app()
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    if arguments.limit < 1:
-        raise ConfigError(f"limit={arguments.limit}: must be at least 1")
-    states = arguments.state or [state.value for state in OPEN]
+@command(jobs_app)
+def jobs(
+    *,
+    consumer: Annotated[
+        str | None,
+        typer.Option("--consumer", metavar="NAME", help="Jobs of this consumer."),
+    ] = None,
+    state: Annotated[
+        list[JobState] | None,
+        typer.Option(
+            "--state",
+            help="Jobs in this state; may be repeated.",
+            show_default="those that are open",
+        ),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="Jobs in any state.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Maximum number.")
+    ] = 100,
+    database: Database = None,
+    json: Json = False,
+) -> None:
+    """List the jobs of long handlers."""
+    states = [each.value for each in state or OPEN]
     found = _query(
-        arguments,
+        database,
         "list_jobs",
-        consumer=arguments.consumer,
-        states=None if arguments.all else states,
-        max_rows=arguments.limit,
+        consumer=consumer,
+        states=None if all else states,
+        max_rows=limit,
     )
-    if arguments.json:
-        sys.stdout.write(f"{json.dumps(found, indent=2, default=str)}\n")
+    if json:
+        write_json(found)
     else:
         now = datetime.now(UTC)
-        sys.stdout.write(draw_table(_COLUMNS, [_row(job, now) for job in found]))
+        write_table(_COLUMNS, [_row(job, now) for job in found])
+
+
+@command(cancel_app, epilog="Exit status 1: the job had ended already.")
+def cancel(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")],
+    *,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            "--consumer",
+            metavar="NAME",
+            help="Whose job; needed if several have one, or if the message has not "
+            "come yet.",
+        ),
+    ] = None,
+    reason: Annotated[
+        str | None,
+        typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the job."),
+    ] = None,
+    database: Database = None,
+) -> int:
+    """Cancel a message's job, whether it is running or queued."""
+    message_id = _message_id(id)
+    known = {
+        row["consumer"]: JobState(row["state"])
+        for row in _query(
+            database, "find_jobs", id=message_id, at=moment_of(message_id)
+        )
+    }
+    name = consumer or _whose(message_id, known)
+    (row,) = _query(
+        database,
+        "cancel_job",
+        id=message_id,
+        at=moment_of(message_id),
+        consumer=name,
+        reason=reason,
+    )
+    if row["state"] == JobState.CANCELLED and known.get(name) in OPEN:
+        had = f": its worker {row['worker']} is gone" if row["worker"] else ""
+        write_line(f"{message_id} of {name} is cancelled{had}, and nobody has it now")
+        return 0
+    if row["state"] != JobState.WAITING:
+        write_line(f"{message_id} of {name} has ended already: {row['state']}")
+        return 1
+    write_line(
+        f"{message_id} of {name} is to be cancelled: a running handler learns it with "
+        "its next heartbeat, one that was not begun never begins"
+    )
+    if name not in known:
+        warn(
+            f"consumer {name!r} has no job of it yet. When its message comes to a "
+            "handler with a lease, it ends there; one without a lease handles it all "
+            "the same"
+        )
     return 0
 
 
-def _cancel(arguments: argparse.Namespace) -> int:
+def _message_id(text: str) -> UUID:
     try:
-        id = UUID(arguments.id)
+        id = UUID(text)
     except ValueError:
         id = UUID(int=0)
     if not is_uuid7(id):
         raise ConfigError(
-            f"id {shorten(arguments.id)}: isn't a UUIDv7; inbox jobs lists the ids"
+            f"id {shorten(text)}: isn't a UUIDv7; pillarbox jobs lists the ids"
         )
-    known = {
-        row["consumer"]: JobState(row["state"])
-        for row in _query(arguments, "find_jobs", id=id, at=moment_of(id))
-    }
-    consumer = arguments.consumer or _whose(id, known)
-    (row,) = _query(
-        arguments,
-        "cancel_job",
-        id=id,
-        at=moment_of(id),
-        consumer=consumer,
-        reason=arguments.reason,
-    )
-    named = printable(consumer)
-    if row["state"] == JobState.CANCELLED and known.get(consumer) in OPEN:
-        had = f": its worker {row['worker']} is gone" if row["worker"] else ""
-        said = printable(f"{id} of {consumer} is cancelled{had}, and nobody has it now")
-        sys.stdout.write(f"{said}\n")
-        return 0
-    if row["state"] != JobState.WAITING:
-        sys.stdout.write(f"{id} of {named} has ended already: {row['state']}\n")
-        return 1
-    sys.stdout.write(
-        f"{id} of {named} is to be cancelled: a running handler learns it with its "
-        "next heartbeat, one that was not begun never begins\n"
-    )
-    if consumer not in known:
-        sys.stderr.write(
-            f"warning: consumer {consumer!r} has no job of it yet. When its message "
-            "comes to a handler with a lease, it ends there; one without a lease "
-            "handles it all the same\n"
-        )
-    return 0
+    return id
 
 
 def _whose(id: UUID, known: dict[str, JobState]) -> str:
@@ -133,13 +149,11 @@ def _whose(id: UUID, known: dict[str, JobState]) -> str:
     )
 
 
-def _query(
-    arguments: argparse.Namespace, name: str, **parameters: Any
-) -> list[dict[str, Any]]:
-    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
+def _query(database: str | None, name: str, **parameters: Any) -> list[dict[str, Any]]:
+    url = database_url(database)
     try:
         with psycopg.connect(
-            conninfo(url), application_name="inbox jobs", row_factory=dict_row
+            conninfo(url), application_name="pillarbox jobs", row_factory=dict_row
         ) as connection:
             connection.execute(PIN_SESSION_LOCALLY)
             return connection.execute(load("inbox", name), parameters).fetchall()
@@ -150,8 +164,8 @@ def _query(
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise ConfigError(
-            f"database {without_password(url)} has no table inbox.job: run outbox "
-            "migrate --database URL for it"
+            f"database {without_password(url)} has no table inbox.job: run "
+            "pillarbox migrate --database URL for it"
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise ConfigError(
@@ -168,7 +182,6 @@ def _row(job: dict[str, Any], now: datetime) -> tuple[str | None, ...]:
         JobState.IN_PROGRESS: job["started_at"],
         JobState.WAITING: job["cancel_requested_at"],
     }.get(JobState(job["state"]), job["finished_at"])
-    passed = str(now - since).partition(".")[0]
     worker = job["worker"]
     if job["worker_is_gone"]:
         worker = f"{worker} (gone)"
@@ -176,7 +189,7 @@ def _row(job: dict[str, Any], now: datetime) -> tuple[str | None, ...]:
         worker = None  # it had the job before
     return (
         job["state"],
-        passed,
+        write_duration(now - since),
         str(job["attempts"]),
         job["consumer"],
         job["topic"],

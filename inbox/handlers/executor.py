@@ -135,7 +135,7 @@ async def check_database(
         state = getattr(getattr(error, "orig", None), "sqlstate", None)
         if state in {"42P01", "3F000"}:
             raise ConfigError(
-                "the database of sessions has no schema inbox: run outbox migrate "
+                "the database of sessions has no schema inbox: run pillarbox migrate "
                 "--database URL for it"
             ) from error
         if state == "42501":

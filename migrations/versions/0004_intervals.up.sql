@@ -91,7 +91,7 @@ BEGIN
     PERFORM outbox.make_partitions(parent);
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RAISE EXCEPTION 'the width of the partitions of % can''t be changed now: a transaction is open on it', parent
-        USING HINT = 'try again; outbox doctor names transactions that stay open';
+        USING HINT = 'try again; pillarbox doctor names transactions that stay open';
 END
 $body$;
 COMMENT ON FUNCTION outbox.set_interval IS

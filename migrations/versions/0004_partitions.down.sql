@@ -13,7 +13,7 @@ BEGIN
      WHERE NOT c.relispartition;
     IF FOUND THEN
         RAISE EXCEPTION 'partition % is detached and somebody uses it', v_partition
-            USING HINT = 'run outbox maintain until it is gone, then this again';
+            USING HINT = 'run pillarbox maintain until it is gone, then this again';
     END IF;
     SELECT k.partition INTO v_partition FROM outbox.kept_partition k WHERE to_regclass(k.partition) IS NOT NULL;
     IF FOUND THEN

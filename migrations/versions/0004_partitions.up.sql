@@ -347,7 +347,7 @@ BEGIN
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
             RAISE EXCEPTION 'upkeep of % made no partition that begins at %', parent, v_unmade
-                USING HINT = 'a table may stand in the way of a partition''s name: outbox doctor names it';
+                USING HINT = 'a table may stand in the way of a partition''s name: pillarbox doctor names it';
         END IF;
     END IF;
     -- Made again after it was dropped, because the clock jumped: what was forgotten must not pass for new.

@@ -16,7 +16,7 @@ COMMENT ON TABLE outbox.retiring_partition IS
 COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
     'when the upkeep first saw that it may go; null: it may stay, but what was planned may detach it yet';
 COMMENT ON COLUMN outbox.retiring_partition.detach_by IS
-    'which of ours is to detach it: pg_cron, outbox maintain or outbox.maintain(); null: none yet, so whoever detached it keeps it';
+    'which of ours is to detach it: pg_cron, pillarbox maintain or outbox.maintain(); null: none yet, so whoever detached it keeps it';
 
 CREATE TABLE outbox.kept_partition (
     partition    text        NOT NULL,

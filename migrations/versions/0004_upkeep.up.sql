@@ -92,7 +92,7 @@ BEGIN
     v_problem := outbox.clock_problem();
     IF v_problem IS NOT NULL THEN
         v_problems := format('nothing is dropped, and partitions are made for today and tomorrow only: %s; if the clock is right,'
-                             ' run: outbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
+                             ' run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
     END IF;
     FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
         BEGIN

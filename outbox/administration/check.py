@@ -60,7 +60,7 @@ class Installation:
     @property
     def migrate(self) -> str:
         """The command that migrates this installation and no other."""
-        words = ["outbox migrate"]
+        words = ["pillarbox migrate"]
         if self.names.role_prefix != Names().role_prefix:
             words.append(f"--role-prefix {self.names.role_prefix}")
         if self.partman not in {None, Names().partman_schema}:

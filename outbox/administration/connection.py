@@ -64,6 +64,6 @@ def _remedy(error: psycopg.Error, rights: str) -> str:
             | psycopg.errors.UndefinedFunction()
             | psycopg.errors.InvalidSchemaName()
         ):
-            return "the schema is missing or older than this program: outbox migrate"
+            return "the schema is missing or older than this program: pillarbox migrate"
         case _:
-            return "run outbox doctor to see what is wrong"
+            return "run pillarbox doctor to see what is wrong"

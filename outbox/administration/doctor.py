@@ -26,7 +26,7 @@ from outbox.errors import PoolerError, UpkeepError
 from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 
-APPLICATION_NAME: Final = "outbox doctor"
+APPLICATION_NAME: Final = "pillarbox doctor"
 
 CHECKS: Final[dict[str, Check]] = {
     "standby": check_standby,
@@ -57,7 +57,7 @@ def examine(
     """
     row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
-        raise UpkeepError("there is no table outbox.message here; outbox migrate")
+        raise UpkeepError("there is no table outbox.message here; pillarbox migrate")
     owner, partman, has_cron = row
     here = Installation(
         owner=owner,
@@ -102,7 +102,7 @@ def _run(
             check=name,
             severity=Severity.UNKNOWN,
             finding=f"this role may not look: {error.diag.message_primary}",
-            remedy="run outbox doctor as a superuser, or as a member of"
+            remedy="run pillarbox doctor as a superuser, or as a member of"
             f" {here.role('monitor')} and pg_monitor",
         )
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
@@ -120,6 +120,6 @@ def _remedy_for_missing(
     if read_version(connection) != newest_version():
         return here.migrate
     return (
-        "somebody dropped it: run its statement, which outbox migrate --sql prints, as"
-        f" {here.owner}; then: {here.migrate}"
+        "somebody dropped it: run its statement, which pillarbox migrate --sql prints,"
+        f" as {here.owner}; then: {here.migrate}"
     )

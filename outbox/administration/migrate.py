@@ -45,7 +45,7 @@ def migrate(
     Args:
         url: of a role that may create roles, schemas and extensions.
         with_cron: let pg_cron run the upkeep every hour; else call
-            `outbox maintain` from another scheduler.
+            `pillarbox maintain` from another scheduler.
         role_prefix: put before the names of the seven roles.
         partman_schema: where pg_partman is, or is to be, installed.
         lock_timeout: how long to wait for each lock that another session holds, while

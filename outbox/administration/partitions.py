@@ -11,6 +11,7 @@ from outbox.administration.connection import AdministrationConnection
 from outbox.administration.replacement import Misfit, replacement
 from outbox.administration.retention import Policy, read_policies
 from outbox.administration.upkeep import plan_upkeep
+from outbox.duration import exact_duration
 from outbox.postgres.sql_files import load
 
 _SIGNS: Final = {
@@ -84,7 +85,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
     """
     moment = "%Y-%m-%d %H:%M" if policy.span < timedelta(days=1) else "%Y-%m-%d"
     yield (
-        f"{policy.parent_table}: kept {_whole(policy.retention)},"
+        f"{policy.parent_table}: kept {exact_duration(policy.retention)},"
         f" {policy.premake} ahead"
     )
     yield f"  {''.join(_SIGNS[p.place] for p in partitions)}"
@@ -109,15 +110,6 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
 def legend() -> str:
     """Say what the signs of the timeline mean."""
     return ", ".join(f"{sign} {place}" for place, sign in _SIGNS.items())
-
-
-def _whole(duration: timedelta) -> str:
-    """Write days if it is whole days, else hours if it is whole hours."""
-    for name, unit in (("day", timedelta(days=1)), ("hour", timedelta(hours=1))):
-        if not duration % unit:
-            count = duration // unit
-            return f"{count} {name}" if count == 1 else f"{count} {name}s"
-    return str(duration)
 
 
 def _at(moment: datetime | None, form: str) -> str:

@@ -1,6 +1,5 @@
 """The policy: how long rows stay and how many partitions lie ahead."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -9,6 +8,7 @@ from typing import Final
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 from outbox.postgres.sql_files import load
 
@@ -17,7 +17,6 @@ INTERVALS: Final = {
     "daily": timedelta(days=1),
     "weekly": timedelta(weeks=1),
 }
-_UNITS: Final = {"h": "hours", "d": "days", "w": "weeks"}
 _MIN_RETENTION: Final = timedelta(days=1)
 _MAX_RETENTION: Final = timedelta(days=36500)
 _MIN_PREMAKE: Final = 3
@@ -134,18 +133,6 @@ def _check_archive(connection: AdministrationConnection, policy: Policy) -> None
         )
 
 
-def parse_duration(text: str) -> timedelta:
-    """Read 7d, 36h or 2w.
-
-    Raises:
-        ConfigError: it is written otherwise.
-    """
-    match = re.fullmatch(r"(\d{1,6})([hdw])", text)
-    if match is None:
-        raise ConfigError(f"retention {text!r}: write 7d, 36h or 2w")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
-
-
 def _find(table: str, policies: Sequence[Policy]) -> Policy:
     found = [
         p
@@ -164,8 +151,8 @@ def _find(table: str, policies: Sequence[Policy]) -> Policy:
 def _check(policy: Policy) -> None:
     if policy.retention < _MIN_RETENTION:
         raise ConfigError(
-            f"retention={policy.retention} of {policy.parent_table}: must be at least a"
-            " day, or today's rows would go; write 1d or more"
+            f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
+            " must be at least a day, or today's rows would go; write 1d or more"
         )
     for name, value in (("retention", policy.retention), ("minimum", policy.minimum)):
         if value is not None and value > _MAX_RETENTION:
@@ -183,15 +170,16 @@ def _check(policy: Policy) -> None:
     if policy.premake * policy.span < _MIN_AHEAD:
         raise ConfigError(
             f"premake={policy.premake} of {policy.parent_table}: {policy.premake} of"
-            f" {policy.span} reach less than a day ahead, which leaves no time to mend"
-            f" a failed upkeep; use at least {_MIN_AHEAD // policy.span}"
+            f" {exact_duration(policy.span)} reach less than a day ahead, which leaves"
+            " no time to repair a failed upkeep; use at least"
+            f" {_MIN_AHEAD // policy.span}"
         )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
-            f"retention={policy.retention} of {policy.parent_table}: a message can come"
-            f" back for {policy.minimum} (delay and retries), and without its day there"
-            " it would be a dead letter; keep it longer, or add --minimum if your"
-            " delays and retries are set shorter"
+            f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
+            f" a message can come back for {exact_duration(policy.minimum)} (delay and"
+            " retries), and without its day there it would be a dead letter; keep it"
+            " longer, or add --minimum if your delays and retries are set shorter"
         )
 
 

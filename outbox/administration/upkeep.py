@@ -14,7 +14,7 @@ from outbox.errors import UpkeepError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
 
-APPLICATION_NAME: Final = "outbox maintain"
+APPLICATION_NAME: Final = "pillarbox maintain"
 """By this name the sessions of the upkeep are found in `pg_stat_activity`."""
 
 DETACH_WAIT: Final = timedelta(minutes=5)
@@ -22,7 +22,7 @@ DETACH_WAIT: Final = timedelta(minutes=5)
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
 # What can't be detached concurrently for this long is by lock_timeout and retry.
 _PATIENCE: Final = timedelta(hours=6)
-_SEE: Final = "run outbox doctor to see what is wrong"
+_SEE: Final = "run pillarbox doctor to see what is wrong"
 _DONE: Final = {"finalize": "finalized", "detach": "detached"}
 # Another upkeep has detached or dropped it, or is about to.
 _OVERTAKEN: Final = (
@@ -94,7 +94,7 @@ def maintain(
             `outbox.upkeep` has the reason, too.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
-        raise UpkeepError("another outbox maintain is at work: let it finish")
+        raise UpkeepError("another pillarbox maintain is at work: let it finish")
     try:
         owner = _scalar(connection, load("outbox", "find_owner"))
         _finish(connection, tell)

@@ -1,136 +1,259 @@
-"""What the three commands share: their options, and one line for each failure."""
+"""What all commands share: options, where URLs come from, logging, and exit status."""
 
-import argparse
-import asyncio
+import functools
+import inspect
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
-from outbox.cli.table import printable
-from outbox.errors import ConfigError, OutboxError
-from outbox.observability.endpoints import FORMS, Endpoints
-from outbox.observability.health import Health
-from outbox.observability.heartbeat import Heartbeat
+import typer
+from typing_extensions import override
+
+from outbox.duration import exact_duration, read_duration, read_rate
+from outbox.errors import ConfigError
 from outbox.observability.logging import PrintableFormatter
-from outbox.observability.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from outbox.observability.prometheus import PrometheusEvents
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
 FAILED: Final = 2
-MEASURE_SECONDS: Final = 60.0
+"""The exit status of a command that could not do what it was asked for."""
+LOGGING: Final = "Logging"
+"""The panel of the help with the options that every command has."""
 
-Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["text", "json"]
 
-
-class Stoppable(Protocol):
-    """A process of ours that runs until it is stopped."""
-
-    def stop(self) -> None:
-        """Ask it to finish what it is doing."""
-
-    async def run(self) -> None:
-        """Run until then."""
-
-
-def command(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a command with the options that all have."""
-    parser = argparse.ArgumentParser(prog=name, description=description)
-    parser.add_argument(
+LogLevelOption: TypeAlias = Annotated[
+    LogLevel | None,
+    typer.Option(
         "--log-level",
-        default="info",
-        choices=["debug", "info", "warning", "error"],
-        help="how much to log to standard error (default: %(default)s)",
-    )
-    return parser
-
-
-def add_database(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names the database."""
-    parser.add_argument(
+        envvar="PILLARBOX_LOG_LEVEL",
+        help="How much to log to standard error.",
+        show_default="info",
+        rich_help_panel=LOGGING,
+    ),
+]
+LogFormatOption: TypeAlias = Annotated[
+    LogFormat | None,
+    typer.Option(
+        "--log-format",
+        envvar="PILLARBOX_LOG_FORMAT",
+        help="One line of text, or one JSON object, for each record.",
+        show_default="text",
+        rich_help_panel=LOGGING,
+    ),
+]
+Database: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
         "--database",
         metavar="URL",
-        help=f"postgresql://user@host:port/name (default: ${DATABASE_VARIABLE})",
+        envvar=DATABASE_VARIABLE,
+        help="The database, as postgresql://user@host:port/name. "
+        f"{DATABASE_VARIABLE}_FILE may name a file that holds the URL.",
+        show_default=False,
+    ),
+]
+Broker: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        metavar="URL",
+        envvar=BROKER_VARIABLE,
+        help="The broker to publish to, such as redis://host. "
+        f"{BROKER_VARIABLE}_FILE may name a file that holds the URL.",
+        show_default=False,
+    ),
+]
+Codec: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--codec",
+        metavar="MODULE:NAME",
+        envvar="PILLARBOX_CODEC",
+        help="Decode payloads with this codec before they are published.",
+        show_default=False,
+    ),
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Duration(timedelta):
+    """A duration that is printed in the form in which it is typed."""
+
+    @classmethod
+    def of(cls, duration: timedelta) -> Self:
+        """Give the same duration."""
+        return cls(seconds=duration.total_seconds())
+
+    @override
+    def __str__(self) -> str:
+        """Write it as `read_duration` reads it."""
+        return exact_duration(self)
+
+
+def duration_option(
+    name: str, *, help: str, panel: str | None = None, envvar: str | None = None
+) -> Any:
+    """Make an option that takes a duration; its default is a `Duration`."""
+    return typer.Option(
+        name,
+        parser=_parse_duration,
+        metavar="DURATION",
+        envvar=envvar,
+        help=help,
+        rich_help_panel=panel,
     )
 
 
-def add_watching(parser: argparse.ArgumentParser) -> None:
-    """Add the options for who watches a process."""
-    parser.add_argument(
-        "--health-listen",
-        metavar="ADDRESS",
-        help="answer GET /live and /ready on this address, and `inbox run` also "
-        f"/blocked: {FORMS} (default: nowhere)",
-    )
-    parser.add_argument(
-        "--metrics-listen",
-        metavar="ADDRESS",
-        help=f"serve metrics for Prometheus on this address: {FORMS}; it may be that "
-        "of --health-listen (default: nowhere)",
-    )
-    parser.add_argument(
-        "--metrics-interval",
-        type=float,
-        default=MEASURE_SECONDS,
-        metavar="SECONDS",
-        help="how often dead letters are counted for the metrics (default: "
-        "%(default)g)",
-    )
-    parser.add_argument(
-        "--watchdog",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="exit with status 70 when the event loop has been stuck for so long; "
-        "0: never (default: %(default)g)",
-    )
+def rate_option(help: str) -> Any:
+    """Make the option `--rate`."""
+    return typer.Option("--rate", parser=_parse_rate, metavar="N/s", help=help)
 
 
-def metrics_of(options: argparse.Namespace) -> "PrometheusEvents | None":
-    """Make the observer that feeds the metrics; None if they are served nowhere.
+def _parse_duration(value: str | timedelta) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    return cast("timedelta", _parsed(read_duration, value))
 
-    Args:
-        options: those of `add_watching`.
 
-    Raises:
-        ConfigError: the interval can't be used, or the extra is missing.
-    """
-    if options.metrics_listen is None:
-        return None
-    if not options.metrics_interval > 0:
-        raise ConfigError(
-            f"metrics-interval={options.metrics_interval:g}: must be above 0"
-        )
+def _parse_rate(value: str | float) -> float:
+    return value if isinstance(value, float) else _parsed(read_rate, value)
+
+
+def _parsed(read: Callable[[str, str], Any], value: str) -> Any:
     try:
-        from outbox.observability.prometheus import PrometheusEvents
-    except ImportError as error:
-        raise ConfigError(
-            f"metrics-listen={options.metrics_listen}: {error}; "
-            "pip install 'pillarbox[metrics]'"
-        ) from error
-    return PrometheusEvents()
+        return read("", value)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error).strip()) from None
+
+
+def new_app(help: str | None = None) -> typer.Typer:
+    """Make what an entry point of `pillarbox.commands` names: a command, or several."""
+    return typer.Typer(
+        help=help,
+        add_completion=False,
+        no_args_is_help=False,
+        pretty_exceptions_enable=False,  # it would print local variables, with URLs
+        rich_markup_mode="rich",
+    )
+
+
+def command(
+    app: typer.Typer, name: str | None = None, *, epilog: str | None = None
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Register a function as a command with the options that all commands have.
+
+    The function's docstring is the help, its result the exit status; None stands for 0.
+    """
+
+    def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
+        signature = inspect.signature(function, eval_str=True)
+        shared = [
+            inspect.Parameter(
+                parameter, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None
+            )
+            for parameter, kind in (
+                ("log_level", LogLevelOption),
+                ("log_format", LogFormatOption),
+                ("context", typer.Context),
+            )
+        ]
+
+        @functools.wraps(function)
+        def run(
+            *,
+            context: typer.Context,
+            log_level: LogLevel | None,
+            log_format: LogFormat | None,
+            **given: Any,
+        ) -> None:
+            _set_up_logging(
+                _chosen(context, "log_level", log_level) or "info",
+                _chosen(context, "log_format", log_format) or "text",
+            )
+            raise typer.Exit(function(**given) or 0)
+
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in signature.parameters.values()
+        ]
+        documented: Any = run
+        documented.__signature__ = inspect.Signature([*parameters, *shared])
+        documented.__annotations__ = {
+            parameter.name: parameter.annotation for parameter in [*parameters, *shared]
+        }
+        app.command(name, epilog=epilog)(documented)
+        return function
+
+    return register
+
+
+def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:
+    """Give an option that may stand before the command and after it; after it wins."""
+    source = context.get_parameter_source(name)
+    if source is not None and source.name == "COMMANDLINE":
+        return value
+    return cast("str | None", context.find_root().params.get(name)) or value
+
+
+def _set_up_logging(level: str, form: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_json_formatter() if form == "json" else _text_formatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    # Alembic tells of each plug-in that it sets up, at INFO.
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
+
+
+def _text_formatter() -> logging.Formatter:
+    return PrintableFormatter("%(asctime)s %(levelname)s %(message)s")
+
+
+def _json_formatter() -> logging.Formatter:
+    from pythonjsonlogger.json import JsonFormatter
+
+    return JsonFormatter(
+        "%(asctime)s %(levelname)s %(name)s %(message)s",
+        rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
+        json_default=str,
+    )
 
 
 def url_of(value: str | None, option: str, variable: str) -> str:
     """Take a URL from its option, its variable, or the file that `…_FILE` names.
 
     Raises:
-        ConfigError: none is there, or the file can't be read.
+        ConfigError: there is none, or the file can't be read.
     """
     url = value or os.environ.get(variable) or _read(f"{variable}_FILE")
     if not url:
         raise ConfigError(
             f"no {option} given: use --{option} URL, set {variable}, or let "
-            f"{variable}_FILE name a file with it"
+            f"{variable}_FILE name a file that holds the URL"
         )
     return url
+
+
+def database_url(value: str | None) -> str:
+    """Give the URL of the database.
+
+    Raises:
+        ConfigError: as `url_of`.
+    """
+    return url_of(value, "database", DATABASE_VARIABLE)
+
+
+def broker_url(value: str | None) -> str:
+    """Give the URL of the broker.
+
+    Raises:
+        ConfigError: as `url_of`.
+    """
+    return url_of(value, "broker", BROKER_VARIABLE)
 
 
 def _read(variable: str) -> str | None:
@@ -144,80 +267,3 @@ def _read(variable: str) -> str | None:
             f"{variable}={path}: {error}; let it name a text file that holds a URL "
             "and that this user may read"
         ) from error
-
-
-def main(
-    parser: argparse.ArgumentParser,
-    run: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None,
-) -> int:
-    """Parse, run, and turn what we raise on purpose into one line and status 2."""
-    arguments = parser.parse_args(argv)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=arguments.log_level.upper(), handlers=[handler])
-    try:
-        return run(arguments)
-    except OutboxError as error:
-        said = printable(" ".join(str(error).split()))
-        sys.stderr.write(f"{parser.prog}: {said}\n")
-        return FAILED
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-
-
-def run_until_stopped(
-    process: Stoppable,
-    options: argparse.Namespace,
-    health: Health,
-    metrics: "PrometheusEvents | None" = None,
-) -> int:
-    """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
-
-    Args:
-        options: those of `add_watching`.
-        health: an observer of the process.
-        metrics: another one.
-    """
-    watchdog = Watchdog(options.watchdog) if options.watchdog else None
-    endpoints = Endpoints()
-    endpoints.add("health", options.health_listen, health)
-    if metrics is not None:
-        endpoints.add("metrics", options.metrics_listen, metrics)
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, number)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(Heartbeat.from_environment().beating())
-            if watchdog is not None:
-                await stack.enter_async_context(watchdog.watching())
-            await stack.enter_async_context(endpoints.served())
-            await process.run()
-
-    def stop(number: int) -> None:
-        health.stopping()
-        process.stop()
-        asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    return run_coroutine(run())
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
-    """Run to the end; what a task group wrapped around our own error is taken off.
-
-    Raises:
-        OutboxError: the first of those that the tasks raised.
-    """
-    try:
-        asyncio.run(coroutine)
-    except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        if isinstance(first, OutboxError):
-            raise first from group
-        raise
-    return 0

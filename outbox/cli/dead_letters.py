@@ -1,213 +1,632 @@
-"""`relay dead-letters` and `inbox dead-letters`: list, show, retry, discard, export."""
+"""`pillarbox dead-letters`: list, show, retry, discard and export, on both sides."""
 
-import argparse
-import json
+import json as json_module
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
+import typer
+
 from outbox.cli.command import (
-    DATABASE_VARIABLE,
-    Subcommands,
-    add_database,
-    run_coroutine,
-    url_of,
+    Broker,
+    Codec,
+    Database,
+    Json,
+    command,
+    database_url,
+    duration_option,
+    new_app,
+    rate_option,
 )
-from outbox.cli.dead_letter_options import add_criteria, criteria_of
-from outbox.cli.dead_letter_view import page_of, table_of
-from outbox.cli.progress import Progress
-from outbox.cli.table import printable
+from outbox.cli.output import progress, warn, write_json, write_line, write_table
+from outbox.cli.sides import RetryOptions, Side, SideOption, load_sides
+from outbox.cli.supervisor import (
+    DEFAULT_BATCH,
+    DEFAULT_INTERVAL,
+    DEFAULT_RETRIES,
+    DeadLetterBatch,
+    DeadLetterInterval,
+    DeadLetterRetries,
+    run_coroutine,
+    schedule_of,
+)
 from outbox.dead_letters.criteria import Criteria, IdPrefix
 from outbox.dead_letters.events import DeadLetterFailed
-from outbox.dead_letters.inspect import OnDiscard, open_desk
-from outbox.dead_letters.letter import Letter, Status, Summary
+from outbox.dead_letters.inspect import Desk, open_desk
+from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
 from outbox.dead_letters.retry import (
     Candidate,
     Outcome,
     Retrier,
     Tally,
-    find,
     retry_all,
 )
-from outbox.dead_letters.statement import Schema, Statement
-from outbox.duration import read_rate
-from outbox.errors import ConfigError
+from outbox.dead_letters.statement import Statement
+from outbox.duration import write_duration
+from outbox.errors import ConfigError, UpkeepError
 from outbox.events import Event, Observer
+from outbox.observability.printable import printable
+
+_MAX_REASON: Final = 80
+_COLUMNS: Final = (
+    "id",
+    "age",
+    "side",
+    "status",
+    "topic",
+    "key",
+    "origin",
+    "attempts",
+    "retries",
+    "reason",
+)
+_FILTERS: Final = "Which ones"
+
+app = new_app("List, show, retry, discard or export dead letters of both sides.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """What the two sides have of their own.
-
-    Attributes:
-        add_retry: adds the arguments that say how to retry.
-        open_retrier: opens what they ask for, and whom it tells of its retries.
-        take_turn: takes the schedule's turn; None if another replica has it.
-    """
-
-    schema: Schema
-    add_retry: Callable[[argparse.ArgumentParser], None]
-    open_retrier: Callable[
-        [argparse.Namespace, Observer], AbstractAsyncContextManager[Retrier]
-    ]
-    take_turn: Callable[[argparse.Namespace, Observer], Awaitable[Tally | None]]
-    on_discard: OnDiscard | None = None
-
-
-def add_to(subcommands: Subcommands, side: Side) -> None:
-    """Add the commands of one side to its parser."""
-    parser = subcommands.add_parser(
-        "dead-letters", help="list, show, retry, discard what was given up"
+def _text(name: str, meaning: str) -> Any:
+    return typer.Option(
+        f"--{name}", metavar=name.upper(), help=meaning, rich_help_panel=_FILTERS
     )
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
-
-    listing = actions.add_parser("list", help="list them, the newest first")
-    add_database(listing)
-    add_criteria(listing, status=Status.PENDING, max_rows=50)
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.set_defaults(run=partial(_list, side))
-
-    show = actions.add_parser("show", help="show one with everything that was kept")
-    add_database(show)
-    _add_id(show, "id")
-    show.add_argument("--json", action="store_true", help="print JSON")
-    show.set_defaults(run=partial(_show, side))
-
-    retry = actions.add_parser("retry", help="try some again")
-    side.add_retry(retry)
-    _add_choice(retry)
-    retry.add_argument(
-        "--due",
-        action="store_true",
-        help="what the schedule would retry now, unless a replica is doing so",
-    )
-    retry.add_argument("--rate", metavar="N/s", help="no faster than that")
-    retry.set_defaults(run=partial(_retry, side))
-
-    discard = actions.add_parser("discard", help="decide that some are not retried")
-    add_database(discard)
-    _add_choice(discard)
-    discard.add_argument("--reason", required=True, metavar="TEXT", help="why; is kept")
-    discard.set_defaults(run=partial(_discard, side))
-
-    export = actions.add_parser("export", help="print them as JSON lines")
-    add_database(export)
-    add_criteria(export, status=None, max_rows=None)
-    export.set_defaults(run=partial(_export, side))
 
 
-def _add_id(
-    parser: argparse.ArgumentParser, name: str, *, nargs: str | None = None
+Ids: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...",
+        help="Ids of dead letters, or their first digits.",
+        show_default=False,
+    ),
+]
+Topic: TypeAlias = Annotated[
+    str | None, _text("topic", "Topic, or prefix followed by a star: 'orders.*'.")
+]
+Key: TypeAlias = Annotated[str | None, _text("key", "Key.")]
+Tenant: TypeAlias = Annotated[str | None, _text("tenant", "Tenant.")]
+Origin: TypeAlias = Annotated[
+    str | None,
+    _text("origin", "Who gave it up, such as publisher:redis or consumer:billing."),
+]
+MessageId: TypeAlias = Annotated[str | None, _text("message", "Id of the message.")]
+Error: TypeAlias = Annotated[str | None, _text("error", "Text in the reason.")]
+NewerThan: TypeAlias = Annotated[
+    timedelta | None,
+    duration_option("--newer-than", help="Given up within this time.", panel=_FILTERS),
+]
+OlderThan: TypeAlias = Annotated[
+    timedelta | None,
+    duration_option("--older-than", help="Given up before this time.", panel=_FILTERS),
+]
+StatusOption: TypeAlias = Annotated[
+    Literal["PENDING", "SUCCEEDED", "DISCARDED", "ANY"],
+    typer.Option(
+        "--status", help="Status.", case_sensitive=False, rich_help_panel=_FILTERS
+    ),
+]
+Limit: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        metavar="N",
+        min=1,
+        help="Maximum number.",
+        rich_help_panel=_FILTERS,
+    ),
+]
+All: TypeAlias = Annotated[
+    bool,
+    typer.Option("--all", help="All that are PENDING.", rich_help_panel=_FILTERS),
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="List them and do nothing.")
+]
+
+
+class _Found(NamedTuple):
+    """A dead letter and where it is."""
+
+    side: Side
+    letter: Summary
+
+    def as_json(self) -> dict[str, Any]:
+        return {"side": self.side.schema, **self.letter.as_json()}
+
+
+@command(app, "list")
+def _list(
+    *,
+    side: SideOption = None,
+    topic: Topic = None,
+    key: Key = None,
+    tenant: Tenant = None,
+    origin: Origin = None,
+    message: MessageId = None,
+    error: Error = None,
+    newer_than: NewerThan = None,
+    older_than: OlderThan = None,
+    status: StatusOption = "PENDING",
+    limit: Limit = 50,
+    database: Database = None,
+    json: Json = False,
 ) -> None:
-    parser.add_argument(
-        name,
-        nargs=nargs,
-        metavar="ID",
-        help="id of a dead letter, or its first digits if no other begins with them",
+    """List dead letters of both sides, the newest first."""
+    criteria = _criteria(
+        topic, key, tenant, origin, message, error, newer_than, older_than
     )
+    criteria = replace(criteria, status=_status(status), max_rows=limit)
+    with _desks(database, load_sides(side)) as desks:
+        found = [_Found(s, it) for s, desk in desks for it in desk.summaries(criteria)]
+    found.sort(key=lambda it: it.letter.created_at, reverse=True)
+    _write(found[:limit], as_json=json)
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
-    _add_id(parser, "ids", nargs="*")
-    add_criteria(parser, status=Status.PENDING, max_rows=None)
-    parser.add_argument("--all", action="store_true", help="all that are PENDING")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list which ones, and do nothing"
+@command(app)
+def show(
+    id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of a dead letter, or its first digits if no other begins with "
+            "them.",
+        ),
+    ],
+    *,
+    side: SideOption = None,
+    database: Database = None,
+    json: Json = False,
+) -> None:
+    """Show one dead letter with everything that was kept."""
+    with _desks(database, load_sides(side)) as desks:
+        found, desk, its_id = _find(IdPrefix.of(id), desks)
+        letter = desk.read(its_id)
+    if json:
+        write_json({"side": found.schema, **letter.as_json()})
+    else:
+        sys.stdout.write(_page_of(found, letter))
+
+
+@command(app)
+def discard(
+    ids: Ids = None,
+    *,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept.")
+    ],
+    side: SideOption = None,
+    topic: Topic = None,
+    key: Key = None,
+    tenant: Tenant = None,
+    origin: Origin = None,
+    message: MessageId = None,
+    error: Error = None,
+    newer_than: NewerThan = None,
+    older_than: OlderThan = None,
+    limit: Limit = None,
+    all: All = False,
+    dry_run: DryRun = False,
+    database: Database = None,
+    json: Json = False,
+) -> None:
+    """Discard dead letters: nobody retries them any more."""
+    criteria = _criteria(
+        topic, key, tenant, origin, message, error, newer_than, older_than
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _url(arguments: argparse.Namespace) -> str:
-    return url_of(arguments.database, "database", DATABASE_VARIABLE)
-
-
-def _list(side: Side, arguments: argparse.Namespace) -> int:
-    with open_desk(_url(arguments), side.schema) as desk:
-        _write(desk.summaries(criteria_of(arguments)), arguments)
-    return 0
-
-
-def _write(found: Sequence[Summary], arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        said = json.dumps([letter.as_json() for letter in found], indent=2)
-        sys.stdout.write(f"{said}\n")
+    _check_choice(ids, replace(criteria, max_rows=limit), all=all)
+    if not reason.strip():
+        raise ConfigError("--reason is empty: say why, for those who ask later")
+    with _desks(database, load_sides(side)) as desks:
+        chosen = _choose(desks, ids, criteria, limit)
+        if dry_run:
+            _write(chosen, as_json=json)
+            return
+        discarded = sum(
+            desk.discard(
+                [
+                    Candidate(it.letter.id, it.letter.created_at)
+                    for it in chosen
+                    if it.side is its_side
+                ],
+                reason,
+            )
+            for its_side, desk in desks
+        )
+    settled = len(chosen) - discarded
+    if json:
+        write_json({"discarded": discarded, "settled": settled})
     else:
-        sys.stdout.write(table_of(found))
+        said = f", {settled} were settled already" if settled else ""
+        write_line(f"{discarded} discarded{said}")
 
 
-def _show(side: Side, arguments: argparse.Namespace) -> int:
-    with open_desk(_url(arguments), side.schema) as desk:
-        letter = desk.read(desk.find_id(IdPrefix.of(arguments.id)))
-    if arguments.json:
-        sys.stdout.write(f"{json.dumps(letter.as_json(), indent=2)}\n")
-    else:
-        sys.stdout.write(page_of(letter))
-    return 0
+@command(app)
+def export(
+    *,
+    side: SideOption = None,
+    topic: Topic = None,
+    key: Key = None,
+    tenant: Tenant = None,
+    origin: Origin = None,
+    message: MessageId = None,
+    error: Error = None,
+    newer_than: NewerThan = None,
+    older_than: OlderThan = None,
+    status: StatusOption = "ANY",
+    limit: Limit = None,
+    database: Database = None,
+) -> None:
+    """Print dead letters as JSON lines, with payloads, the oldest first."""
+    criteria = _criteria(
+        topic, key, tenant, origin, message, error, newer_than, older_than
+    )
+    criteria = replace(criteria, status=_status(status), max_rows=limit)
+    with _desks(database, load_sides(side)) as desks:
+        candidates = [
+            (candidate.created_at, its_side, desk, candidate.id)
+            for its_side, desk in desks
+            for candidate in desk.find(criteria)
+        ]
+        candidates.sort(key=lambda it: it[0])
+        for _, its_side, desk, id in candidates[:limit]:
+            letter = {"side": its_side.schema, **desk.read(id).as_json()}
+            sys.stdout.write(f"{json_module.dumps(letter)}\n")
 
 
-def _retry(side: Side, arguments: argparse.Namespace) -> int:
-    chosen = _chosen(arguments, or_due=arguments.due)
-    rate = None if arguments.rate is None else read_rate("--rate", arguments.rate)
-    tallies: list[Tally | None] = []
+@command(
+    app,
+    epilog="Dead letters of the outbox need --broker, those of the inbox --consumer. "
+    "Exit status 1: some failed again.",
+)
+def retry(
+    ids: Ids = None,
+    *,
+    side: SideOption = None,
+    topic: Topic = None,
+    key: Key = None,
+    tenant: Tenant = None,
+    origin: Origin = None,
+    message: MessageId = None,
+    error: Error = None,
+    newer_than: NewerThan = None,
+    older_than: OlderThan = None,
+    limit: Limit = None,
+    all: All = False,
+    due: Annotated[
+        bool,
+        typer.Option(
+            "--due",
+            help="What the schedule would retry now, unless a replica is doing so.",
+            rich_help_panel=_FILTERS,
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    rate: Annotated[
+        float | None, rate_option("Maximum rate: 10/s, 90/m or 500/h.")
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            "--consumer",
+            metavar="MODULE:NAME",
+            help="Where the Consumer is whose handlers are called.",
+        ),
+    ] = None,
+    broker: Broker = None,
+    codec: Codec = None,
+    dead_letter_interval: DeadLetterInterval = DEFAULT_INTERVAL,
+    dead_letter_batch: DeadLetterBatch = DEFAULT_BATCH,
+    dead_letter_retries: DeadLetterRetries = DEFAULT_RETRIES,
+    database: Database = None,
+    json: Json = False,
+) -> int:
+    """Retry dead letters: publish those of the outbox, handle those of the inbox."""
+    options = RetryOptions(
+        database=database,
+        broker=broker,
+        codec=codec,
+        consumer=consumer,
+        schedule=schedule_of(
+            dead_letter_interval, dead_letter_batch, dead_letter_retries
+        ),
+    )
+    criteria = _criteria(
+        topic, key, tenant, origin, message, error, newer_than, older_than
+    )
+    named = _check_choice(ids, replace(criteria, max_rows=limit), all=all, or_due=due)
+    if due and (named or dry_run):
+        raise ConfigError("--due stands alone: the schedule chooses by itself")
     failures: list[DeadLetterFailed] = []
 
     def note(event: Event) -> None:
         if isinstance(event, DeadLetterFailed):
             failures.append(event)
 
-    async def run() -> None:
-        if arguments.due:
-            tallies.append(await side.take_turn(arguments, note))
-            return
-        async with side.open_retrier(arguments, note) as retrier:
-            if arguments.dry_run:
-                found = await _summaries(side.schema, retrier, arguments)
-                _write(found, arguments)
+    sides = _sides_to_retry(side, options)
+    tallies: list[Tally | None] = []
+
+    async def take_turns() -> None:
+        tallies.extend([await s.take_turn(options, note) for s in sides])
+
+    async def retry_chosen() -> None:
+        async with AsyncExitStack() as stack:
+            chosen, retriers = await _choose_to_retry(
+                stack, sides, options, note, ids, criteria, limit
+            )
+            if dry_run:
+                _write(chosen, as_json=json)
                 return
-            candidates = await _candidates(side.schema, retrier, arguments)
-            progress = Progress(len(candidates))
-            counts: Counter[str] = Counter()
+            for s in dict.fromkeys(it.side for it in chosen):
+                if s.schema not in retriers:
+                    opened = s.open_retrier(options, note)
+                    retriers[s.schema] = await stack.enter_async_context(opened)
+            tallies.append(await _retry_chosen(chosen, retriers, rate))
 
-            def show(outcome: Outcome) -> None:
-                counts[outcome.value] += 1
-                progress.show(counts.total(), counts)
-
-            try:
-                tally = await retry_all(
-                    retrier, candidates, max_per_second=rate, on_outcome=show
-                )
-            finally:
-                progress.end()
-                left = len(candidates) - counts.total()
-                if left:
-                    sys.stderr.write(f"{left} of {len(candidates)} were not tried\n")
-            tallies.append(tally)
-
-    if arguments.due and (chosen or arguments.dry_run):
-        raise ConfigError("--due stands alone: the schedule chooses by itself")
     try:
-        run_coroutine(run())
+        run_coroutine(take_turns() if due else retry_chosen())
     finally:
         # Also of what was tried before the broker or the database went away.
-        if not arguments.json:
-            sys.stdout.write("".join(map(_line_of, failures)))
+        if not json:
+            for failure in failures:
+                said = f"{failure.id} of {failure.topic} failed: {failure.reason}"
+                write_line(" ".join(said.split()))
     if not tallies:
         return 0
-    return _report(tallies[0], failures, as_json=arguments.json)
+    return _report(tallies, failures, as_json=json)
 
 
-def _line_of(failure: DeadLetterFailed) -> str:
-    said = f"{failure.id} of {failure.topic} failed: {failure.reason}"
-    return f"{printable(' '.join(said.split()))}\n"
+async def _retry_chosen(
+    chosen: Sequence[_Found], retriers: Mapping[str, Retrier], rate: float | None
+) -> Tally:
+    counts: Counter[str] = Counter()
+    with progress(len(chosen)) as bar:
+
+        def show(outcome: Outcome) -> None:
+            counts[outcome.value] += 1
+            bar(counts.total(), counts)
+
+        try:
+            for schema, retrier in retriers.items():
+                candidates = [
+                    Candidate(it.letter.id, it.letter.created_at)
+                    for it in chosen
+                    if it.side.schema == schema
+                ]
+                await retry_all(
+                    retrier, candidates, max_per_second=rate, on_outcome=show
+                )
+        finally:
+            left = len(chosen) - counts.total()
+            if left:
+                sys.stderr.write(f"{left} of {len(chosen)} were not tried\n")
+    return Tally(**counts)
+
+
+def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
+    """Give the sides that can be retried, and say why another one is left out.
+
+    Raises:
+        ConfigError: none can be, or not the one that is meant.
+    """
+    sides = load_sides(only)
+    lacking = {side.schema: side.lacks(options) for side in sides}
+    able = [side for side in sides if lacking[side.schema] is None]
+    reasons = [reason for reason in lacking.values() if reason is not None]
+    if not able:
+        raise ConfigError("; ".join(reasons))
+    for reason in reasons:
+        warn(f"left out: {reason}")
+    return able
+
+
+async def _choose_to_retry(
+    stack: AsyncExitStack,
+    sides: Sequence[Side],
+    options: RetryOptions,
+    notify: Observer,
+    ids: Sequence[str] | None,
+    criteria: Criteria,
+    limit: int | None,
+) -> tuple[list[_Found], dict[str, Retrier]]:
+    """Choose what to retry, and give the retriers that were opened for that.
+
+    Where a consumer is given, the inbox is the one in that consumer's database; for
+    the rest no broker is asked.
+    """
+    retriers: dict[str, Retrier] = {}
+    desks: list[tuple[Side, Desk | _Fetched]] = []
+    others = [s for s in sides if s.schema != "inbox" or options.consumer is None]
+    with ExitStack() as looking:
+        if others:
+            desks += looking.enter_context(_desks(options.database, others))
+        for side in sides:
+            if side not in others:
+                opened = side.open_retrier(options, notify)
+                retrier = await stack.enter_async_context(opened)
+                retriers[side.schema] = retrier
+                desks.append((side, await _Fetched.by(retrier, ids, criteria)))
+        return _choose(desks, ids, criteria, limit), retriers
+
+
+class _Fetched:
+    """The dead letters that are meant, as a retrier found them in its database."""
+
+    def __init__(self) -> None:
+        self._summaries: list[Summary] = []
+        self._ids: dict[IdPrefix, list[UUID]] = {}
+        self._letters: dict[UUID, Letter] = {}
+
+    @classmethod
+    async def by(
+        cls, retrier: Retrier, ids: Sequence[str] | None, criteria: Criteria
+    ) -> "_Fetched":
+        found = cls()
+        if not ids:
+            rows = await retrier.fetch(Statement.LIST, criteria.parameters())
+            found._summaries = [Summary.of(row) for row in rows]
+        for prefix in map(IdPrefix.of, ids or ()):
+            rows = await retrier.fetch(Statement.FIND_BY_PREFIX, prefix.parameters())
+            found._ids[prefix] = [id for (id,) in rows]
+            if len(rows) == 1:
+                ((id,),) = rows
+                (row,) = await retrier.fetch(Statement.READ, {"id": str(id)})
+                found._letters[id] = Letter.of(row)
+        return found
+
+    def summaries(self, criteria: Criteria) -> list[Summary]:
+        del criteria  # by which they were found
+        return self._summaries
+
+    def ids_of(self, prefix: IdPrefix) -> list[UUID]:
+        return self._ids[prefix]
+
+    def read(self, id: UUID) -> Letter:
+        return self._letters[id]
+
+
+@contextmanager
+def _desks(
+    database: str | None, sides: Sequence[Side]
+) -> Iterator[list[tuple[Side, Desk]]]:
+    """Open the dead letters of these sides.
+
+    Raises:
+        UpkeepError: a statement failed; where both sides were asked for it says how to
+            ask for one.
+    """
+    url = database_url(database)
+    try:
+        with ExitStack() as stack:
+            yield [
+                (
+                    side,
+                    stack.enter_context(open_desk(url, side.schema, side.on_discard)),
+                )
+                for side in sides
+            ]
+    except UpkeepError as error:
+        if len(sides) == 1:
+            raise
+        raise UpkeepError(
+            f"{error}; --side outbox or --side inbox leaves the other side out"
+        ) from error
+
+
+def _find(
+    prefix: IdPrefix, desks: Sequence[tuple[Side, Any]]
+) -> tuple[Side, Any, UUID]:
+    """Find the one id that begins so, on whichever side.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    found = [(side, desk, id) for side, desk in desks for id in desk.ids_of(prefix)]
+    tables = " or ".join(f"{side.schema}.dead_letter" for side, _ in desks)
+    id = prefix.choose([id for _, _, id in found], tables)
+    return next(it for it in found if it[2] == id)
+
+
+def _choose(
+    desks: Sequence[tuple[Side, Any]],
+    ids: Sequence[str] | None,
+    criteria: Criteria,
+    limit: int | None,
+) -> list[_Found]:
+    """Give those that are meant, the oldest first, unless they were named."""
+    if ids:
+        named = dict.fromkeys(_find(IdPrefix.of(text), desks) for text in ids)
+        return [_Found(side, desk.read(id)) for side, desk, id in named]
+    found = [_Found(s, it) for s, desk in desks for it in desk.summaries(criteria)]
+    found.sort(key=lambda it: it.letter.created_at)
+    return found[:limit]
+
+
+def _status(text: str) -> Status | None:
+    return None if text == "ANY" else Status(text)
+
+
+def _criteria(
+    topic: str | None,
+    key: str | None,
+    tenant: str | None,
+    origin: str | None,
+    message: str | None,
+    error: str | None,
+    newer_than: timedelta | None,
+    older_than: timedelta | None,
+) -> Criteria:
+    return Criteria(
+        status=Status.PENDING,
+        topic=topic,
+        key=key,
+        tenant=tenant,
+        origin=origin,
+        message_id=message,
+        error=error,
+        newer_than=newer_than,
+        older_than=older_than,
+    )
+
+
+def _check_choice(
+    ids: Sequence[str] | None, criteria: Criteria, *, all: bool, or_due: bool = False
+) -> bool:
+    """Tell whether any are named; whoever means all has to say so."""
+    asked = Criteria(status=Status.PENDING) != criteria
+    if ids and (asked or all):
+        raise ConfigError("ids and filters together: leave out the one or the other")
+    named = bool(ids or asked or all)
+    if not named and not or_due:
+        raise ConfigError(
+            "which dead letters? give ids, a filter such as --topic, or --all"
+        )
+    return named
+
+
+def _write(found: Sequence[_Found], *, as_json: bool) -> None:
+    if as_json:
+        write_json([it.as_json() for it in found])
+        return
+    if not found:
+        write_line("no dead letters")
+        return
+    now = datetime.now(UTC)
+    write_table(
+        _COLUMNS,
+        [
+            (
+                it.letter.id,
+                write_duration(now - it.letter.created_at),
+                it.side.schema,
+                it.letter.status,
+                it.letter.topic,
+                it.letter.key,
+                it.letter.origin,
+                it.letter.attempts,
+                it.letter.retry_count,
+                it.letter.error_reason[:_MAX_REASON],
+            )
+            for it in found
+        ],
+    )
 
 
 def _report(
-    tally: Tally | None, failures: Sequence[DeadLetterFailed], *, as_json: bool
+    tallies: Sequence[Tally | None],
+    failures: Sequence[DeadLetterFailed],
+    *,
+    as_json: bool,
 ) -> int:
+    done = [tally for tally in tallies if tally is not None]
+    tally = Tally(
+        succeeded=sum(it.succeeded for it in done),
+        failed=sum(it.failed for it in done),
+        skipped=sum(it.skipped for it in done),
+    )
     if as_json:
         reasons = [
             {
@@ -219,85 +638,43 @@ def _report(
             }
             for failure in failures
         ]
-        report = None if tally is None else {**asdict(tally), "failures": reasons}
-        sys.stdout.write(f"{json.dumps(report)}\n")
-    elif tally is None:
-        sys.stdout.write("another replica is just retrying what is due\n")
-    else:
+        write_json({**asdict(tally), "failures": reasons} if done else None)
+        return 1 if tally.failed else 0
+    if len(done) < len(tallies):
+        write_line("another replica is retrying what is due")
+    if done:
         said = ", ".join(f"{count} {name}" for name, count in asdict(tally).items())
-        sys.stdout.write(f"{tally.total} retried: {said}\n")
-    return 1 if tally is not None and tally.failed else 0
+        write_line(f"{tally.total} retried: {said}")
+    return 1 if tally.failed else 0
 
 
-async def _candidates(
-    schema: Schema, retrier: Retrier, arguments: argparse.Namespace
-) -> list[Candidate]:
-    if not arguments.ids:
-        return await find(retrier, criteria_of(arguments))
-    letters = await _summaries(schema, retrier, arguments)
-    return [Candidate(letter.id, letter.created_at) for letter in letters]
+def _page_of(side: Side, letter: Letter) -> str:
+    """Write down all of one."""
+    said = {"side": side.schema, **letter.as_json()}
+    trace = said.pop("error_stacktrace")
+    for name in ("headers", "payload_json", "payload_base64"):
+        said.pop(name, None)
+    lines = [
+        f"{name:<17} {printable(value)}"
+        for name, value in said.items()
+        if value is not None
+    ]
+    lines += ["", "headers"]
+    headers = (
+        letter.headers if isinstance(letter.headers, dict) else {"": letter.headers}
+    )
+    lines += [
+        f"  {printable(name)}: {printable(value)}" for name, value in headers.items()
+    ]
+    lines += ["", f"payload ({len(letter.payload)} bytes)", _payload(letter)]
+    if trace is not None:
+        lines += ["", "stack trace", trace]
+    return printable("\n".join(lines), lines=True) + "\n"
 
 
-async def _summaries(
-    schema: Schema, retrier: Retrier, arguments: argparse.Namespace
-) -> list[Summary]:
-    if not arguments.ids:
-        # The oldest first, and of them as many as are to be retried.
-        criteria = replace(criteria_of(arguments), max_rows=None)
-        rows = await retrier.fetch(Statement.LIST, criteria.parameters())
-        return [Summary.of(row) for row in rows][::-1][: arguments.limit]
-    ids: dict[UUID, None] = {}
-    for prefix in [IdPrefix.of(text) for text in arguments.ids]:
-        rows = await retrier.fetch(Statement.FIND_BY_PREFIX, prefix.parameters())
-        ids[prefix.choose([id for (id,) in rows], schema)] = None
-    found: list[Summary] = []
-    for id in ids:
-        (row,) = await retrier.fetch(Statement.READ, {"id": str(id)})
-        found.append(Letter.of(row))
-    return found
-
-
-def _discard(side: Side, arguments: argparse.Namespace) -> int:
-    _chosen(arguments)
-    if not arguments.reason.strip():
-        raise ConfigError("--reason is empty: say why, for those who ask later")
-    with open_desk(_url(arguments), side.schema, side.on_discard) as desk:
-        if arguments.ids:
-            prefixes = [IdPrefix.of(text) for text in arguments.ids]
-            ids = dict.fromkeys(desk.find_id(prefix) for prefix in prefixes)
-            letters: list[Summary] = [desk.read(id) for id in ids]
-        else:
-            criteria = replace(criteria_of(arguments), max_rows=None)
-            letters = desk.summaries(criteria)[::-1][: arguments.limit]
-        if arguments.dry_run:
-            _write(letters, arguments)
-            return 0
-        candidates = [Candidate(letter.id, letter.created_at) for letter in letters]
-        discarded = desk.discard(candidates, arguments.reason)
-    settled = len(candidates) - discarded
-    if arguments.json:
-        sys.stdout.write(f'{{"discarded": {discarded}, "settled": {settled}}}\n')
-    else:
-        said = f", {settled} were settled already" if settled else ""
-        sys.stdout.write(f"{discarded} discarded{said}\n")
-    return 0
-
-
-def _export(side: Side, arguments: argparse.Namespace) -> int:
-    with open_desk(_url(arguments), side.schema) as desk:
-        for letter in desk.letters(criteria_of(arguments)):
-            sys.stdout.write(f"{json.dumps(letter.as_json())}\n")
-    return 0
-
-
-def _chosen(arguments: argparse.Namespace, *, or_due: bool = False) -> bool:
-    """Tell whether any are named; whoever means all has to say so."""
-    asked = Criteria(status=Status.PENDING) != criteria_of(arguments)
-    if arguments.ids and (asked or arguments.all):
-        raise ConfigError("ids and filters together: leave out the one or the other")
-    named = bool(arguments.ids or asked or arguments.all)
-    if not named and not or_due:
-        raise ConfigError(
-            "which dead letters? give ids, a filter such as --topic, or --all"
-        )
-    return named
+def _payload(letter: Letter) -> str:
+    payload = bytes(letter.payload)
+    decoded = decode_json(letter.content_type, payload)
+    if decoded is not None:
+        return json_module.dumps(decoded[0], indent=2, ensure_ascii=False)
+    return payload.decode(errors="backslashreplace")

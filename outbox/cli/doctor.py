@@ -1,11 +1,5 @@
-"""`outbox doctor`: what is wrong, and what to paste to mend it.
+"""`pillarbox doctor`: what is wrong, and what to run to put it right."""
 
-Exit status 0: all was looked at and nothing found but hints, 1: warnings, 3: errors, 4:
-no error, but not all could be looked at, 2: it could not look at all.
-"""
-
-import argparse
-import json
 import sys
 from dataclasses import asdict
 from typing import Final
@@ -13,28 +7,24 @@ from typing import Final
 from outbox.administration.check import Finding, Severity
 from outbox.administration.connection import administration
 from outbox.administration.doctor import APPLICATION_NAME, check_pooler, examine
-from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.cli.table import printable
+from outbox.cli.command import Database, Json, command, database_url, new_app
+from outbox.cli.output import write_json
+from outbox.observability.printable import printable
 
 # The worst first. What nobody looked at may be worse than a warning.
 _STATUS: Final = {Severity.ERROR: 3, Severity.UNKNOWN: 4, Severity.WARNING: 1}
 
-
-def add_to(subcommands: Subcommands) -> None:
-    """Add the command to the parser."""
-    parser = subcommands.add_parser(
-        "doctor",
-        help="check everything, with a remedy for each finding",
-        epilog="exit status: 0 well, 1 warnings, 3 errors, 4 no error, but not all"
-        " could be looked at, 2 could not look",
-    )
-    add_database(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
+app = new_app()
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
+@command(
+    app,
+    epilog="Exit status: 0 no findings but hints, 1 warnings, 3 errors, 4 no error, "
+    "but not everything could be checked, 2 nothing could be checked.",
+)
+def doctor(*, database: Database = None, json: Json = False) -> int:
+    """Check everything, and name the remedy for each finding."""
+    url = database_url(database)
     found = {"pooler": check_pooler(url)}
     if not found["pooler"]:
         with administration(url, application_name=APPLICATION_NAME) as connection:
@@ -43,13 +33,14 @@ def _run(arguments: argparse.Namespace) -> int:
     findings = [finding for check in found.values() for finding in check]
     severities = {finding.severity for finding in findings}
     status = next((code for each, code in _STATUS.items() if each in severities), 0)
-    if arguments.json:
-        report = {
-            "status": status,
-            "checks": list(found),
-            "findings": [asdict(finding) for finding in findings],
-        }
-        sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
+    if json:
+        write_json(
+            {
+                "status": status,
+                "checks": list(found),
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
     else:
         for check, its_findings in found.items():
             sys.stdout.write(

@@ -1,16 +1,196 @@
-"""`outbox`: make the schema and look after it."""
+"""`pillarbox`: finds its commands by entry points and loads each when it is needed."""
 
-from collections.abc import Sequence
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Annotated, Any, Final
 
-from outbox.cli import doctor, maintain, migrate, partitions, retention
-from outbox.cli.command import command
-from outbox.cli.command import main as run_command
+import typer
+import typer.core
+from typing_extensions import override
+
+from outbox.cli.command import FAILED, LogFormatOption, LogLevelOption
+from outbox.errors import ConfigError, OutboxError, one_line
+from outbox.observability.printable import printable
+
+GROUP: Final = "pillarbox.commands"
+"""The entry points: a command's name, and the `typer.Typer` that has it."""
+INTERRUPTED: Final = 128 + signal.SIGINT
+CLOSED_PIPE: Final = 128 + signal.SIGPIPE
+"""The exit status when nobody reads the output any more, as of `yes | head -1`."""
+
+_PANELS: Final = {
+    "The database": (
+        "migrate",
+        "doctor",
+        "status",
+        "partitions",
+        "retention",
+        "maintain",
+    ),
+    "The relay": ("relay",),
+    "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
+    "Repair": ("dead-letters", "blocked", "replay"),
+}
+_OTHERS: Final = "Other commands"
+_PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")
+# What a usage error is; Typer exports none of its bases.
+_UsageError: Final[Any] = typer.BadParameter.__base__
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name; what a name stands for is imported when asked for."""
+
+    def __init__(self) -> None:
+        found = {point.name: point for point in entry_points(group=GROUP)}
+        panels = {name: panel for panel, names in _PANELS.items() for name in names}
+        order = [*panels, *sorted(found.keys() - panels.keys())]
+        self._points = {name: found[name] for name in order if name in found}
+        self._panels = panels
+        self._loaded: dict[str, Any] = {}
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            command: Any = typer.main.get_command(_load(self._points[name]))
+            command.name = name
+            command.rich_help_panel = self._panels.get(name, _OTHERS)
+            self._loaded[name] = command
+        return self._loaded[name]
+
+    @override
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    @override
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name], self._points[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._points)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+def _load(point: EntryPoint) -> typer.Typer:
+    try:
+        found = point.load()
+    except ImportError as error:
+        if "pq wrapper" in str(error):
+            raise ConfigError(
+                "psycopg finds no libpq: pip install 'pillarbox[binary]', or install "
+                "PostgreSQL's client library"
+            ) from error
+        raise ConfigError(
+            f"the command {point.name} can't be loaded from {point.value}: "
+            f"{one_line(error)}"
+        ) from error
+    assert isinstance(found, typer.Typer)
+    return found
+
+
+class _LazyGroup(typer.core.TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Give the names in the order of the help, without loading the commands."""
+        return list(self.commands)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    context_settings={"auto_envvar_prefix": "PILLARBOX"},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"pillarbox {version('pillarbox')}\n")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Every option has an environment variable, which its help names. "
+    "Durations are written as 90s, 15m, 6h, 7d, 2w or 1h30m."
+)
+def _root(
+    *,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            allow_from_autoenv=False,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Transactional outbox and inbox on PostgreSQL."""
+    del log_level, log_format, version  # read by each command, and by the callback
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; give its exit status."""
-    parser = command("outbox", __doc__)
-    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for subcommand in (migrate, maintain, partitions, retention, doctor):
-        subcommand.add_to(subcommands)
-    return run_command(parser, lambda arguments: arguments.run(arguments), argv)
+    """Run a command and give its exit status.
+
+    Whatever fails in a way that is known is one line on standard error, and `FAILED`.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not sys.stdout.isatty():
+        # The help in a file: wide enough for the names of the variables.
+        os.environ.setdefault("TERMINAL_WIDTH", "120")
+    try:
+        status = _run(arguments or ["--help"])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would be written once more when the interpreter ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    # Typer ends the process by itself when a pipe is closed, with a status that
+    # `doctor` uses otherwise.
+    try:
+        status = typer.main.get_command(app).main(
+            arguments, prog_name="pillarbox", standalone_mode=False
+        )
+    except OutboxError as error:
+        return _fail("pillarbox", " ".join(str(error).split()))
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        path = "pillarbox" if context is None else context.command_path
+        said = " ".join(error.format_message().split()).rstrip(".")
+        # The value at fault may be a URL that is in the wrong place.
+        said = _PASSWORD.sub("***@", said)
+        return _fail(path, f"{said}; see {path} --help")
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        return end.code if isinstance(end.code, int) else FAILED
+    return status if isinstance(status, int) else 0
+
+
+def _fail(program: str, said: str) -> int:
+    sys.stderr.write(f"{program}: {printable(said)}\n")
+    return FAILED

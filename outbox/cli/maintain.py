@@ -1,8 +1,10 @@
-"""`outbox maintain`: the upkeep, by any scheduler."""
+"""`pillarbox maintain`: the upkeep, started by any scheduler."""
 
-import argparse
 import sys
+from dataclasses import asdict
+from typing import Annotated
 
+import typer
 from psycopg.errors import Diagnostic
 
 from outbox.administration.connection import administration
@@ -13,40 +15,51 @@ from outbox.administration.upkeep import (
     maintain,
     plan_upkeep,
 )
-from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.cli.table import printable
+from outbox.cli.command import Database, command, database_url, new_app
+from outbox.cli.output import warn, write_json, write_line
+from outbox.errors import ConfigError
+from outbox.observability.printable import printable
+
+app = new_app()
 
 
-def add_to(subcommands: Subcommands) -> None:
-    """Add the command to the parser."""
-    parser = subcommands.add_parser(
-        "maintain", help="make partitions ahead, drop old ones (without pg_cron)"
-    )
-    add_database(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print each step with its reason"
-    )
-    parser.add_argument(
-        "--accept-clock",
-        action="store_true",
-        help="drop what is expired although the last upkeep was long ago, or lies"
-        " ahead: use it if the server's clock is right",
-    )
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    with administration(url, application_name=APPLICATION_NAME) as connection:
-        if arguments.dry_run:
+@command(app, "maintain")
+def _maintain(
+    *,
+    database: Database = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each step with its reason.")
+    ] = False,
+    accept_the_clock: Annotated[
+        bool,
+        typer.Option(
+            "--accept-clock",
+            envvar="PILLARBOX_MAINTAIN_ACCEPT_CLOCK",
+            help="Drop what has expired although the last upkeep was long ago or lies "
+            "in the future. Use it once the server's clock is right.",
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print JSON.")
+    ] = False,
+) -> None:
+    """Create partitions ahead and drop expired ones, where pg_cron does not."""
+    if json and not dry_run:
+        raise ConfigError("--json: only --dry-run has a list to print; add it")
+    with administration(
+        database_url(database), application_name=APPLICATION_NAME
+    ) as connection:
+        if dry_run:
             steps = plan_upkeep(connection)
-            sys.stdout.write("".join(map(_line, steps)) or "nothing to do\n")
+            if json:
+                write_json([asdict(step) for step in steps])
+            else:
+                sys.stdout.write("".join(map(_line, steps)) or "nothing to do\n")
         else:
             connection.add_notice_handler(_warn)
-            if arguments.accept_clock:
+            if accept_the_clock:
                 accept_clock(connection)
-            maintain(connection, tell=_tell)
-    return 0
+            maintain(connection, tell=write_line)
 
 
 def _line(step: Step) -> str:
@@ -60,10 +73,5 @@ def _line(step: Step) -> str:
     )
 
 
-def _tell(line: str) -> None:
-    sys.stdout.write(f"{printable(line)}\n")
-
-
 def _warn(notice: Diagnostic) -> None:
-    said = f"{notice.message_primary}; {notice.message_hint or ''}"
-    sys.stderr.write(f"outbox: {printable(said)}\n")
+    warn(f"{notice.message_primary}; {notice.message_hint or ''}")

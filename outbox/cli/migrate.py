@@ -1,9 +1,10 @@
-"""`outbox migrate`: make, update or remove the schema."""
+"""`pillarbox migrate`: create, update or remove the schema."""
 
-import argparse
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from outbox.administration.migrate import (
     LOCK_TIMEOUT,
@@ -11,95 +12,109 @@ from outbox.administration.migrate import (
     migration_sql,
     unmigrate,
 )
-from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
-from outbox.cli.table import printable
+from outbox.cli.command import (
+    Database,
+    Duration,
+    command,
+    database_url,
+    duration_option,
+    new_app,
+)
+from outbox.cli.output import warn
 from outbox.errors import ConfigError, MigrationError
 from outbox.url import without_password
 
-
-def add_to(subcommands: Subcommands) -> None:
-    """Add the command to the parser."""
-    parser = subcommands.add_parser("migrate", help="make or update the schema")
-    add_database(parser)
-    parser.add_argument(
-        "--sql", action="store_true", help="print the SQL instead of running it"
-    )
-    parser.add_argument(
-        "--part",
-        metavar="administrator|owner",
-        help="with --sql: what an administrator runs first, or what a member of the"
-        " owner's role runs then",
-    )
-    parser.add_argument(
-        "--from",
-        dest="from_version",
-        metavar="VERSION",
-        help="with --sql: go on from this version, which outbox.alembic_version has",
-    )
-    parser.add_argument(
-        "--remove", action="store_true", help="remove the schema with all its data"
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="needed with --remove on a database"
-    )
-    parser.add_argument(
-        "--without-cron",
-        action="store_true",
-        help="no pg_cron job: call outbox maintain hourly from elsewhere",
-    )
-    parser.add_argument(
-        "--lock-timeout",
-        type=float,
-        default=LOCK_TIMEOUT.total_seconds(),
-        metavar="SECONDS",
-        help="how long to wait for a lock that another session holds (default:"
-        " %(default)g), while writers queue; for the end of another migration twelve"
-        " times as long",
-    )
-    parser.add_argument("--role-prefix", default="pillarbox", metavar="NAME")
-    parser.add_argument("--partman-schema", default="partman", metavar="NAME")
-    parser.set_defaults(run=_run)
+app = new_app()
 
 
-def _tell(line: str) -> None:
-    sys.stderr.write(f"outbox: {printable(line)}\n")
-
-
-def _run(arguments: argparse.Namespace) -> int:
+@command(app, "migrate")
+def _migrate(
+    *,
+    database: Database = None,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL instead of running it.")
+    ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="administrator|owner",
+            help="With --sql: what an administrator runs first, or what a member of "
+            "the owner's role runs after that.",
+        ),
+    ] = None,
+    from_version: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="VERSION",
+            envvar="PILLARBOX_MIGRATE_FROM",
+            help="With --sql: start from this version, which outbox.alembic_version "
+            "holds.",
+        ),
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the schema with all its data.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Confirm --remove on a database.")
+    ] = False,
+    without_cron: Annotated[
+        bool,
+        typer.Option(
+            "--without-cron",
+            help="Create no pg_cron job; run pillarbox maintain hourly from another "
+            "scheduler.",
+        ),
+    ] = False,
+    lock_timeout: Annotated[
+        timedelta,
+        duration_option(
+            "--lock-timeout",
+            help="How long to wait for a lock that another session holds, while "
+            "writers queue; for another migration, twelve times as long.",
+        ),
+    ] = Duration.of(LOCK_TIMEOUT),
+    role_prefix: Annotated[
+        str,
+        typer.Option("--role-prefix", metavar="NAME", help="What roles begin with."),
+    ] = "pillarbox",
+    partman_schema: Annotated[
+        str,
+        typer.Option("--partman-schema", metavar="NAME", help="pg_partman's schema."),
+    ] = "partman",
+) -> None:
+    """Create or update the schema."""
     names: dict[str, Any] = {
-        "role_prefix": arguments.role_prefix,
-        "partman_schema": arguments.partman_schema,
-        "lock_timeout": timedelta(seconds=arguments.lock_timeout),
+        "role_prefix": role_prefix,
+        "partman_schema": partman_schema,
+        "lock_timeout": lock_timeout,
     }
-    with_cron = not arguments.without_cron
-    if arguments.sql:
+    if sql:
         sys.stdout.write(
             migration_sql(
-                with_cron=with_cron,
-                remove=arguments.remove,
-                part=arguments.part,
-                from_version=arguments.from_version,
+                with_cron=not without_cron,
+                remove=remove,
+                part=part,
+                from_version=from_version,
                 **names,
             )
         )
-        return 0
-    if arguments.part:
+        return
+    if part:
+        raise ConfigError(f"part {part!r}: only printed SQL has parts; add --sql")
+    if from_version:
         raise ConfigError(
-            f"part {arguments.part!r}: only printed SQL has parts; add --sql"
+            f"from {from_version!r}: a database knows its version; only printed SQL "
+            "needs it; add --sql"
         )
-    if arguments.from_version:
-        raise ConfigError(
-            f"from {arguments.from_version!r}: on a database its version is known;"
-            " only printed SQL needs it; add --sql"
-        )
-    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    if not arguments.remove:
-        migrate(url, with_cron=with_cron, **names)
-    elif arguments.yes:
-        unmigrate(url, **names, tell=_tell)
+    url = database_url(database)
+    if not remove:
+        migrate(url, with_cron=not without_cron, **names)
+    elif yes:
+        unmigrate(url, **names, tell=warn)
     else:
         raise MigrationError(
-            f"this removes every message, receipt and dead letter of "
+            "this removes every message, receipt and dead letter of "
             f"{without_password(url)}: add --yes if you mean it"
         )
-    return 0

@@ -1,44 +1,34 @@
-"""`outbox partitions`: what exists, drawn as a timeline."""
+"""`pillarbox partitions`: what exists, drawn as a timeline."""
 
-import argparse
-import json
-import sys
 from dataclasses import asdict
 
 from outbox.administration.connection import administration
 from outbox.administration.partitions import draw_timeline, legend, read_partitions
-from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.cli.command import Database, Json, command, database_url, new_app
+from outbox.cli.output import write_json, write_line
 from outbox.cli.retention import policy_fields
-from outbox.cli.table import printable
+
+app = new_app()
 
 
-def add_to(subcommands: Subcommands) -> None:
-    """Add the command to the parser."""
-    parser = subcommands.add_parser(
-        "partitions", help="draw the partitions: past, today, ahead, and what is held"
-    )
-    add_database(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    with administration(url, application_name="outbox partitions") as connection:
+@command(app)
+def partitions(*, database: Database = None, json: Json = False) -> None:
+    """Show partitions: past, today, premade, and any that retention is holding."""
+    with administration(
+        database_url(database), application_name="pillarbox partitions"
+    ) as connection:
         connection.execute("SET timezone = 'UTC'")
         found = read_partitions(connection)
-    if arguments.json:
-        tables = [
-            {**policy_fields(policy), "partitions": [asdict(p) for p in partitions]}
-            for policy, partitions in found.items()
-        ]
-        sys.stdout.write(f"{json.dumps(tables, indent=2, default=str)}\n")
-    else:
-        sys.stdout.write(f"{legend()}\n")
-        for policy, partitions in found.items():
-            sys.stdout.write(
-                "\n"
-                + "\n".join(map(printable, draw_timeline(policy, partitions)))
-                + "\n"
-            )
-    return 0
+    if json:
+        write_json(
+            [
+                {**policy_fields(policy), "partitions": [asdict(p) for p in partitions]}
+                for policy, partitions in found.items()
+            ]
+        )
+        return
+    write_line(legend())
+    for policy, partitions in found.items():
+        write_line("")
+        for line in draw_timeline(policy, partitions):
+            write_line(line)

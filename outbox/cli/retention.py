@@ -1,55 +1,128 @@
-"""`outbox retention`: show and set how long rows stay."""
+"""`pillarbox retention`: show and set how long rows stay."""
 
-import argparse
-import json
-import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Annotated, Literal
+
+import typer
 
 from outbox.administration.connection import administration
 from outbox.administration.retention import (
     INTERVALS,
     Policy,
     change_policy,
-    parse_duration,
     read_policies,
 )
-from outbox.cli.command import DATABASE_VARIABLE, Subcommands, add_database, url_of
+from outbox.cli.command import (
+    Database,
+    Json,
+    command,
+    database_url,
+    duration_option,
+    new_app,
+)
+from outbox.cli.output import warn, write_json, write_line
+from outbox.duration import exact_duration, read_duration
 from outbox.errors import ConfigError
 from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
 
+app = new_app()
 
-def add_to(subcommands: Subcommands) -> None:
-    """Add the command to the parser."""
-    parser = subcommands.add_parser(
-        "retention", help="show or set how long rows stay, by table"
-    )
-    add_database(parser)
-    parser.add_argument(
-        "action",
-        nargs="?",
-        choices=["show", "set", "keep-table", "drop-table"],
-        default="show",
-        help="keep-table: after its detach keep the table of an expired partition;"
-        " drop-table: drop it, as is the default",
-    )
-    parser.add_argument("table", nargs="?", help="outbox.message, or message")
-    parser.add_argument("retention", nargs="?", help="set: 7d, 36h or 2w")
-    parser.add_argument("--premake", type=int, metavar="N", help="partitions ahead")
-    parser.add_argument("--interval", metavar="|".join(INTERVALS))
-    parser.add_argument(
-        "--minimum",
-        metavar="DURATION",
-        help="how long a message can come back, by your delays and retries; no"
-        " retention below it is taken",
-    )
-    parser.add_argument(
-        "--archive",
-        metavar="SCHEMA.FUNCTION",
-        help="a function to be called with schema, table, starts_at and ends_at before"
-        " each drop; '' for none",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
+
+@command(
+    app,
+    epilog="keep-table: keep the table of an expired partition after it is detached; "
+    "drop-table: drop it, which is the default.",
+)
+def retention(
+    action: Annotated[
+        Literal["show", "set", "keep-table", "drop-table"],
+        typer.Argument(help="What to do."),
+    ] = "show",
+    table: Annotated[
+        str | None,
+        typer.Argument(help="The table: outbox.message, or message.", metavar="TABLE"),
+    ] = None,
+    kept: Annotated[
+        str | None,
+        typer.Argument(
+            help="set: how long rows stay, such as 7d, 36h or 2w.", metavar="RETENTION"
+        ),
+    ] = None,
+    *,
+    premake: Annotated[
+        int | None,
+        typer.Option("--premake", metavar="N", help="How many partitions to premake."),
+    ] = None,
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            "--interval",
+            metavar="|".join(INTERVALS),
+            help="The width of a partition.",
+        ),
+    ] = None,
+    minimum: Annotated[
+        timedelta | None,
+        duration_option(
+            "--minimum",
+            help="How long a message can take to come back, by your delays and "
+            "retries; a retention below it is refused.",
+        ),
+    ] = None,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="SCHEMA.FUNCTION",
+            help="A function that is called with schema, table, starts_at and ends_at "
+            "before each drop; '' for none.",
+        ),
+    ] = None,
+    database: Database = None,
+    json: Json = False,
+) -> None:
+    """Show or set how long rows stay, for each table."""
+    asked = {kept, premake, interval, minimum, archive} != {None}
+    if action == "set" and (not table or not asked):
+        raise ConfigError(
+            "nothing to set: write pillarbox retention set TABLE 7d, or give --premake"
+        )
+    keeps = {"keep-table": True, "drop-table": False}.get(action)
+    if keeps is not None and (not table or asked):
+        raise ConfigError(
+            f"{action} takes a table and no more: write"
+            f" pillarbox retention {action} outbox.message"
+        )
+    if action == "show" and table:
+        raise ConfigError("show takes no table: write pillarbox retention show")
+    with administration(
+        database_url(database), application_name="pillarbox retention"
+    ) as connection:
+        if action == "show" or table is None:
+            policies = read_policies(connection)
+        else:
+            policies = [
+                change_policy(
+                    connection,
+                    table,
+                    retention=None
+                    if kept is None
+                    else read_duration("retention", kept),
+                    premake=premake,
+                    interval=interval,
+                    minimum=minimum,
+                    keep_table=keeps,
+                    archive=archive,
+                )
+            ]
+    if json:
+        write_json([policy_fields(policy) for policy in policies])
+    else:
+        for policy in policies:
+            write_line(_line(policy))
+    if action == "set":
+        _warn_of(policies)
 
 
 def policy_fields(policy: Policy) -> dict[str, object]:
@@ -67,75 +140,27 @@ def policy_fields(policy: Policy) -> dict[str, object]:
     }
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    url = url_of(arguments.database, "database", DATABASE_VARIABLE)
-    asked = {
-        arguments.retention,
-        arguments.premake,
-        arguments.interval,
-        arguments.minimum,
-        arguments.archive,
-    }
-    if arguments.action == "set" and (not arguments.table or asked == {None}):
-        raise ConfigError(
-            "nothing to set: write outbox retention set TABLE 7d, or give --premake"
-        )
-    keeps = {"keep-table": True, "drop-table": False}.get(arguments.action)
-    if keeps is not None and (not arguments.table or asked != {None}):
-        raise ConfigError(
-            f"{arguments.action} takes a table and no more: write"
-            f" outbox retention {arguments.action} outbox.message"
-        )
-    if arguments.action == "show" and arguments.table:
-        raise ConfigError("show takes no table: write outbox retention show")
-    with administration(url, application_name="outbox retention") as connection:
-        if arguments.action != "show":
-            policies = [
-                change_policy(
-                    connection,
-                    arguments.table,
-                    retention=_duration(arguments.retention),
-                    premake=arguments.premake,
-                    interval=arguments.interval,
-                    minimum=_duration(arguments.minimum),
-                    keep_table=keeps,
-                    archive=arguments.archive,
-                )
-            ]
-        else:
-            policies = read_policies(connection)
-    if arguments.json:
-        fields = [policy_fields(policy) for policy in policies]
-        sys.stdout.write(f"{json.dumps(fields, indent=2)}\n")
-    else:
-        sys.stdout.write("".join(map(_line, policies)))
-    if arguments.action == "set":
-        sys.stderr.write("".join(map(_warning, policies)))
-    return 0
-
-
-def _duration(text: str | None) -> timedelta | None:
-    return parse_duration(text) if text else None
-
-
-def _warning(policy: Policy) -> str:
+def _warn_of(policies: Sequence[Policy]) -> None:
     needed = minimum_retention()
-    if policy.parent_table not in KEPT_FOR_LATECOMERS or policy.retention >= needed:
-        return ""
-    return (
-        f"outbox: {policy.parent_table} is kept {policy.retention}: give"
-        f" Limits(max_delay=…) and the retries of relay and consumer such values that"
-        f" no message comes later; by their defaults one can come after {needed}\n"
-    )
+    for policy in policies:
+        if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < needed:
+            warn(
+                f"{policy.parent_table} is kept {exact_duration(policy.retention)}: "
+                "choose Limits(max_delay=…) and the retries of relay and consumer so "
+                "that no message comes later; with their defaults one can come after "
+                f"{exact_duration(needed)}"
+            )
 
 
 def _line(policy: Policy) -> str:
     names = {span: name for name, span in INTERVALS.items()}
-    interval = names.get(policy.span, str(policy.span))
-    minimum = "" if policy.minimum is None else f"  at least {policy.minimum}"
-    minimum += "  then kept as a table" if policy.keep_table else ""
-    minimum += f"  archived by {policy.archive}" if policy.archive else ""
-    return (
-        f"{policy.parent_table:<20} {interval:<8} kept {policy.retention!s:<18}"
-        f" {policy.premake:>3} ahead{minimum}\n"
+    interval = names.get(policy.span, exact_duration(policy.span))
+    said = (
+        f"{policy.parent_table:<20} {interval:<8}"
+        f" kept {exact_duration(policy.retention):<6} {policy.premake:>3} ahead"
     )
+    if policy.minimum is not None:
+        said += f"  at least {exact_duration(policy.minimum)}"
+    if policy.keep_table:
+        said += "  then kept as a table"
+    return said + (f"  archived by {policy.archive}" if policy.archive else "")

@@ -1,13 +1,163 @@
-"""A process of ours with what runs beside it for as long as it does."""
+"""Runs a process of ours until it is stopped, with what has to run beside it."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeAlias
 
-from outbox.cli.command import Stoppable
+import typer
+
+from outbox.cli.command import Duration, duration_option
+from outbox.dead_letters.schedule import RetrySchedule
+from outbox.duration import exact_duration
+from outbox.errors import ConfigError, OutboxError
 from outbox.gather import end
+from outbox.observability.endpoints import FORMS, Endpoints
+from outbox.observability.health import Health
+from outbox.observability.heartbeat import Heartbeat
+from outbox.observability.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from outbox.observability.prometheus import PrometheusEvents
 
 Side: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
+_WATCHING: Final = "Watching"
+_SCHEDULE: Final = "Dead letters"
+_DEFAULT: Final = RetrySchedule()
+DEFAULT_INTERVAL: Final = Duration.of(_DEFAULT.interval)
+DEFAULT_WATCHDOG: Final = Duration(seconds=60)
+DEFAULT_MEASURE: Final = Duration(seconds=60)
+DEFAULT_BATCH: Final = _DEFAULT.batch
+DEFAULT_RETRIES: Final = _DEFAULT.max_retries
+
+HealthListen: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--health-listen",
+        metavar="ADDRESS",
+        help=f"Serve /live and /ready, and /blocked of a consumer, there: "
+        f"{FORMS.replace('[', chr(92) + '[')}.",
+        show_default="nowhere",
+        rich_help_panel=_WATCHING,
+    ),
+]
+WatchdogLimit: TypeAlias = Annotated[
+    timedelta,
+    duration_option(
+        "--watchdog",
+        help="Exit with status 70 if the event loop is blocked for this long; 0s: "
+        "never.",
+        panel=_WATCHING,
+    ),
+]
+MetricsListen: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen",
+        metavar="ADDRESS",
+        help="Serve metrics for Prometheus there; it may be the address of "
+        "--health-listen.",
+        show_default="nowhere",
+        rich_help_panel=_WATCHING,
+    ),
+]
+MetricsInterval: TypeAlias = Annotated[
+    timedelta,
+    duration_option(
+        "--metrics-interval",
+        help="How often dead letters are counted for the metrics.",
+        panel=_WATCHING,
+    ),
+]
+DeadLetterInterval: TypeAlias = Annotated[
+    timedelta,
+    duration_option(
+        "--dead-letter-interval",
+        envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
+        help="How often dead letters that are due are retried; 0s: never.",
+        panel=_SCHEDULE,
+    ),
+]
+DeadLetterBatch: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--dead-letter-batch",
+        envvar="PILLARBOX_DEAD_LETTER_BATCH",
+        metavar="N",
+        help="How many of them are retried each time.",
+        rich_help_panel=_SCHEDULE,
+    ),
+]
+DeadLetterRetries: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--dead-letter-retries",
+        envvar="PILLARBOX_DEAD_LETTER_RETRIES",
+        metavar="N",
+        help="Maximum automatic retries of one dead letter; after that retry it by "
+        "hand.",
+        rich_help_panel=_SCHEDULE,
+    ),
+]
+
+
+class Stoppable(Protocol):
+    """A process of ours that runs until it is stopped."""
+
+    def stop(self) -> None:
+        """Ask it to finish what it is doing."""
+
+    async def run(self) -> None:
+        """Run until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """How a process is watched."""
+
+    health_listen: str | None
+    watchdog: timedelta
+    metrics_listen: str | None
+    metrics_interval: timedelta
+
+    def metrics(self) -> "PrometheusEvents | None":
+        """Make the observer that feeds the metrics; None if they are served nowhere.
+
+        Raises:
+            ConfigError: the interval can't be used, or the extra is missing.
+        """
+        if self.metrics_listen is None:
+            return None
+        if self.metrics_interval <= timedelta(0):
+            raise ConfigError(
+                f"metrics-interval={exact_duration(self.metrics_interval)}: must be "
+                "above 0s"
+            )
+        try:
+            from outbox.observability.prometheus import PrometheusEvents
+        except ImportError as error:
+            raise ConfigError(
+                f"metrics-listen={self.metrics_listen}: {error}; "
+                "pip install 'pillarbox[metrics]'"
+            ) from error
+        return PrometheusEvents()
+
+
+def schedule_of(
+    interval: timedelta, batch: int, max_retries: int
+) -> RetrySchedule | None:
+    """Make the schedule by which dead letters are retried; None for an interval of 0.
+
+    Raises:
+        ConfigError: a value can't be used.
+    """
+    if not interval:
+        return None
+    return RetrySchedule(interval=interval, batch=batch, max_retries=max_retries)
 
 
 class Beside:
@@ -41,3 +191,60 @@ class Beside:
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self.stop()
+
+
+def run_until_stopped(
+    process: Stoppable,
+    watching: Watching,
+    health: Health,
+    metrics: "PrometheusEvents | None" = None,
+) -> int:
+    """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
+
+    Args:
+        health: an observer of the process.
+        metrics: another one.
+    """
+    limit = watching.watchdog.total_seconds()
+    watchdog = Watchdog(limit) if limit else None
+    endpoints = Endpoints()
+    endpoints.add("health", watching.health_listen, health)
+    if metrics is not None:
+        endpoints.add("metrics", watching.metrics_listen, metrics)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(Heartbeat.from_environment().beating())
+            if watchdog is not None:
+                await stack.enter_async_context(watchdog.watching())
+            await stack.enter_async_context(endpoints.served())
+            await process.run()
+
+    def stop(number: int) -> None:
+        health.stopping()
+        process.stop()
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    return run_coroutine(run())
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
+    """Run to the end; what a task group wrapped around our own error is taken off.
+
+    Raises:
+        OutboxError: the first of those that the tasks raised.
+    """
+    try:
+        asyncio.run(coroutine)
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        if isinstance(first, OutboxError):
+            raise first from group
+        raise
+    return 0

@@ -8,7 +8,6 @@ from typing import Any, Final, Self
 from uuid import UUID
 
 from outbox.dead_letters.letter import Status
-from outbox.dead_letters.statement import Schema
 from outbox.errors import ConfigError, shorten
 
 _DIGITS: Final = 32
@@ -92,8 +91,8 @@ class IdPrefix:
             "max_rows": _MOST_NAMED + 1,
         }
 
-    def choose(self, found: Sequence[UUID], schema: Schema) -> UUID:
-        """Give the one id that was found.
+    def choose(self, found: Sequence[UUID], tables: str) -> UUID:
+        """Give the one id that was found in these tables.
 
         Raises:
             ConfigError: there is none, or more than one; it names them.
@@ -102,7 +101,7 @@ class IdPrefix:
             return found[0]
         if not found:
             raise ConfigError(
-                f"dead letter {self.text}: there is none in {schema}.dead_letter; list "
+                f"dead letter {self.text}: there is none in {tables}; list "
                 "shows them, --message finds those of a message"
             )
         named = [str(id) for id in found[:_MOST_NAMED]]

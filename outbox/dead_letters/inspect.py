@@ -64,21 +64,12 @@ class Desk:
             )
         return Letter.of(row)
 
-    def find_id(self, prefix: IdPrefix) -> UUID:
-        """Give the id that begins so.
-
-        Raises:
-            ConfigError: there is none, or more than one.
-        """
+    def ids_of(self, prefix: IdPrefix) -> list[UUID]:
+        """Give the ids that begin so, or as many of them as an error would name."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.FIND_BY_PREFIX), prefix.parameters()
         )
-        return prefix.choose([id for (id,) in cursor], self._schema)
-
-    def letters(self, criteria: Criteria) -> Iterator[Letter]:
-        """Read those that meet the criteria, one by one, the oldest first."""
-        for candidate in self.find(criteria):
-            yield self.read(candidate.id)
+        return [id for (id,) in cursor]
 
     def discard(self, candidates: Sequence[Candidate], reason: str) -> int:
         """Discard those that are PENDING, each in a transaction; tell how many were.

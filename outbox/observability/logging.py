@@ -13,8 +13,8 @@ from typing import Final
 
 from typing_extensions import override
 
-from outbox.cli.table import printable
 from outbox.events import Event
+from outbox.observability.printable import printable
 
 STACKTRACE: Final = "stacktrace"
 """The field of an event that is logged as lines of its own, where it isn't None."""

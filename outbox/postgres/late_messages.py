@@ -62,5 +62,5 @@ def find_short_retention(
                 table=table,
                 minimum=minimum,
                 needed=needed,
-                remedy=f"outbox retention set {table}{longer} --minimum {days}d",
+                remedy=f"pillarbox retention set {table}{longer} --minimum {days}d",
             )

@@ -107,8 +107,8 @@ class PostgresPublisher:
             raise BrokerUnavailableError(message_of(error)) from error
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
-                f"broker {self._name} has no table inbox.delivery: run outbox migrate "
-                "--database URL for it"
+                f"broker {self._name} has no table inbox.delivery: run pillarbox "
+                "migrate --database URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(
@@ -185,7 +185,7 @@ class PostgresPublisher:
             return Acked()
         return Nacked(
             f"nobody subscribes to topic {shorten(message.topic)}; "
-            f"run inbox subscribe CONSUMER {message.topic}"
+            f"run pillarbox subscribe CONSUMER {message.topic}"
         )
 
     async def _insert(self, batch: Sequence[Message]) -> set[str]:
@@ -212,7 +212,7 @@ class PostgresPublisher:
             except psycopg.errors.CheckViolation as error:
                 # Of today's partition; the values themselves hold every CHECK.
                 raise BrokerUnavailableError(
-                    f"{self._name}: {message_of(error)}; run outbox maintain for it"
+                    f"{self._name}: {message_of(error)}; run pillarbox maintain for it"
                 ) from error
 
 

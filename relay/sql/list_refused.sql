@@ -1,6 +1,6 @@
 -- Does:  List messages that were nacked and wait for their next attempt, the oldest first.
 -- Takes: max_rows
--- Gives: the fields of relay.blocked_keys.Refused
+-- Gives: the fields of outbox.cli.sides.Blocked, but consumer
 -- Index: message_blocked_idx
 SELECT key, lane, id, topic, attempts, created_at, available_at, last_error
   FROM outbox.message

@@ -129,7 +129,7 @@ class BrokerFaults(ABC):
 
     @pytest.mark.timeout(900)
     def test_stall_longer_than_the_publish_timeout(self) -> None:
-        relay = self.drain(f"--publish-timeout={self.publish_timeout}")
+        relay = self.drain(f"--publish-timeout={self.publish_timeout}s")
         self.proxy.stall()
         relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()

@@ -56,7 +56,7 @@ class Counters:
         if broker is not None:
             environment["PILLARBOX_BROKER_URL"] = broker
         counter = RunningProcess(
-            command_line("inbox", "--log-level=debug", "run", consumer),
+            command_line("pillarbox", "--log-level=debug", "consume", consumer),
             self._directory / f"counter-{next(self._numbers)}.log",
             environment,
         )

@@ -18,7 +18,7 @@ def as_role(url: str, role: str) -> str:
 
 
 class Relays:
-    """Starts `relay run`, with the rights of a relay; ends what is left at the end."""
+    """Starts relays with the rights of a relay; ends what is left at the end."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url = as_role(url, "pillarbox_relay")
@@ -40,15 +40,15 @@ class Relays:
 
     def start_without_waiting(self, broker: str, *options: str) -> RunningProcess:
         """Start one more; it may well fail."""
-        return self.command("run", broker=broker, options=options)
+        return self.command("relay", broker=broker, options=options)
 
     def command(
         self, *words: str, broker: str, options: Sequence[str] = ()
     ) -> RunningProcess:
-        """Start another command of the relay, for the same database."""
+        """Start another command, for the same database."""
         ours = (f"--database={self._url}", f"--broker={broker}")
         # Of an option that stands twice the last one counts.
-        line = command_line("relay", *words, *ours, *options)
+        line = command_line("pillarbox", *words, *ours, *options)
         log = self._directory / f"relay-{next(self._numbers)}.log"
         relay = RunningProcess(line, log, self._environment)
         self._started.append(relay)

@@ -47,7 +47,7 @@ def test_a_lease_whose_connection_was_cut_is_lost_at_once_and_not_at_the_next_be
     relays: Relays, sink: Sink, inspection: Inspection
 ) -> None:
     # Half a minute of lease makes a heartbeat every three seconds.
-    relay = relays.start(sink.url, "--lease=30")
+    relay = relays.start(sink.url, "--lease=30s")
     relay.wait_for_log("LeaseTaken", times=3)
     inspection.terminate(relay.pid, "lease")
     relay.wait_for_log("LeaseLost", seconds=1)
@@ -58,7 +58,7 @@ def test_another_takes_over_when_a_lease_was_cut(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(6_000)
-    cut, other = (relays.start(slow_sink.url, *OPTIONS, "--lease=2") for _ in range(2))
+    cut, other = (relays.start(slow_sink.url, *OPTIONS, "--lease=2s") for _ in range(2))
     for relay in (cut, other):
         slow_sink.wait_for_relay(relay.pid)
     inspection.terminate(cut.pid, "lease")

@@ -55,7 +55,7 @@ def test_two_relays_with_a_schedule_publish_each_dead_letter_once(
     options = (
         "--dead-letter-interval=1s",
         "--metrics-listen=0",
-        "--metrics-interval=1",
+        "--metrics-interval=1s",
     )
     started = [relays.start(sink.url, *options) for _ in range(2)]
     wait_for("all succeed", lambda: not pending(database_url, "outbox"), seconds=60)
@@ -71,8 +71,9 @@ def test_two_commands_at_once_publish_each_dead_letter_once(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, *[Message("t", b"1", key="k") for _ in range(LETTERS)])
+    outbox = ("--side=outbox", "--all")
     started = [
-        relays.command("dead-letters", "retry", "--all", broker=sink.url) for _ in "12"
+        relays.command("dead-letters", "retry", *outbox, broker=sink.url) for _ in "12"
     ]
     assert [command.wait(60) for command in started] == [0, 0]
     assert (sink.count(), sink.duplicates()) == (LETTERS, 0)
@@ -93,7 +94,7 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(
         "TEST_URL": as_role(database_url, "pillarbox_consumer"),
     }
     line = command_line(
-        "inbox", "run", "schedule_app:consumer", "--dead-letter-interval=1s"
+        "pillarbox", "consume", "schedule_app:consumer", "--dead-letter-interval=1s"
     )
     started = [
         RunningProcess(line, tmp_path / f"{n}.log", environment) for n in range(2)
@@ -115,7 +116,7 @@ def test_a_relay_tells_prometheus_of_its_dead_letters(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, Message("t", b"1"), origin="publisher:sink")
-    relay = relays.start(sink.url, "--metrics-listen=0", "--metrics-interval=0.1")
+    relay = relays.start(sink.url, "--metrics-listen=0", "--metrics-interval=0.1s")
     origin = 'origin="publisher:sink",schema="outbox"'
     wanted = f'dead_letter_total{{{origin},status="PENDING"}} 1'
     wait_for(wanted, lambda: wanted in scrape(relay), seconds=60)
@@ -128,7 +129,7 @@ async def test_a_consumer_tells_prometheus_of_what_it_handled_and_gave_up(
     good, bad = Message("orders", b"good"), Message("orders", b"bad")
     await site.publish(good, bad, good)
     consumer = site.run(
-        "shop_app:consumer", "--metrics-listen=0", "--metrics-interval=0.1"
+        "shop_app:consumer", "--metrics-listen=0", "--metrics-interval=0.1s"
     )
     origin = 'origin="consumer:billing",schema="inbox"'
     handled = 'consumer="billing",event="MessageHandled"'

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fault
 
 BATCH_SIZE = 20
 CONCURRENCY = 2
-OPTIONS = (f"--batch-size={BATCH_SIZE}", f"--concurrency={CONCURRENCY}", "--lease=2")
+OPTIONS = (f"--batch-size={BATCH_SIZE}", f"--concurrency={CONCURRENCY}", "--lease=2s")
 
 _COLUMNS = (
     "message_id, schema_version, consumer, topic, key, content_type, headers, payload"

@@ -49,7 +49,7 @@ def test_lanes_are_shared_by_whoever_is_there(
         figures(f"shared after {what}", f"{time.monotonic() - since:.2f} s")
 
     for _ in range(4):
-        members.append(relays.start(sink.url, f"--lease={LEASE}"))
+        members.append(relays.start(sink.url, f"--lease={LEASE}s"))
         settle(f"start of {len(members)}", within=10 * HEARTBEAT)
     members.pop(1).kill()
     settle("a kill", within=10 * HEARTBEAT)

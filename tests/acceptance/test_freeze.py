@@ -14,7 +14,7 @@ from tests.fixtures.waiting import wait_for
 pytestmark = pytest.mark.fault
 
 LEASE = 2.0
-OPTIONS = ("--batch-size=20", "--concurrency=2", f"--lease={LEASE}")
+OPTIONS = ("--batch-size=20", "--concurrency=2", f"--lease={LEASE}s")
 IN_FLIGHT = 2 * 20
 
 

@@ -27,9 +27,9 @@ def impatient(
     consumers = [
         RunningProcess(
             command_line(
-                "inbox",
+                "pillarbox",
                 "--log-level=debug",
-                "run",
+                "consume",
                 "tests.acceptance.impatient:counter",
             ),
             tmp_path / f"impatient-{number}.log",

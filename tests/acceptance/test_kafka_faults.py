@@ -81,7 +81,7 @@ class TestKafka(BrokerFaults):
     @pytest.mark.timeout(900)
     @override
     def test_stall_longer_than_the_publish_timeout(self) -> None:
-        relay = self.drain(f"--publish-timeout={self.publish_timeout}")
+        relay = self.drain(f"--publish-timeout={self.publish_timeout}s")
         lost = relay.log().count("BrokerLost")
         self.proxy.stall()
         relay.wait_for_log("BrokerLost", times=lost + 2)

@@ -20,7 +20,7 @@ ENOUGH = 2_000
 OPTIONS = (
     f"--batch-size={BATCH_SIZE}",
     f"--concurrency={CONCURRENCY}",
-    "--lease=2",
+    "--lease=2s",
 )
 
 

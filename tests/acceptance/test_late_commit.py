@@ -31,7 +31,7 @@ def add(session: Session, key: str, number: int) -> None:
 def test_a_message_that_commits_late_is_not_overtaken_by_later_ones_of_its_key(
     neighbours: int, relays: Relays, sink: Sink, inspection: Inspection
 ) -> None:
-    relays.start(sink.url, "--lease=2")
+    relays.start(sink.url, "--lease=2s")
     inspection.wait_for_sleepers()
     engine = create_engine(sqlalchemy_url(inspection.url))
     with Session(engine) as late, late.begin():

@@ -40,13 +40,13 @@ class Printers:
     def start(self, kind: str = "printer") -> RunningProcess:
         """Start one more, and return when it has reached its database."""
         printer = self._command(
-            "--log-level=debug", "run", f"tests.acceptance.printer:{kind}"
+            "--log-level=debug", "consume", f"tests.acceptance.printer:{kind}"
         )
         printer.wait_for_log("ConsumerStarted")
         return printer
 
     def cancel(self, message: Message) -> int:
-        """Run `inbox cancel`, and give its exit status."""
+        """Run `pillarbox cancel`, and give its exit status."""
         return self._command("cancel", str(message.id)).wait()
 
     async def order(self) -> Message:
@@ -96,7 +96,7 @@ class Printers:
 
     def _command(self, *arguments: str) -> RunningProcess:
         process = RunningProcess(
-            command_line("inbox", *arguments),
+            command_line("pillarbox", *arguments),
             self._directory / f"inbox-{next(self._numbers)}.log",
             self._environment,
         )

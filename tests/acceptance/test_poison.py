@@ -55,7 +55,7 @@ class Supervisor:
             self._starts += 1
             assert self._starts <= 20, "it ends again and again"
             self._process = RunningProcess(
-                command_line("inbox", "--log-level=debug", "run", _CONSUMER),
+                command_line("pillarbox", "--log-level=debug", "consume", _CONSUMER),
                 self._log,
                 self._environment,
             )

@@ -18,8 +18,8 @@ POLL_INTERVAL = 20.0
 OPTIONS = (
     "--batch-size=20",
     "--concurrency=2",
-    "--lease=2",
-    f"--poll-interval={POLL_INTERVAL}",
+    "--lease=2s",
+    f"--poll-interval={POLL_INTERVAL}s",
 )
 MODES: tuple[StopMode, ...] = ("fast", "immediate")
 

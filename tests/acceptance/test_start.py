@@ -61,13 +61,13 @@ def test_a_database_without_the_outbox_is_told_to_migrate(
     relays: Relays, empty_database_url: str
 ) -> None:
     line = refusal(relays, "memory://", database=empty_database_url)
-    assert "run outbox migrate" in line
+    assert "run pillarbox migrate" in line
 
 
 def test_a_broker_without_the_inbox_is_told_to_migrate(
     relays: Relays, empty_database_url: str
 ) -> None:
-    assert "run outbox migrate" in refusal(relays, empty_database_url)
+    assert "run pillarbox migrate" in refusal(relays, empty_database_url)
 
 
 def test_a_setting_that_makes_no_sense_is_refused(relays: Relays) -> None:

@@ -69,8 +69,8 @@ def test_a_receiver_that_is_away_is_named(database_url: str, tmp_path: Path) -> 
         f"http://someone:{PASSWORD}@127.0.0.1:{port}/hook"
         f"?secret_env={SECRET_ENV}&allow_private=true"
     )
-    arguments = [f"--database={database_url}", f"--broker={broker}"]
-    line = run_to_refusal("relay", arguments, tmp_path, {SECRET_ENV: SECRET})
+    arguments = ["relay", f"--database={database_url}", f"--broker={broker}"]
+    line = run_to_refusal(arguments, tmp_path, {SECRET_ENV: SECRET})
     assert f"127.0.0.1:{port}/hook can't be reached" in line
 
 
@@ -202,8 +202,7 @@ def test_a_missing_library_for_web_hooks_is_answered_likewise(
 ) -> None:
     hide("aiohttp", modules)
     line = run_to_refusal(
-        "relay",
-        [f"--database={database_url}", "--broker=https://127.0.0.1/hook"],
+        ["relay", f"--database={database_url}", "--broker=https://127.0.0.1/hook"],
         modules.parent,
         {"PYTHONPATH": f"{modules}:{ROOT}"},
     )

@@ -38,12 +38,12 @@ def test_lanes_of_a_terminated_relay_go_over_without_a_duplicate(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(5_000)
-    running = [relays.start(slow_sink.url, *OPTIONS, "--lease=2") for _ in range(2)]
+    running = [relays.start(slow_sink.url, *OPTIONS, "--lease=2s") for _ in range(2)]
     for _ in range(3):
         leaving = running.pop(0)
         slow_sink.wait_for_relay(leaving.pid)
         leaving.terminate()
-        running.append(relays.start(slow_sink.url, *OPTIONS, "--lease=2"))
+        running.append(relays.start(slow_sink.url, *OPTIONS, "--lease=2s"))
         assert leaving.wait() == 0
     inspection.wait_until_settled()
     assert slow_sink.numbers() == writer.numbers()
@@ -79,7 +79,7 @@ def test_a_broker_that_does_not_answer_holds_up_the_end_for_the_drain_at_most(
 ) -> None:
     writer.add(100)
     url = sink.url_with(latency=60)
-    relay = relays.start(url, "--drain=0.5")
+    relay = relays.start(url, "--drain=0.5s")
     sink.wait_for_relay(relay.pid)
     relay.terminate()
     assert relay.wait(seconds=5) == 0

@@ -148,7 +148,7 @@ async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
         "--health-listen=127.0.0.1:0",
         "--show-blocked-keys",
         "--metrics-listen=127.0.0.1:0",
-        "--metrics-interval=0.1",
+        "--metrics-interval=0.1s",
     )
     watched = Watched(process)
     wait_for("other keys go on", lambda: site.effects() == ["2"])
@@ -193,7 +193,7 @@ async def test_a_handler_that_blocks_the_loop_ends_the_consumer(
 ) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     await site.publish(Message("orders", b""))
-    process = site.run("stuck:consumer", "--watchdog=1")
+    process = site.run("stuck:consumer", "--watchdog=1s")
     assert process.wait(60) == 70, process.log()
     assert "the event loop has been blocked for 1 s" in process.log()
     assert "in block_the_loop" in process.log()
@@ -211,7 +211,7 @@ def test_a_codec_that_blocks_the_loop_ends_the_relay(
         """ '{"pillarbox-codec": "stuck:1", "pillarbox-content-type": "a/b"}', '')""",
     )
     relay = relays.start_without_waiting(
-        "memory://", "--codec=stuck:codec", "--watchdog=1"
+        "memory://", "--codec=stuck:codec", "--watchdog=1s"
     )
     assert relay.wait(60) == 70, relay.log()
     assert "the event loop has been blocked for 1 s" in relay.log()

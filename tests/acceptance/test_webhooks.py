@@ -72,7 +72,7 @@ def consumer(
     database_url: str, application: Engine, tmp_path: Path
 ) -> Iterator[RunningProcess]:
     process = RunningProcess(
-        command_line("inbox", "run", "tests.acceptance.github:consumer"),
+        command_line("pillarbox", "consume", "tests.acceptance.github:consumer"),
         tmp_path / "consumer.log",
         {"PILLARBOX_DATABASE_URL": as_role(database_url, "pillarbox_consumer")},
     )

@@ -75,7 +75,8 @@ async def test_a_message_without_subscribers_is_nacked_with_the_remedy(
     assert answers == [
         Acked(),
         Nacked(
-            "nobody subscribes to topic 'nobody'; run inbox subscribe CONSUMER nobody"
+            "nobody subscribes to topic 'nobody'; "
+            "run pillarbox subscribe CONSUMER nobody"
         ),
         Acked(),
     ]
@@ -135,7 +136,7 @@ async def test_a_missing_partition_is_nobodys_message(url: str) -> None:
         ).fetchall():
             connection.execute(f"DROP TABLE {partition}")
     async with PostgresPublisher.from_url(url) as publisher:
-        with pytest.raises(BrokerUnavailableError, match="run outbox maintain"):
+        with pytest.raises(BrokerUnavailableError, match="run pillarbox maintain"):
             await publisher.publish([Message("orders", b"")])
 
 
@@ -167,7 +168,7 @@ async def test_the_relays_role_is_enough(url: str) -> None:
 async def test_a_database_without_the_inbox_is_told_at_the_start(
     empty_database_url: str,
 ) -> None:
-    with pytest.raises(ConfigError, match="run outbox migrate"):
+    with pytest.raises(ConfigError, match="run pillarbox migrate"):
         async with PostgresPublisher.from_url(empty_database_url):
             pass
 

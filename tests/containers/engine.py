@@ -69,11 +69,11 @@ class Project:
         """Run a command of compose."""
         return run(*compose_program(), *self._options, *arguments, check=check)
 
-    def outbox(
+    def pillarbox(
         self, *arguments: str, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run outbox in a container, as the administrator."""
-        once = ("run", "--rm", "-T", "--no-deps", "migrations", "outbox")
+        """Run a command in a container, as the administrator."""
+        once = ("run", "--rm", "-T", "--no-deps", "migrations", "pillarbox")
         return self.compose(*once, *arguments, check=check)
 
     def psql(self, query: str) -> str:

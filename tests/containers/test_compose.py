@@ -20,7 +20,7 @@ def sell(project: Project) -> None:
 
 
 def doctor(project: Project) -> str:
-    return project.outbox("doctor", check=False).stdout
+    return project.pillarbox("doctor", check=False).stdout
 
 
 def test_every_order_goes_through_the_relay_to_both_consumers(shop: Project) -> None:
@@ -63,11 +63,11 @@ def test_a_day_that_is_missing_is_found_and_made(shop: Project) -> None:
     try:
         shop.psql(f"DROP TABLE {sorted(made)[-2]}")
         assert "outbox.message" in doctor(shop)
-        assert shop.outbox("maintain", "--dry-run").stdout != "nothing to do\n"
-        shop.outbox("maintain")
+        assert shop.pillarbox("maintain", "--dry-run").stdout != "nothing to do\n"
+        shop.pillarbox("maintain")
         assert sorted(shop.psql(days).splitlines()) == sorted(made)
         assert "outbox.message" not in doctor(shop)
-        assert shop.outbox("maintain", "--dry-run").stdout == "nothing to do\n"
+        assert shop.pillarbox("maintain", "--dry-run").stdout == "nothing to do\n"
     finally:
         shop.psql(switch.format("true"))
 
@@ -117,5 +117,5 @@ def test_the_image_with_postgresql_15_does_the_same(
     with running_project() as project:
         assert project.psql("SHOW server_version").startswith("15.")
         sell(project)
-        project.outbox("maintain")
-        assert project.outbox("maintain", "--dry-run").stdout == "nothing to do\n"
+        project.pillarbox("maintain")
+        assert project.pillarbox("maintain", "--dry-run").stdout == "nothing to do\n"

@@ -58,9 +58,14 @@ class Environment:
         self._application.mkdir()
         shutil.copy(HERE / "app.py", self._application)
 
-    def install(self, wheel: Path, resolution: str) -> None:
-        """Install by the wheel's own bounds, whatever is locked."""
-        chosen = f"[{','.join(self._extras)}]" if self._extras else ""
+    def install(self, wheel: Path, resolution: str, *more: str) -> None:
+        """Install by the wheel's own bounds, whatever is locked.
+
+        Args:
+            more: extras beside its own.
+        """
+        extras = [*self._extras, *more]
+        chosen = f"[{','.join(extras)}]" if extras else ""
         # Behind the publisher of webhooks is a server, which is not ours to choose.
         others = ["uvicorn"] if "http" in self._extras else []
         run(
@@ -71,7 +76,7 @@ class Environment:
                 *("--resolution", RESOLUTIONS[resolution]),
                 *("--only-binary", ":all:"),
                 *("--requirements", ROOT / "pyproject.toml"),
-                *(f"--extra={extra}" for extra in self._extras),
+                *(f"--extra={extra}" for extra in extras),
                 f"pillarbox{chosen} @ {wheel.as_uri()}",
                 *others,
             ]
@@ -236,6 +241,8 @@ def tried(
         versions = environment.versions()
         environment.probe("imports", *extras)
         if whole:
+            if "cli" not in extras:
+                environment.install(wheel, resolution, "cli")
             environment.probe("commands")
             send_messages(environment, extras, server)
     except (RuntimeError, ConfigError) as error:

@@ -1,4 +1,4 @@
-"""An application of nothing but what is installed: `inbox run app:consumer`.
+"""An application of nothing but what is installed: `pillarbox consume app:consumer`.
 
 As `app:hook` it is a webhook's. `APP_SESSIONS` names its sessions: `plain`, or the
 driver of async ones. `APP_SCHEMA` names the library that describes its payloads.

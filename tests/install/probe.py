@@ -12,14 +12,13 @@ import importlib
 import io
 import os
 import pkgutil
-import re
 import signal
 import subprocess
 import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import entry_points, metadata
 from pathlib import Path
 from queue import Queue
@@ -48,7 +47,12 @@ MODULES = {
         "outbox.testing.kafka.cluster",
         "relay.publishers.kafka",
     ),
-    "cli": ("outbox.observability.http_server",),
+    "cli": (
+        "inbox.cli",
+        "outbox.cli",
+        "outbox.observability.http_server",
+        "relay.cli",
+    ),
     "metrics": ("outbox.observability.prometheus",),
     "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
     "msgspec": ("outbox.validators.msgspec",),
@@ -103,7 +107,7 @@ def check_imports(extras: list[str]) -> Iterator[str]:
 
 def modules() -> Iterator[str]:
     """Give the names of all modules of ours."""
-    found = ["outbox", "relay", "inbox", "outbox.migrations"]
+    found = ["outbox", "relay", "inbox", "outbox.migrations", "pillarbox"]
     while found:
         name = found.pop()
         if within(name, NOT_TRIED):
@@ -149,10 +153,14 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
             else:
                 # Another extra brings its library as well.
                 continue
-    if "migrations" not in extras:
-        said = run("outbox", "migrate", "--sql", status=2)
+    if not extras:
+        said = run("pillarbox", "--help", status=2)
+        if "'pillarbox[cli]'" not in said:
+            yield f"pillarbox: doesn't name the extra: {said}"
+    if "cli" in extras and "migrations" not in extras:
+        said = run("pillarbox", "migrate", "--sql", status=2)
         if "'pillarbox[migrations]'" not in said:
-            yield f"outbox migrate: doesn't name the extra: {said}"
+            yield f"pillarbox migrate: doesn't name the extra: {said}"
     if "faststream" not in extras:
         try:
             importlib.import_module("inbox.frameworks.faststream")
@@ -162,37 +170,20 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
 
 
 def check_commands() -> Iterator[str]:
-    """Every command has a --help, and every console script starts."""
-    for point in entry_points(group="console_scripts"):
-        if point.dist is None or point.dist.name != "pillarbox":
-            continue
-        run(point.name, "--help")
-        waiting: list[tuple[str, ...]] = [()]
-        while waiting:
-            command = waiting.pop()
-            try:
-                said = help_of(point.load(), command)
-            except Exception:  # noqa: BLE001 (a finding like others)
-                yield f"{point.name} {' '.join(command)}:\n{traceback.format_exc()}"
-                continue
-            # argparse lists a command's own below its title, indented by four.
-            listed = said.partition("COMMAND\n")[2].partition("\noptions:")[0]
-            names = re.findall(r"^    ([a-z][a-z-]*)", listed, re.MULTILINE)
-            waiting += [(*command, name) for name in names]
-
-
-def help_of(main: Callable[[list[str]], object], command: tuple[str, ...]) -> str:
-    """Give what a command says to --help."""
-    said = io.StringIO()
-    status: object = None
-    with contextlib.redirect_stdout(said):
-        try:
-            main([*command, "--help"])
-        except SystemExit as end:
-            status = end.code
-    if status != 0:
-        raise RuntimeError(f"ended with {status}: {said.getvalue()}")
-    return said.getvalue()
+    """The console script starts, and every command has a --help."""
+    run("pillarbox", "--version")
+    typer: Any = importlib.import_module("typer.main")
+    cli: Any = importlib.import_module("outbox.cli.main")
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.get_command(cli.app))]
+    while waiting:
+        words, command = waiting.pop()
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            status = cli.main([*words, "--help"])
+        if status != 0:
+            yield f"{' '.join(words)} --help: ended with {status}: {said.getvalue()}"
+        inner = getattr(command, "commands", {})
+        waiting += [((*words, name), inner[name]) for name in inner]
 
 
 def check_messages(name: str) -> Iterator[str]:
@@ -200,7 +191,7 @@ def check_messages(name: str) -> Iterator[str]:
     extras = os.environ["APP_EXTRAS"].split()
     if "migrations" in extras:
         # pg_cron runs in one database of a server, which isn't this one.
-        run("outbox", "migrate", "--without-cron")
+        run("pillarbox", "migrate", "--without-cron")
     import psycopg
 
     url = os.environ["PILLARBOX_DATABASE_URL"]
@@ -211,7 +202,7 @@ def check_messages(name: str) -> Iterator[str]:
         with consumer() as consuming:
             consuming.wait_for_line("Uvicorn running", "ConsumerStarted")
             add_orders()
-            with Running("relay", "run", *options) as relaying:
+            with Running("pillarbox", "relay", *options) as relaying:
                 if options:
                     yield from check_metrics(relaying)
                 deadline = time.monotonic() + SECONDS
@@ -279,7 +270,7 @@ def consumer() -> "Running":
     """Give what handles the messages."""
     if "SHOP_SECRET" in os.environ:
         return Running("uvicorn", "app:hook", "--port", os.environ["SHOP_PORT"])
-    return Running("inbox", "run", "app:consumer")
+    return Running("pillarbox", "consume", "app:consumer")
 
 
 class Running:

@@ -13,6 +13,8 @@ MOUNTS = {
     "migrations": "outbox/migrations",
 }
 """Where each folder of the tree ends up in the wheel."""
+MODULE = "pillarbox.py"
+"""The module that stands alone, at the root of both."""
 
 
 def build_wheel(folder: Path) -> Path:
@@ -22,7 +24,7 @@ def build_wheel(folder: Path) -> Path:
         shutil.copytree(
             ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
         )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", MODULE, "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     subprocess.run(

@@ -18,7 +18,7 @@ SEEN = (
 BROKEN = {
     "pg_partman is gone": (
         "DROP EXTENSION pg_partman CASCADE",
-        *("extensions", "error", "is not installed: no partition", "outbox migrate"),
+        *("extensions", "error", "is not installed: no partition", "pillarbox migrate"),
     ),
     "a limit of the table is gone": (
         "ALTER TABLE outbox.message DROP CONSTRAINT headers_size",
@@ -50,7 +50,7 @@ BROKEN = {
     ),
     "part of the schema is missing": (
         "DROP VIEW outbox.partition_health",
-        *("partitions", "error", "part of the schema is missing", "outbox migrate"),
+        *("partitions", "error", "part of the schema is missing", "pillarbox migrate"),
     ),
     "a transaction was prepared and forgotten": (
         SEEN.format(
@@ -85,11 +85,11 @@ BROKEN = {
     ),
     "pg_partman was not upgraded with its files": (
         "UPDATE pg_extension SET extversion = '4.7.0' WHERE extname = 'pg_partman'",
-        *("extensions", "warning", "its files on the server", "outbox migrate"),
+        *("extensions", "warning", "its files on the server", "pillarbox migrate"),
     ),
     "the grants on pg_partman are lost": (
         "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA partman FROM pillarbox_owner, public",
-        *("grants", "error", "lacks privileges on pg_partman", "outbox migrate"),
+        *("grants", "error", "lacks privileges on pg_partman", "pillarbox migrate"),
     ),
     "today has no partition": (
         f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(0)}; END $$",
@@ -135,7 +135,7 @@ BROKEN = {
     "receipts go too soon": (
         "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.receipt'",
-        *("retention", "warning", "can come back", "outbox retention set"),
+        *("retention", "warning", "can come back", "pillarbox retention set"),
     ),
     "jobs go too soon": (
         "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
@@ -147,7 +147,7 @@ BROKEN = {
         " payload) VALUES (outbox.uuid7(), now(), 0, 't', 'c', '');"
         " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
         " created_at = date_trunc('day', now(), 'UTC')",
-        *("backlog", "warning", "has waited", "relay run"),
+        *("backlog", "warning", "has waited", "pillarbox relay"),
     ),
     "a replication slot is read by nobody": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",

@@ -108,7 +108,7 @@ def test_a_detach_that_the_command_did_not_come_to_is_not_its_own(
     execute(
         database_url,
         "INSERT INTO outbox.retiring_partition SELECT partition, 'outbox.message',"
-        " starts_at, ends_at, now(), 'outbox maintain'"
+        " starts_at, ends_at, now(), 'pillarbox maintain'"
         " FROM outbox.partitions('outbox.message') WHERE partition = %s::regclass",
         [partition],
     )

@@ -122,7 +122,7 @@ def leave_detached(url: str) -> str:
         (step,) = (s for s in plan_upkeep(connection) if s.step == "detach")
         connection.execute(
             "INSERT INTO outbox.retiring_partition"
-            " VALUES (%s, %s, %s, %s, now(), 'outbox maintain')",
+            " VALUES (%s, %s, %s, %s, now(), 'pillarbox maintain')",
             (step.partition, step.parent_table, step.starts_at, step.ends_at),
         )
         connection.execute(step.statement.encode())
@@ -225,7 +225,7 @@ def test_two_commands_at_once_do_not_meet(
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, Lock.UPKEEP))
-        with pytest.raises(UpkeepError, match="another outbox maintain is at work"):
+        with pytest.raises(UpkeepError, match="another pillarbox maintain is at work"):
             maintain(dba, tell=print)
 
 

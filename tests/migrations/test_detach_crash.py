@@ -46,7 +46,7 @@ def crash_at_the_end(server: PostgresServer) -> Iterator[None]:
 
 def interrupt_the_command(server: PostgresServer, log: Path) -> None:
     with crash_at_the_end(server):
-        line = command_line("outbox", "maintain", "--database", server.url)
+        line = command_line("pillarbox", "maintain", "--database", server.url)
         command = RunningProcess(line, log, {})
         wait_for("detach", lambda: execute(server.url, PENDING))
     assert command.wait() == 2

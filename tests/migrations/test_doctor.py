@@ -152,7 +152,7 @@ def test_dead_letters_that_outlive_their_receipts(
 
     (lost,) = findings
     assert lost["finding"].startswith("1 dead letters of the inbox are older than")
-    assert "outbox retention set inbox.receipt 41d" in lost["remedy"]
+    assert "pillarbox retention set inbox.receipt 41d" in lost["remedy"]
 
 
 def test_a_partition_that_should_be_gone_for_hours(
@@ -164,7 +164,7 @@ def test_a_partition_that_should_be_gone_for_hours(
 
     (late,) = (f for f in findings if f["check"] == "retention")
     assert "next step: detach" in late["finding"]
-    assert "outbox maintain" in late["remedy"]
+    assert "pillarbox maintain" in late["remedy"]
 
 
 def test_the_monitor_looks_at_most_and_says_what_it_may_not(
@@ -222,7 +222,7 @@ def test_a_copy_says_that_nothing_drives_its_upkeep(
         status, (found,) = doctor(copy)
         assert (status, found["check"]) == (1, "upkeep")
         assert "Nothing is known to drive the upkeep here" in found["finding"]
-        assert "outbox maintain" in found["remedy"]
+        assert "pillarbox maintain" in found["remedy"]
         execute(copy, "CALL outbox.maintain()")
         assert doctor(copy) == (0, [])
     finally:

@@ -56,7 +56,7 @@ def test_the_detacher_comes_back_and_its_job_with_it(
         f["finding"] for f in doctor(url)[1]
     }
 
-    paste(url, "outbox migrate")
+    paste(url, "pillarbox migrate")
 
     wait_for("launcher", lambda: execute(url, LAUNCHER))
     assert doctor(url)[1] == []

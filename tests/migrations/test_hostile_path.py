@@ -11,13 +11,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from inbox.cli.main import main as inbox
 from outbox.administration import connection as administration
 from outbox.administration.migrate import migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
-from relay.cli import main as relay
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.mallory import traps
@@ -92,10 +90,10 @@ COMMANDS: Final[dict[str, tuple[Callable[[str], int], int]]] = {
         0,
     ),
     "remove in psql": (lambda url: psql(url, migration_sql(remove=True)), 0),
-    "blocked keys": (lambda url: relay(["blocked", "--database", url]), 0),
-    "dead letters": (lambda url: relay(["dead-letters", "list", "--database", url]), 0),
-    "jobs": (lambda url: inbox(["jobs", "--database", url]), 0),
-    "subscribe": (lambda url: inbox(["subscribe", "a", "t", "--database", url]), 0),
+    "blocked keys": (lambda url: main(["blocked", "--database", url]), 0),
+    "dead letters": (lambda url: main(["dead-letters", "list", "--database", url]), 0),
+    "jobs": (lambda url: main(["jobs", "--database", url]), 0),
+    "subscribe": (lambda url: main(["subscribe", "a", "t", "--database", url]), 0),
 }
 NEW: Final[dict[str, Callable[[str], int]]] = {
     "migrate": lambda url: main(["migrate", "--without-cron", "--database", url]),

@@ -29,7 +29,7 @@ def test_a_stranger_with_the_lock_of_migrations_is_named(
         stranger.execute(
             "SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, int(Lock.MIGRATION))
         )
-        options = ["--without-cron", "--lock-timeout", "0.05"]
+        options = ["--without-cron", "--lock-timeout", "0.05s"]
         assert main(["migrate", "--database", database_url, *options]) == 2
 
     said = capsys.readouterr().err

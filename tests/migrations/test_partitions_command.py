@@ -260,4 +260,4 @@ def test_a_database_without_the_schema_is_told(
 ) -> None:
     for command in ("partitions", "retention", "maintain"):
         told = outbox(empty_database_url, capsys, command, status=2)
-        assert "outbox migrate" in told
+        assert "pillarbox migrate" in told

@@ -113,7 +113,7 @@ def test_writers_relay_and_consumer_go_on_and_migrate_gives_back_what_was_taken(
         Relays(url, tmp_path) as relays,
         Counters(url, tmp_path, inspection) as counters,
     ):
-        processes = [relays.start(url, "--lease=2"), counters.start()]
+        processes = [relays.start(url, "--lease=2s"), counters.start()]
 
         def all_go_on() -> None:
             handled, added = counters.count(), dict(writers.added)
@@ -136,7 +136,7 @@ def test_writers_relay_and_consumer_go_on_and_migrate_gives_back_what_was_taken(
             assert main(["doctor", "--database", url]) == 3
             assert "lacks privileges on pg_partman" in capsys.readouterr().out
             assert main(["maintain", "--database", url]) == 2
-            assert "outbox doctor" in capsys.readouterr().err
+            assert "pillarbox doctor" in capsys.readouterr().err
             migrate(url, with_cron=False)
             assert main(["maintain", "--database", url]) == 0
             all_go_on()

@@ -69,7 +69,7 @@ def test_a_role_that_may_not_create_roles(
     text = refusal(powerless, with_cron=False, role_prefix="others")
 
     assert 'role "others_owner" does not exist and "powerless" may not create' in text
-    assert "outbox migrate --sql" in text
+    assert "pillarbox migrate --sql" in text
 
 
 def test_a_role_that_may_not_install_pg_partman(

@@ -135,7 +135,7 @@ def test_a_transaction_that_was_prepared_is_committed(
     with_two_phases: str, doctor: Doctor
 ) -> None:
     url = with_two_phases
-    paste(url, "outbox migrate --without-cron")
+    paste(url, "pillarbox migrate --without-cron")
     execute(
         url,
         SEEN.format(
@@ -208,16 +208,16 @@ def test_what_should_be_gone_for_hours_says_who_is_in_the_way(
 
     paste(database_url, late["remedy"])
 
-    assert late["remedy"].endswith("-- then: outbox maintain")
-    paste(database_url, "outbox maintain")
+    assert late["remedy"].endswith("-- then: pillarbox maintain")
+    paste(database_url, "pillarbox maintain")
     assert doctor(database_url)[1] == []
 
 
 @pytest.mark.parametrize(
     ("broken", "source"),
     [
-        ("part of the schema is missing", "which outbox migrate --sql prints"),
-        ("a limit of the table is gone", "as outbox migrate --sql prints it"),
+        ("part of the schema is missing", "which pillarbox migrate --sql prints"),
+        ("a limit of the table is gone", "as pillarbox migrate --sql prints it"),
     ],
 )
 def test_a_part_of_the_schema_that_was_dropped_is_named_with_its_source(
@@ -234,7 +234,7 @@ def test_a_part_of_the_schema_that_was_dropped_is_named_with_its_source(
 def test_a_schema_of_an_older_version_is_migrated(
     database_url: str, doctor: Doctor
 ) -> None:
-    paste(database_url, "outbox migrate --without-cron")
+    paste(database_url, "pillarbox migrate --without-cron")
     execute(database_url, "UPDATE outbox.alembic_version SET version_num = '0009'")
     (newer,) = doctor(database_url)[1]
     assert newer["remedy"] == "pip install --upgrade pillarbox"

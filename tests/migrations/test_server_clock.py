@@ -23,7 +23,7 @@ Ask: TypeAlias = Callable[[], list[dict[str, Any]]]
 
 ADD: Final = "SELECT outbox.add('t', '{}'::jsonb)"
 PARTITIONS: Final = "SELECT count(*) FROM outbox.partitions('inbox.receipt')"
-REFUSED: Final = r"nothing is dropped.*outbox maintain --accept-clock"
+REFUSED: Final = r"nothing is dropped.*pillarbox maintain --accept-clock"
 
 
 @pytest.fixture(scope="module")

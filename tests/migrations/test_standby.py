@@ -28,7 +28,7 @@ def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
 
         assert status == 4
         assert (found["check"], found["severity"]) == ("standby", "unknown")
-        assert "run outbox doctor on the primary" in found["remedy"]
+        assert "run pillarbox doctor on the primary" in found["remedy"]
 
         # What the primary wrote down is judged here; nothing is to be deleted here.
         execute(

@@ -35,7 +35,7 @@ def test_what_was_detached_by_hand_gets_its_bounds_back(
 ) -> None:
     paste(
         database_url,
-        f"outbox retention set inbox.receipt 60d --interval {interval}",
+        f"pillarbox retention set inbox.receipt 60d --interval {interval}",
     )
     last = (
         "SELECT partition::text, starts_at, ends_at"

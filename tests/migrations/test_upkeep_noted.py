@@ -138,7 +138,7 @@ def test_pg_cron_may_be_here_for_others_and_drive_nothing_of_ours(
     status, findings = ask(url, capsys)
     assert status == 3
     (found,) = (f for f in findings if f["check"] == "upkeep")
-    assert "by pg_cron, which works here: outbox migrate; or by" in found["remedy"]
+    assert "by pg_cron, which works here: pillarbox migrate; or by" in found["remedy"]
 
     assert main(["maintain", "--database", url]) == 0
 

@@ -1,4 +1,4 @@
-"""`relay dead-letters` and `inbox dead-letters`: one set of commands for two tables."""
+"""`pillarbox dead-letters`: one set of commands for the tables of both sides."""
 
 import json
 from base64 import b64decode
@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from inbox.cli.main import main as inbox_main
 from outbox import Message
+from outbox.cli.main import main
 from outbox.dead_letters import Schema
-from relay.cli import main as relay_main
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.relay import execute
@@ -32,16 +31,15 @@ def side(
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Side:
-    """Either command, with the rights of its role."""
-    main, role = {
-        "outbox": (relay_main, "pillarbox_relay"),
-        "inbox": (inbox_main, "pillarbox_consumer"),
-    }[request.param]
+    """Either side, with the rights of its role."""
+    role = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}[request.param]
     url = as_role(database_url, role)
     monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
-    return Side(
-        request.param, database_url, lambda *argv: main(["dead-letters", *argv])
-    )
+
+    def run(action: str, *argv: str) -> int:
+        return main(["dead-letters", action, f"--side={request.param}", *argv])
+
+    return Side(request.param, database_url, run)
 
 
 def topics_of(said: str) -> list[str]:
@@ -101,7 +99,7 @@ def test_list_is_a_table_for_people(
     fill(side)
     assert side.run("list") == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split()[:4] == ["id", "age", "status", "topic"]
+    assert head.split()[:4] == ["id", "age", "side", "status"]
     assert [row.split()[1] for row in rows] == ["0s", "2h", "1d"]
     assert rows[1].endswith("No such Customer")
 
@@ -226,8 +224,8 @@ def test_a_discarded_message_that_comes_again_is_known(database_url: str) -> Non
     give_up(database_url, message, schema="inbox", message_id=long_ago)
 
     url = as_role(database_url, "pillarbox_consumer")
-    argv = ["dead-letters", "discard", "--all", "--reason", "r", "--database", url]
-    assert inbox_main(argv) == 0
+    argv = ["dead-letters", "discard", "--side=inbox", "--all", "--reason=r"]
+    assert main([*argv, "--database", url]) == 0
     query = "SELECT message_id, consumer FROM inbox.receipt"
     assert execute(database_url, query) == [(message.id, "billing")]
     assert {row[0] for row in states(database_url, "inbox")} == {"DISCARDED"}
@@ -239,8 +237,8 @@ def test_a_discarded_message_that_comes_again_is_known(database_url: str) -> Non
         (["discard", "--reason", "r"], "which dead letters?"),
         (["discard", "--all", "--reason", " "], "--reason is empty"),
         (["discard", NOBODY, "--all", "--reason", "r"], "ids and filters"),
-        (["list", "--newer-than", "1"], "--newer-than '1': write 90s"),
-        (["list", "--limit", "0"], "--limit 0: must be at least 1"),
+        (["list", "--newer-than", "1"], "'--newer-than': '1': write 90s"),
+        (["list", "--limit", "0"], "'--limit': 0 is not in the range x>=1"),
     ],
     ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else None,
 )

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from inbox.cli.main import main as inbox_main
 from outbox import Message
-from relay.cli import main as relay_main
+from outbox.cli.main import main
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.relay import execute
@@ -25,20 +24,21 @@ def test_the_relay_retries_by_the_publisher_of_the_broker(
         Message("nobody", b""),
     )
     url = as_role(database_url, "pillarbox_relay")
-    argv = ["dead-letters", "retry", f"--database={url}", f"--broker={url}"]
+    argv = ["dead-letters", "retry", "--side=outbox"]
+    argv += [f"--database={url}", f"--broker={url}"]
 
-    assert relay_main([*argv, "--all", "--dry-run"]) == 0
+    assert main([*argv, "--all", "--dry-run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
-    assert relay_main([*argv, "--limit", "1", "--dry-run", "--json"]) == 0
+    assert main([*argv, "--limit", "1", "--dry-run", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 1
-    assert relay_main([*argv, str(id)]) == 0
+    assert main([*argv, str(id)]) == 0
     assert capsys.readouterr().out == "1 retried: 1 succeeded, 0 failed, 0 skipped\n"
-    assert relay_main([*argv, "--all", "--rate", "1000/s"]) == 1
+    assert main([*argv, "--all", "--rate", "1000/s"]) == 1
     why, sum_ = capsys.readouterr().out.splitlines()
     assert why.startswith(f"{nobody} of nobody failed: ")
     assert "subscribe" in why
     assert sum_ == "2 retried: 1 succeeded, 1 failed, 0 skipped"
-    assert relay_main([*argv, "--due", "--json"]) == 0
+    assert main([*argv, "--due", "--json"]) == 0
     done = {"succeeded": 0, "failed": 0, "skipped": 0, "failures": []}
     assert json.loads(capsys.readouterr().out) == done
     delivered = "SELECT payload FROM inbox.delivery ORDER BY seq"
@@ -49,13 +49,14 @@ def test_the_relay_says_that_its_broker_is_away(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give_up(database_url, Message("orders", b"1"))
-    argv = ["dead-letters", "retry", "--all", f"--database={database_url}"]
-    assert relay_main([*argv, "--broker=redis://127.0.0.1:1"]) == 2
+    argv = ["dead-letters", "retry", "--side=outbox", "--all"]
+    argv += [f"--database={database_url}"]
+    assert main([*argv, "--broker=redis://127.0.0.1:1"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     not_tried, reason = said.err.splitlines()[-2:]
     assert not_tried == "1 of 1 were not tried"
-    assert reason.startswith("relay: ")
+    assert reason.startswith("pillarbox: ")
     assert states(database_url) == [("PENDING", 0, "refused")]
 
 
@@ -88,20 +89,21 @@ def test_the_inbox_retries_by_the_handlers_of_the_consumer(
     monkeypatch.setenv("PILLARBOX_DATABASE_URL", url)
     messages = [Message("orders", b"good"), Message("orders", b"bad")]
     (_, bad) = give_up(database_url, *messages, schema="inbox")
-    argv = ["dead-letters", "retry", "retry_app:consumer"]
+    argv = ["dead-letters", "retry", "--side=inbox"]
+    argv += ["--consumer=retry_app:consumer"]
     why = f"{bad} of orders failed: ValueError: bad\n"
 
-    assert inbox_main([*argv, "--all", "--dry-run"]) == 0
+    assert main([*argv, "--all", "--dry-run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    assert inbox_main([*argv, "--due"]) == 1
+    assert main([*argv, "--due"]) == 1
     assert capsys.readouterr().out == (
         f"{why}2 retried: 1 succeeded, 1 failed, 0 skipped\n"
     )
-    assert inbox_main([*argv, "--error", "ValueError"]) == 1
+    assert main([*argv, "--error", "ValueError"]) == 1
     assert capsys.readouterr().out == (
         f"{why}1 retried: 0 succeeded, 1 failed, 0 skipped\n"
     )
-    assert inbox_main([*argv, str(bad)[:13], "--json"]) == 1
+    assert main([*argv, str(bad)[:13], "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "succeeded": 0,
         "failed": 1,

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer
-from inbox.cli.main import main
 from inbox.errors import JobLostError
 from inbox.events import (
     ConsumerStarted,
@@ -22,6 +21,7 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob, Job
 from inbox.sources.memory import MemorySource
 from outbox import Message
+from outbox.cli.main import main
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.jobs import (
@@ -244,7 +244,7 @@ async def test_a_cancel_that_nobody_may_ever_see_is_warned_of(
 ) -> None:
     assert await cancel(url, Message(TOPIC, b""), "--consumer", "reprots") == 0
     said = capsys.readouterr().err
-    assert "warning: consumer 'reprots' has no job of it yet" in said
+    assert "pillarbox: consumer 'reprots' has no job of it yet" in said
 
 
 def add_job(

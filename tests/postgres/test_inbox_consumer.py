@@ -282,7 +282,7 @@ async def test_a_database_without_the_inbox_is_refused_at_the_start(
     async with async_sessions_of(empty_database_url) as sessions:
         consumer = Consumer(MemorySource(), sessions, name="billing")
         consumer.handles("orders")(note)
-        with pytest.raises(ConfigError, match="run outbox migrate"):
+        with pytest.raises(ConfigError, match="run pillarbox migrate"):
             await consumer.run()
 
 

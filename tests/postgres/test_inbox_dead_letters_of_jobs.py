@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, RetryLater
-from inbox.cli.main import main
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.events import MessageCancelled
 from inbox.jobs.job import AsyncJob
 from outbox import Message
+from outbox.cli.main import main
 from outbox.dead_letters import Candidate, Criteria, Outcome
 from outbox.dead_letters.retry import find
 from outbox.testing.events import RecordedEvents
@@ -62,8 +62,15 @@ def add_letter(url: str, message: Message) -> None:
 
 
 async def discard(url: str, *options: str) -> int:
-    command = ["dead-letters", "discard", *options, "--reason", "a mistake"]
-    return await asyncio.to_thread(main, [*command, "--database", url])
+    command = [
+        "dead-letters",
+        "discard",
+        "--side=inbox",
+        *options,
+        "--reason",
+        "a mistake",
+    ]
+    return await asyncio.to_thread(main, [*command, *options, "--database", url])
 
 
 def why_discarded(url: str) -> list[tuple[str, str]]:
@@ -117,7 +124,7 @@ async def test_a_discard_during_a_retry_is_refused(
         assert await discard(database_url, "--all") == 2
         said = capsys.readouterr().err
         assert "1 discarded, 1 not" in said
-        assert f"inbox cancel {message.id} --consumer reports" in said
+        assert f"pillarbox cancel {message.id} --consumer reports" in said
         slow.go_on.set()
         assert await retrying is Outcome.SUCCEEDED
     assert why_discarded(database_url) == [

@@ -10,7 +10,6 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from inbox import Consumer, DeadLetter
-from inbox.cli.main import main
 from inbox.events import (
     DuplicateSkipped,
     MessageDeadLettered,
@@ -20,6 +19,7 @@ from inbox.events import (
 from inbox.jobs.job import AsyncJob
 from inbox.sources.memory import MemorySource
 from outbox import Message
+from outbox.cli.main import main
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
@@ -212,7 +212,7 @@ async def test_what_was_discarded_is_not_given_up_when_it_comes_again(
     async with running(consumer) as events:
         source.add(message)
         await events.wait_for(MessageDeadLettered)
-        command = ["dead-letters", "discard", "--all", "--reason", "no"]
+        command = ["dead-letters", "discard", "--side=inbox", "--all", "--reason=no"]
         arguments = [*command, "--database", database_url]
         assert await asyncio.to_thread(main, arguments) == 0
         source.add(message)

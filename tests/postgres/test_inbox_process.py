@@ -1,12 +1,12 @@
-"""`inbox run` as a process: it starts, drains, is killed, and says what is wrong."""
+"""`pillarbox consume` starts, drains, is killed, and says what is wrong."""
 
 import signal
 
 import psycopg
 import pytest
 
-from inbox.cli.main import main
 from outbox import Message
+from outbox.cli.main import main
 from tests.fixtures.consumers import numbered
 from tests.fixtures.relay import execute
 from tests.fixtures.site import Site

@@ -1,4 +1,4 @@
-"""`inbox run` with queues, and once."""
+"""`pillarbox consume` with queues, and once."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PAYLOADS_LEFT = """
 
 async def test_once_handles_what_is_there_and_exits_with_0(site: Site) -> None:
     await site.publish(*numbered(20, keys=5), Message("bulk.a", b"bulk"))
-    process = site.run(CONSUMER, "--once=0.5")
+    process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()
     assert sorted(site.effects()) == sorted([*map(str, range(20)), "bulk"])
     assert site.unacked() == 0
@@ -24,7 +24,7 @@ async def test_once_handles_what_is_there_and_exits_with_0(site: Site) -> None:
 
 async def test_once_exits_with_1_if_something_became_a_dead_letter(site: Site) -> None:
     await site.publish(Message("orders", b"bad"), Message("orders", b"good"))
-    process = site.run(CONSUMER, "--once=0.5")
+    process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 1, process.log()
     assert site.effects() == ["good"]
     assert execute(site.url, "SELECT error_reason FROM inbox.dead_letter") == [
@@ -34,7 +34,7 @@ async def test_once_exits_with_1_if_something_became_a_dead_letter(site: Site) -
 
 async def test_once_does_not_wait_for_what_is_to_be_tried_later(site: Site) -> None:
     await site.publish(Message("orders", b"later", key="k"), Message("orders", b"now"))
-    process = site.run(CONSUMER, "--once=0.5")
+    process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()
     assert site.effects() == ["now"]
     assert execute(site.url, PAYLOADS_LEFT) == [("later",)]
@@ -42,7 +42,7 @@ async def test_once_does_not_wait_for_what_is_to_be_tried_later(site: Site) -> N
 
 async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
     await site.publish(Message("orders", b"order"), Message("bulk.a", b"bulk"))
-    process = site.run(CONSUMER, "--queue=batch=3", "--once=0.5")
+    process = site.run(CONSUMER, "--queue=batch=3", "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()
     assert site.effects() == ["bulk"]
     assert execute(site.url, PAYLOADS_LEFT) == [("order",)]
@@ -59,8 +59,8 @@ async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
         (["--queue=batch=two"], "--queue batch=two: weight 'two' is no whole number"),
         (["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
         (["--queue=bacth"], "queue 'bacth': no handler is registered for it"),
-        (["--once=0"], "once=0: must be a positive number"),
-        (["--watchdog=-1"], "watchdog=-1: must be a positive number"),
+        (["--once", "--idle=0s"], "idle=0s: must be above 0s"),
+        (["--watchdog=-1s"], "'--watchdog': '-1s': write 90s"),
         (["--health-listen=99999"], "health-listen=99999: port 99999 is above 65535"),
         (["--health-listen=::1:80"], "health-listen=::1:80: not an address"),
     ],

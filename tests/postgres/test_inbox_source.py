@@ -274,6 +274,6 @@ async def test_a_url_that_leads_nowhere_is_told_at_the_start(
 async def test_a_database_without_the_inbox_is_told_at_the_start(
     empty_database_url: str,
 ) -> None:
-    with pytest.raises(ConfigError, match="run outbox migrate"):
+    with pytest.raises(ConfigError, match="run pillarbox migrate"):
         async with source(empty_database_url):
             pass

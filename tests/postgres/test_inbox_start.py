@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool, StaticPool
 
 from inbox import Consumer
-from inbox.cli.main import main
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
 from inbox.webhook import webhook_app
 from outbox import Message
+from outbox.cli.main import main
 from outbox.errors import ConfigError
 from outbox.postgres.connection import sqlalchemy_url
 from tests.acceptance.relays import as_role
@@ -130,7 +130,7 @@ def test_the_process_exits_instead_of_waiting_for_a_right(
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert main(["run", "app_without_rights:consumer", "--once"]) == 2
+    assert main(["consume", "app_without_rights:consumer", "--once"]) == 2
 
     assert RECEIPT in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""`relay blocked`: a key that waits is listed with its head, its age and the reason."""
+"""`pillarbox blocked`: a key that waits is listed with head, age and reason."""
 
 import asyncio
 import json
@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from outbox import Message
-from outbox.cli.main import main as doctor
+from outbox.cli.main import main
 from outbox.retry import RetryPolicy
-from relay.cli import main
 from relay.events import BatchSettled, KeyBlocked, MessageDelayed
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
@@ -102,9 +101,9 @@ def test_the_doctor_counts_what_has_been_refused_for_long(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, REFUSED)
-    doctor(["doctor", "--json", "--database", database_url])
+    main(["doctor", "--json", "--database", database_url])
     report = json.loads(capsys.readouterr().out)
     (finding,) = [f for f in report["findings"] if f["check"] == "backlog"]
     assert "2 blocked keys, 1 messages without a key" in finding["finding"]
     assert "up to 3 attempts" in finding["finding"]
-    assert finding["remedy"].startswith("relay blocked")
+    assert finding["remedy"].startswith("pillarbox blocked")

@@ -1,4 +1,4 @@
-"""`relay replay`: what was published is published once more, with the same ids."""
+"""`pillarbox replay`: what was published is published again, with the same ids."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from outbox import Message
+from outbox.cli.main import main
 from outbox.postgres.connection import conninfo
-from relay.cli import main
 from relay.replay import Choice, replay_published
 from tests.acceptance.relays import as_role
 from tests.fixtures.publisher import ScriptedPublisher
@@ -98,7 +98,7 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
     counted = json.loads(capsys.readouterr().out)
     assert [(t["topic"], t["messages"]) for t in counted] == [("a", 1), ("b", 2)]
     assert main([*replay, "--topic", "other"]) == 0
-    assert capsys.readouterr().out == "nothing that was published fits\n"
+    assert capsys.readouterr().out == "no published message matches\n"
     assert ready(url) == []
 
 
@@ -205,9 +205,9 @@ def test_who_may_only_look_may_count_and_is_told_what_to_ask_for(
         (["--since", "999999w"], "--since '999999w'"),
         (["--since", "1h", "--until", "2h"], "must be before until"),
         (["--since", "1h", "--until", "soon"], "--until 'soon'"),
-        (["--since", "1h", "--limit", "0"], "--limit 0: must be at least 1"),
-        (["--since", "1h", "--batch-size", "0"], "--batch-size 0: must be"),
-        (["--since", "1h", "--rate", "fast"], "--rate 'fast': write 10/s"),
+        (["--since", "1h", "--limit", "0"], "'--limit': 0 is not in the range"),
+        (["--since", "1h", "--batch-size", "0"], "'--batch-size': 0 is not in the"),
+        (["--since", "1h", "--rate", "fast"], "'--rate': 'fast': write 10/s"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

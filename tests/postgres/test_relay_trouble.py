@@ -269,7 +269,7 @@ async def test_a_relay_outlives_its_connections(database_url: str) -> None:
 async def test_a_database_without_the_schema_is_refused_at_the_start(
     empty_database_url: str,
 ) -> None:
-    with pytest.raises(ConfigError, match="no outbox: run outbox migrate"):
+    with pytest.raises(ConfigError, match="no outbox: run pillarbox migrate"):
         async with running(empty_database_url, ScriptedPublisher()):
             pass
 

@@ -3,18 +3,15 @@
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from psycopg import sql
 
-from inbox.cli.main import main as inbox
 from outbox import Message, uuid7
-from outbox.cli.main import main as outbox
+from outbox.cli.main import main
 from outbox.events import Event
 from outbox.message_id import moment_of
 from outbox.observability.logging import LogEvents, PrintableFormatter
-from relay.cli import main as relay
 from relay.events import KeyBlocked
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.relay import execute, insert
@@ -68,36 +65,27 @@ def hostile_rows(database_url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments"),
+    "arguments",
     [
-        (relay, ["dead-letters", "list"]),
-        (inbox, ["dead-letters", "list"]),
-        (relay, ["blocked"]),
-        (relay, ["replay", "--since", "1h", "--dry-run"]),
-        (inbox, ["jobs"]),
-        (inbox, ["subscribe", f"n{HOSTILE}", "t"]),
+        ["dead-letters", "list"],
+        ["blocked"],
+        ["replay", "--since", "1h", "--dry-run"],
+        ["jobs"],
+        ["subscribe", f"n{HOSTILE}", "t"],
     ],
-    ids=lambda it: (
-        " ".join(it[:2]) if isinstance(it, list) and it[0] != "subscribe" else ""
-    ),
+    ids=lambda arguments: arguments[0],
 )
 def test_a_command_shows_what_strangers_wrote_escaped(
-    main: Callable[[list[str]], int],
-    arguments: list[str],
-    hostile_rows: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--database", hostile_rows]) == 0
     check(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("main", [relay, inbox], ids=["relay", "inbox"])
+@pytest.mark.parametrize("schema", ["outbox", "inbox"])
 def test_all_of_a_dead_letter_is_shown_escaped(
-    main: Callable[[list[str]], int],
-    hostile_rows: str,
-    capsys: pytest.CaptureFixture[str],
+    schema: str, hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    schema = "outbox" if main is relay else "inbox"
     ((id,),) = execute(hostile_rows, f"SELECT id::text FROM {schema}.dead_letter")
 
     assert main(["dead-letters", "show", id, "--database", hostile_rows]) == 0
@@ -113,16 +101,16 @@ def test_the_doctor_escapes_the_names_of_relations(
     name = sql.Identifier("outbox", "message_default\x1b[2J").as_string()
     execute(database_url, f"CREATE TABLE {name} PARTITION OF outbox.message DEFAULT")
 
-    outbox(["doctor", "--database", database_url])
+    main(["doctor", "--database", database_url])
     said = capsys.readouterr().out
-    outbox(["partitions", "--database", database_url])
+    main(["partitions", "--database", database_url])
     said += capsys.readouterr().out
 
     check(said)
 
 
 def test_an_error_of_a_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert relay(["blocked", "--database", f"nonsense\x1b[2J{HOSTILE}://x"]) == 2
+    assert main(["blocked", "--database", f"nonsense\x1b[2J{HOSTILE}://x"]) == 2
     check(capsys.readouterr().err)
 
 
@@ -146,14 +134,13 @@ def test_a_record_of_any_library_is_formatted_escaped() -> None:
 
 def test_our_processes_log_by_that_formatter() -> None:
     program = (
-        "import logging, sys; from relay.cli import main\n"
-        "import relay.cli as cli\n"
-        "def run(arguments):\n"
-        f"    logging.getLogger('third').warning({HOSTILE!r}); return 0\n"
-        "from outbox import command\n"
-        "parser = command.argparse.ArgumentParser()\n"
-        "parser.add_argument('--log-level', default='info')\n"
-        "sys.exit(command.main(parser, run, []))\n"
+        "import logging, sys\n"
+        "from outbox.cli.command import command, new_app\n"
+        "app = new_app()\n"
+        "@command(app)\n"
+        "def tell():\n"
+        f"    logging.getLogger('third').warning({HOSTILE!r})\n"
+        "app()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

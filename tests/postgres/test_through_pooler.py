@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import outbox
 from inbox import Consumer, guard
-from inbox.cli.main import main
 from inbox.events import MessageHandled
 from inbox.jobs.job import AsyncJob
 from outbox import Message, uuid7
 from outbox.administration.migrate import migrate_on
+from outbox.cli.main import main
 from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.postgres import PostgresServer
 from relay.events import BatchSettled

@@ -1,11 +1,25 @@
-"""Where the commands find their URLs."""
+"""`pillarbox`: what all commands have in common."""
 
+import json
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from outbox.cli.command import url_of
+from outbox.cli.main import app, main
 from outbox.errors import ConfigError
+from tests.fixtures.processes import ROOT, command_line
+
+SCRIPTS = sysconfig.get_path("scripts")
 
 VARIABLE = "PILLARBOX_DATABASE_URL"
 URL = "postgresql://relay:secret@db/app"
@@ -44,3 +58,265 @@ def test_a_file_that_is_missing_or_no_text_is_named_but_not_shown(
     monkeypatch.setenv(f"{VARIABLE}_FILE", str(file))
     with pytest.raises(ConfigError, match=f"{VARIABLE}_FILE={file}"):
         url_of(None, "database", VARIABLE)
+
+
+def panels(said: str) -> str:
+    """Give the help as running text, without the boxes."""
+    return " ".join(said.translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split())
+
+
+def test_without_arguments_the_help_shows_the_commands_in_their_groups(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    said = panels(capsys.readouterr().out)
+    names = [
+        *("The database", "migrate", "doctor", "partitions", "retention", "maintain"),
+        *("The relay", "relay", "The consumer", "consume", "subscribe", "unsubscribe"),
+        *("jobs", "cancel", "Repair", "dead-letters", "blocked", "replay"),
+    ]
+    places = [said.index(f"{name} ", said.index("The database")) for name in names]
+    assert places == sorted(places)
+
+
+def test_the_version_is_that_of_the_distribution(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pillarbox {version('pillarbox')}\n"
+
+
+def every_command() -> Iterator[Any]:
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        inner = getattr(command, "commands", {})
+        waiting += [((*words, name), inner[name]) for name in inner]
+        if not inner:
+            yield pytest.param(words, command, id=" ".join(words))
+
+
+@pytest.mark.parametrize(("words", "command"), list(every_command()))
+def test_every_option_has_an_environment_variable_that_its_help_names(
+    words: tuple[str, ...],
+    command: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
+    assert main([*words, "--help"]) == 0
+    said = panels(capsys.readouterr().out)
+    prefix = "_".join(["PILLARBOX", *words]).replace("-", "_").upper()
+    for option in command.params:
+        if option.param_type_name == "option":
+            own = f"{prefix}_{option.name.upper()}"
+            assert f"[env var: {option.envvar or own}]" in said
+            assert option.opts[0] in said
+
+
+@pytest.mark.parametrize(("words", "command"), list(every_command()))
+def test_every_command_that_reports_has_json_and_every_one_the_logging_options(
+    words: tuple[str, ...], command: Any
+) -> None:
+    options = {name for option in command.params for name in option.opts}
+    assert {"--log-level", "--log-format", "--json"} <= options | {
+        "--json" if words[-1] in WITHOUT_REPORT else ""
+    }
+
+
+WITHOUT_REPORT = {
+    *("migrate", "relay", "consume", "subscribe", "unsubscribe", "cancel"),
+    "export",  # which is JSON lines
+}
+
+
+def test_an_option_counts_more_than_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PILLARBOX_RELAY_BATCH_SIZE", "0")
+    urls = ["--database=postgresql://h/d", "--broker=memory://"]
+    assert main(["relay", *urls]) == 2
+    assert "batch_size=0: must be at least 1" in capsys.readouterr().err
+    assert main(["relay", *urls, "--batch-size=-7"]) == 2
+    assert "batch_size=-7: must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["10", "soon", "5 m", "30m1h"])
+def test_a_bad_duration_is_answered_with_option_value_and_forms(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["relay", "--lease", value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"pillarbox relay: Invalid value for '--lease': {value!r}: write 90s, 15m, 6h, "
+        "7d, 2w or 1h30m; see pillarbox relay --help"
+    )
+
+
+def test_a_url_in_the_wrong_place_is_shown_without_its_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", URL]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "(postgresql://***@db/app)" in line
+
+
+def test_a_command_that_does_not_exist_is_answered_with_one_that_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["partition"]) == 2
+    assert "Did you mean 'partitions'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        (["jobs"], "INFO"),
+        (["--log-level=error", "jobs"], "ERROR"),
+        (["jobs", "--log-level=error"], "ERROR"),
+        (["--log-level=error", "jobs", "--log-level=debug"], "DEBUG"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("variable", [None, "warning"])
+def test_the_log_level_may_stand_before_the_command_and_after_it(
+    arguments: list[str],
+    level: str,
+    variable: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr("logging.basicConfig", lambda **it: chosen.append(it["level"]))
+    if variable:
+        monkeypatch.setenv("PILLARBOX_LOG_LEVEL", variable)
+    assert main(arguments) == 2  # without a database
+    expected = level if variable is None or len(arguments) > 1 else "WARNING"
+    assert chosen == [expected]
+
+
+def test_logs_are_json_where_that_is_asked_for() -> None:
+    program = (
+        "import logging\n"
+        "from outbox.cli.command import command, new_app\n"
+        "app = new_app()\n"
+        "@command(app)\n"
+        "def tell():\n"
+        "    logging.getLogger('pillarbox').warning('a\\nb', extra={'event': 'E'})\n"
+        "    logging.getLogger('alembic.runtime.plugins').info('chatter')\n"
+        "app()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--log-format=json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = done.stderr.splitlines()
+    record = json.loads(line)
+    assert record["message"] == "a\nb"
+    assert (record["level"], record["event"]) == ("WARNING", "E")
+
+
+def test_a_pipe_that_is_closed_ends_a_command_without_a_word() -> None:
+    line = shlex.join(command_line("pillarbox", "relay", "--help"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+def test_help_loads_no_broker_and_no_command_of_another_kind() -> None:
+    program = (
+        "import sys\n"
+        "from outbox.cli.main import main\n"
+        "main(sys.argv[1:])\n"
+        "print('LOADED', *sys.modules)"
+    )
+
+    def loaded(*arguments: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return set(done.stdout.rpartition("LOADED ")[2].split())
+
+    brokers = {"confluent_kafka", "nats", "pika", "redis", "aiobotocore", "aiohttp"}
+    assert not loaded("--help") & {*brokers, "alembic", "pydantic", "pythonjsonlogger"}
+    assert not {"inbox", "outbox.cli.migrate"} & loaded("relay", "--help")
+    assert not {"relay", "outbox.cli.migrate"} & loaded("consume", "--help")
+
+
+def test_bash_completes_commands_options_and_values() -> None:
+    """By the script that users install, in a real bash."""
+    environment = {**os.environ, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
+    script = subprocess.run(
+        command_line("pillarbox", "--show-completion", "bash"),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+    ).stdout
+
+    def offered(*typed: str) -> list[str]:
+        words = " ".join(map(shlex.quote, typed))
+        program = (
+            f"{script}\n"
+            f"COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}\n"
+            "_pillarbox_completion pillarbox\n"
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        return done.stdout.split()
+
+    assert offered("pillarbox", "part") == ["partitions"]
+    assert offered("pillarbox", "dead-letters", "ret") == ["retry"]
+    assert offered("pillarbox", "relay", "--batch") == ["--batch-size"]
+    assert offered("pillarbox", "jobs", "--state", "in_") == ["in_progress"]
+
+
+@pytest.mark.parametrize("name", ["outbox", "relay", "inbox"])
+def test_a_package_of_the_applications_that_hides_ours_is_named(
+    name: str, tmp_path: Path
+) -> None:
+    theirs = tmp_path / name
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("raise RuntimeError('imported')")
+    done = subprocess.run(
+        command_line("pillarbox", "--help"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"pillarbox: the package {name!r} at {theirs} hides pillarbox's own at "
+        f"{ROOT / name}: rename it, or take {tmp_path} from PYTHONPATH\n"
+    )
+
+
+def test_without_typer_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(name='typer')")
+    done = subprocess.run(
+        command_line("pillarbox", "doctor"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "pillarbox: the command line needs typer: pip install 'pillarbox[cli]'\n"
+    )

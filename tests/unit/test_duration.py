@@ -17,13 +17,23 @@ from outbox.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("15m", 900), ("6h", 21600), ("7d", 604800), ("2w", 1209600)],
+    [
+        ("90s", 90),
+        ("15m", 900),
+        ("6h", 21600),
+        ("7d", 604800),
+        ("2w", 1209600),
+        ("1h30m", 5400),
+        ("1w2d0.5s", 777600.5),
+    ],
 )
-def test_a_duration_has_a_unit(text: str, seconds: int) -> None:
+def test_a_duration_is_a_number_with_a_unit_or_several(text: str, seconds: int) -> None:
     assert read_duration("--age", text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("text", ["", "6", "h", "-1h", "1y", "1h30m", "9999999h"])
+@pytest.mark.parametrize(
+    "text", ["", "6", "h", "-1h", "1y", "30m1h", "1h 30m", "9999999h"]
+)
 def test_what_is_no_duration_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--age .*write 90s, 15m"):
         read_duration("--age", text)
@@ -45,7 +55,7 @@ def test_an_exact_duration_reads_back_as_itself(duration: timedelta) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (90, "90s"), (0.5, "0.5s"), (86400 * 14, "2w")]
+    ("seconds", "text"), [(0, "0s"), (90, "90s"), (0.5, "0.5s"), (86400 * 14, "14d")]
 )
 def test_an_exact_duration_is_what_a_person_would_type(
     seconds: float, text: str

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inbox.cli.run import load_consumer
+from inbox.cli.consume import load_consumer
 from outbox.errors import ConfigError
 from outbox.import_path import import_object
 

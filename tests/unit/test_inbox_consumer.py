@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import Consumer, InvalidReceiptError, RetryLater, idempotent
-from inbox.cli.run import load_consumer
+from inbox.cli.consume import load_consumer
 from inbox.sources.memory import MemorySource
 from outbox import Message
 from outbox.errors import ConfigError, UnknownImplementationError

@@ -31,7 +31,9 @@ def test_retries_that_outlast_the_minimum_are_found_with_the_command_to_paste(
 
     assert (found.table, found.minimum) == ("inbox.receipt", USUAL)
     assert found.needed == minimum_retention(PATIENT)
-    assert found.remedy == f"outbox retention set inbox.receipt{longer} --minimum 15d"
+    assert (
+        found.remedy == f"pillarbox retention set inbox.receipt{longer} --minimum 15d"
+    )
 
 
 @pytest.mark.parametrize("attempts", [1, 8])

@@ -1,16 +1,16 @@
 """Events become metrics, whatever they are."""
 
-import argparse
 import asyncio
 import re
 import urllib.request
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from inbox.events import DuplicateSkipped, MessageHandled
-from outbox.cli.command import metrics_of
+from outbox.cli.supervisor import Watching
 from outbox.dead_letters import Status
 from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
 from outbox.errors import ConfigError
@@ -73,11 +73,22 @@ def test_dead_letters_show_as_they_were_last_measured() -> None:
     assert value(metrics.registry, "dead_letter_age_seconds", **origin) is None
 
 
+def watching(
+    metrics_listen: str | None, interval: timedelta = timedelta(minutes=1)
+) -> Watching:
+    return Watching(
+        health_listen=None,
+        watchdog=timedelta(minutes=1),
+        metrics_listen=metrics_listen,
+        metrics_interval=interval,
+    )
+
+
 async def test_metrics_are_served_where_it_is_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
-    assert metrics_of(argparse.Namespace(metrics_listen=None)) is None
+    assert watching(None).metrics() is None
     metrics = PrometheusEvents()
     metrics(BatchSettled(published=1, retried=0, dead_lettered=0, seconds=0.1))
     endpoints = Endpoints()
@@ -92,8 +103,8 @@ async def test_metrics_are_served_where_it_is_asked_for(
 
 
 def test_an_interval_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="metrics-interval=0: must be above 0"):
-        metrics_of(argparse.Namespace(metrics_listen="0", metrics_interval=0.0))
+    with pytest.raises(ConfigError, match="metrics-interval=0s: must be above 0s"):
+        watching("0", interval=timedelta(0)).metrics()
 
 
 @pytest.mark.parametrize(

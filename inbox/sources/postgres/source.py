@@ -169,8 +169,8 @@ class PostgresSource:
             await self._lease.beat()
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise ConfigError(
-                f"broker {name} has no schema inbox: run outbox migrate --database URL "
-                "for it"
+                f"broker {name} has no schema inbox: run pillarbox migrate --database "
+                "URL for it"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise ConfigError(

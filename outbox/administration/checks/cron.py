@@ -104,7 +104,7 @@ def _judge(sight: _Sight, migrate: str) -> Iterator[Finding]:
         yield _found(
             Severity.UNKNOWN,
             f"only {role} sees whether the job {name!r} runs",
-            f"run outbox doctor as a superuser or as a member of {role}",
+            f"run pillarbox doctor as a superuser or as a member of {role}",
         )
     elif not sight.may_use_cron:
         yield _found(

@@ -13,7 +13,7 @@ from outbox.postgres.sql_files import load
 
 _OPEN: Final = (
     "SELECT pid, usename, xact_start, query FROM pg_stat_activity"
-    " WHERE xact_start < now() - interval '1 hour';  -- then: outbox maintain"
+    " WHERE xact_start < now() - interval '1 hour';  -- then: pillarbox maintain"
 )
 _CONDITION: Final = (
     "SELECT unsettled FROM outbox.partition_policy WHERE parent_table = '{}';"
@@ -63,7 +63,7 @@ def check_retention(
                 Severity.WARNING,
                 f"{policy.parent_table} is kept {policy.retention}, and a message can"
                 f" come back for {needed}, by the defaults of delay and retries",
-                f"outbox retention set {policy.parent_table} 14d",
+                f"pillarbox retention set {policy.parent_table} 14d",
             )
     lost, days = connection.execute(
         load("outbox", "count_lost_dead_letters")
@@ -73,8 +73,9 @@ def check_retention(
             Severity.WARNING,
             f"{lost} dead letters of the inbox are older than the receipts that are"
             " kept: a retry can't tell whether they were handled before",
-            f"outbox retention set inbox.receipt {days}d  # for those to come; handle"
-            " by hand, and discard, the oldest that are PENDING in inbox.dead_letter",
+            f"pillarbox retention set inbox.receipt {days}d  # for those to come;"
+            " handle by hand, and discard, the oldest that are PENDING in"
+            " inbox.dead_letter",
         )
 
 
@@ -121,7 +122,7 @@ def check_configuration(
             Severity.WARNING,
             f"somebody changed pg_partman's {setting} of {table} to {found}; the upkeep"
             f" wants {wanted}",
-            "outbox maintain  # puts it back, and reports it as a failure",
+            "pillarbox maintain  # puts it back, and reports it as a failure",
         )
 
 

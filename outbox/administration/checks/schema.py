@@ -58,7 +58,7 @@ def _check_limits(
             " insert can add rows that are too large for a relay"
             if is_gone
             else f"the constraint {limit} of outbox.message is not validated",
-            remedy="add it again as outbox migrate --sql prints it"
+            remedy="add it again as pillarbox migrate --sql prints it"
             if is_gone
             else here.migrate,
         )

@@ -25,7 +25,7 @@ def check_backlog(
             severity=Severity.ERROR if late else Severity.WARNING,
             finding=f"the oldest message that is due has waited for {waited}"
             + (", half its retention: its day will be held" if late else ""),
-            remedy="relay run  # or see the log of the one that runs, and its broker",
+            remedy="pillarbox relay  # or see the log of one that runs, and its broker",
         )
     keys, without_key, age, attempts = connection.execute(
         load("outbox", "measure_refused")
@@ -37,7 +37,7 @@ def check_backlog(
             finding=f"the broker refused messages that wait for another attempt: "
             f"{keys} blocked keys, {without_key} messages without a key, the oldest "
             f"added {age} ago, up to {attempts} attempts",
-            remedy="relay blocked  # lists them with the broker's reason",
+            remedy="pillarbox blocked  # lists them with the broker's reason",
         )
 
 

@@ -94,8 +94,8 @@ def check_standby(
             severity=Severity.UNKNOWN,
             finding="this server is a standby: pg_cron's launcher, the sessions, locks"
             " and replication slots of its primary can't be seen here",
-            remedy="run outbox doctor on the primary as well, and every remedy there:"
-            " a standby takes no changes",
+            remedy="run pillarbox doctor on the primary as well, and every remedy"
+            " there: a standby takes no changes",
         )
 
 
@@ -110,8 +110,8 @@ def check_upkeep(
             severity=Severity.ERROR,
             finding=f"{upkeep.clock_problem}. Nothing is dropped, and partitions are"
             " made for today and tomorrow only",
-            remedy="outbox maintain --accept-clock  # if SELECT now() tells the right"
-            " time; if not, set the server's clock first",
+            remedy="pillarbox maintain --accept-clock  # if SELECT now() tells the"
+            " right time; if not, set the server's clock first",
         )
         return
     if upkeep.failure is not None:
@@ -119,7 +119,7 @@ def check_upkeep(
             check="upkeep",
             severity=Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
             finding=f"the upkeep failed at {upkeep.failed_at:%F %R}: {upkeep.failure}",
-            remedy="outbox maintain  # once its cause is removed",
+            remedy="pillarbox maintain  # once its cause is removed",
         )
     if upkeep.is_fresh:
         return
@@ -143,7 +143,7 @@ def check_upkeep(
         check="upkeep",
         severity=severity,
         finding=f"{finding}: partitions are made ahead by it, and go by it",
-        remedy=f"outbox maintain  # now, and every hour {_by_what(connection, here)}",
+        remedy=f"pillarbox maintain  # now, and hourly {_by_what(connection, here)}",
     )
 
 

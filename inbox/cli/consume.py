@@ -1,6 +1,5 @@
-"""`inbox run`: the consumer as a process."""
+"""`pillarbox consume`: the consumer as a process."""
 
-import argparse
 import logging
 import os
 import sys
@@ -8,7 +7,9 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from inbox.consumer import Consumer
 from inbox.consuming.blocked_keys import BlockedKeys
@@ -20,14 +21,26 @@ from inbox.events import (
     SourceFound,
     SourceLost,
 )
-from outbox.cli.command import (
-    Subcommands,
-    add_watching,
-    metrics_of,
+from outbox.cli.command import Duration, command, duration_option, new_app
+from outbox.cli.supervisor import (
+    DEFAULT_BATCH,
+    DEFAULT_INTERVAL,
+    DEFAULT_MEASURE,
+    DEFAULT_RETRIES,
+    DEFAULT_WATCHDOG,
+    Beside,
+    DeadLetterBatch,
+    DeadLetterInterval,
+    DeadLetterRetries,
+    HealthListen,
+    MetricsInterval,
+    MetricsListen,
+    Side,
+    WatchdogLimit,
+    Watching,
     run_until_stopped,
+    schedule_of,
 )
-from outbox.cli.dead_letter_options import add_schedule, schedule_of
-from outbox.cli.supervisor import Beside, Side
 from outbox.dead_letters import RetrySchedule, Scheduler
 from outbox.dead_letters.measure import Measure
 from outbox.errors import ConfigError, one_line
@@ -37,85 +50,121 @@ from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 
 GAVE_UP: Final = 1
-_IDLE: Final = 5.0
+"""The exit status with `--once` when a message became a dead letter."""
 _LAST_WAIT: Final = 1.0
 
-
-def add_to(subcommands: Subcommands) -> None:
-    """Add the command to the parser."""
-    parser = subcommands.add_parser("run", help="handle messages until SIGTERM")
-    parser.add_argument(
-        "consumer",
-        metavar="MODULE:NAME",
-        help="where the Consumer is, or a function that gives one",
-    )
-    parser.add_argument(
-        "--queue",
-        action="append",
-        default=[],
-        metavar="NAME=WEIGHT",
-        help="serve this queue, and only those named so; may be repeated (by default "
-        "all of the consumer's, with its weights)",
-    )
-    parser.add_argument(
-        "--once",
-        type=float,
-        nargs="?",
-        const=_IDLE,
-        metavar="SECONDS",
-        help="handle what is there, and exit when nothing has come for so long "
-        "(%(const)g if not given): with 0, or with 1 if something became a dead letter",
-    )
-    add_schedule(parser)
-    add_watching(parser)
-    parser.add_argument(
-        "--show-blocked-keys",
-        action="store_true",
-        help="name the keys in /blocked, not only their number: anyone who reaches "
-        "the port can read them",
-    )
-    parser.set_defaults(run=_run)
+app = new_app()
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
-    queues = queues_of(arguments.queue)
-    consumer = load_consumer(arguments.consumer)
+@command(
+    app,
+    epilog="Exit status: 0 stopped, or nothing was left to do; 1 with --once, if a "
+    "message became a dead letter; 2 it could not run; 70 the watchdog ended it.",
+)
+def consume(
+    consumer: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            envvar="PILLARBOX_CONSUME_CONSUMER",
+            help="Where the Consumer is, or a function that returns one.",
+            show_default=False,
+        ),
+    ],
+    *,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            metavar="NAME=WEIGHT",
+            help="Serve only the queues named so; may be repeated.",
+            show_default="all, with the consumer's weights",
+        ),
+    ] = None,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Handle what is there and exit when idle."),
+    ] = False,
+    idle: Annotated[
+        timedelta,
+        duration_option(
+            "--idle", help="With --once: exit when nothing has come for this long."
+        ),
+    ] = Duration(seconds=5),
+    show_blocked_keys: Annotated[
+        bool,
+        typer.Option(
+            "--show-blocked-keys",
+            help="Name the keys in /blocked, not only their number. Anyone who reaches "
+            "the port can read them.",
+        ),
+    ] = False,
+    dead_letter_interval: DeadLetterInterval = DEFAULT_INTERVAL,
+    dead_letter_batch: DeadLetterBatch = DEFAULT_BATCH,
+    dead_letter_retries: DeadLetterRetries = DEFAULT_RETRIES,
+    health_listen: HealthListen = None,
+    metrics_listen: MetricsListen = None,
+    metrics_interval: MetricsInterval = DEFAULT_MEASURE,
+    watchdog: WatchdogLimit = DEFAULT_WATCHDOG,
+) -> int:
+    """Handle messages with a Consumer of yours, until SIGTERM; then drain and exit."""
+    watching = Watching(
+        health_listen=health_listen,
+        watchdog=watchdog,
+        metrics_listen=metrics_listen,
+        metrics_interval=metrics_interval,
+    )
+    schedule = schedule_of(dead_letter_interval, dead_letter_batch, dead_letter_retries)
+    queues = queues_of(queue or ())
+    found = load_consumer(consumer)
     if queues:
-        consumer.serve(queues)
+        found.serve(queues)
+    process = Once(found, idle.total_seconds() if once else None)
+    status = _run(
+        found, process, schedule, watching, show_blocked_keys=show_blocked_keys
+    )
+    if once and process.gave_up:
+        status = GAVE_UP
+    _leave_stuck_handlers(found.name, status)
+    return status
+
+
+def _run(
+    consumer: Consumer,
+    process: "Once",
+    schedule: RetrySchedule | None,
+    watching: Watching,
+    *,
+    show_blocked_keys: bool,
+) -> int:
     blocked = BlockedKeys(consumer.name)
     health = Health(
         ConsumerStarted,
         {SourceLost: SourceFound, DatabaseLost: DatabaseFound},
-        {"/blocked": blocked.tell if arguments.show_blocked_keys else blocked.count},
+        {"/blocked": blocked.tell if show_blocked_keys else blocked.count},
     )
-    metrics = metrics_of(arguments)
+    metrics = watching.metrics()
     notify = Observers(
         [LogEvents()] if metrics is None else [LogEvents(), metrics]
     ).notify
     consumer.observe(notify)
     consumer.observe(health)
     consumer.observe(blocked)
-    process = Once(consumer, arguments.once)
     sides: list[Side] = []
-    schedule = schedule_of(arguments)
     if schedule is not None:
         sides.append(scheduler_of(consumer, schedule, notify).run)
     if metrics is not None:
+        seconds = watching.metrics_interval.total_seconds()
         measure = Measure(
             consumer.retrier,
             schema="inbox",
             origin=f"consumer:{consumer.name}",
-            seconds=arguments.metrics_interval,
+            seconds=seconds,
             notify=notify,
         )
         sides.append(measure.run)
-        sides.append(partial(blocked.measure, arguments.metrics_interval, notify))
-    status = run_until_stopped(Beside(process, sides), arguments, health, metrics)
-    if arguments.once is not None and process.gave_up:
-        status = GAVE_UP
-    _leave_stuck_handlers(consumer.name, status)
-    return status
+        sides.append(partial(blocked.measure, seconds, notify))
+    return run_until_stopped(Beside(process, sides), watching, health, metrics)
 
 
 def scheduler_of(
@@ -140,7 +189,7 @@ class Once:
 
     def __init__(self, consumer: Consumer, seconds: float | None) -> None:
         if seconds is not None and not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ConfigError(f"once={seconds:g}: must be a positive number of seconds")
+            raise ConfigError(f"idle={seconds:g}s: must be above 0s, and not for ever")
         self.gave_up = False
         self._consumer = consumer
         self._idle = None if seconds is None else timedelta(seconds=seconds)
@@ -180,11 +229,13 @@ def queues_of(options: Sequence[str]) -> dict[str, int]:
 
 
 def load_consumer(path: str) -> Consumer:
-    """Import the consumer that `module:name` names.
+    """Import the consumer that `module:name` names, from the working directory too.
 
     Raises:
         ConfigError: as `import_object`, or it is no consumer and gives none.
     """
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
     found = import_object("consumer", path)
     if callable(found) and not isinstance(found, Consumer):
         try:

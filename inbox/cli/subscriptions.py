@@ -1,0 +1,92 @@
+"""`pillarbox subscribe` and `unsubscribe`, for the postgres broker."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeAlias
+
+import psycopg
+import typer
+
+from inbox.handlers.routes import check_topic
+from inbox.receipt import check_text
+from inbox.subscriptions import subscribe, unsubscribe
+from outbox.cli.command import Database, command, database_url, new_app
+from outbox.cli.output import write_line
+from outbox.cli.supervisor import run_coroutine
+from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
+from outbox.postgres.connection import Connection, connect
+from outbox.url import without_password
+
+ConsumerName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.")
+]
+Topics: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TOPIC...", help="Topics, or prefixes followed by a star: 'orders.*'."
+    ),
+]
+
+subscribe_app = new_app()
+unsubscribe_app = new_app()
+
+
+@command(subscribe_app, "subscribe")
+def _subscribe(
+    consumer: ConsumerName, topics: Topics, *, database: Database = None
+) -> int:
+    """Have the postgres broker deliver topics to a consumer."""
+
+    async def change(connection: Connection) -> str:
+        await subscribe(connection, consumer, topics)
+        return f"{consumer} is subscribed to {', '.join(topics)}"
+
+    return _change(consumer, topics, database, change)
+
+
+@command(unsubscribe_app, "unsubscribe")
+def _unsubscribe(
+    consumer: ConsumerName, topics: Topics, *, database: Database = None
+) -> int:
+    """Have the postgres broker no longer deliver topics to a consumer."""
+
+    async def change(connection: Connection) -> str:
+        ended = await unsubscribe(connection, consumer, topics)
+        if not ended:
+            return f"{consumer} was subscribed to none of {', '.join(topics)}"
+        return (
+            f"{consumer} is no longer subscribed to {', '.join(ended)}; "
+            "what was delivered stays"
+        )
+
+    return _change(consumer, topics, database, change)
+
+
+def _change(
+    consumer: str,
+    topics: Sequence[str],
+    database: str | None,
+    change: Callable[[Connection], Awaitable[str]],
+) -> int:
+    check_text("consumer", consumer)
+    for topic in topics:
+        check_topic(topic)
+    url = database_url(database)
+
+    async def run() -> None:
+        async with await connect(
+            url, application_name="pillarbox subscribe", shared=True
+        ) as connection:
+            try:
+                said = await change(connection)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                raise ConfigError(
+                    f"database {without_password(url)} has no table "
+                    "inbox.subscription: run pillarbox migrate for it"
+                ) from None
+            except psycopg.Error as error:
+                raise DatabaseUnavailableError(
+                    f"database {without_password(url)}: {message_of(error)}"
+                ) from error
+        write_line(said)
+
+    return run_coroutine(run())

@@ -1,0 +1,108 @@
+"""What commands print: tables, JSON, and a progress bar on a terminal."""
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TextIO
+
+from outbox.observability.printable import printable
+
+_NO_LIMIT: Final = 1_000_000
+
+
+def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under the names of their columns.
+
+    A terminal gets what fits, with long cells folded. A pipe or a file gets each row
+    on one line, whole and without colours. What can't be printed is escaped.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+        # Ids and numbers stay whole; what may be long is in the last column.
+        column.no_wrap = not terminal
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    drawn = io.StringIO()
+    Console(
+        file=drawn,
+        force_terminal=terminal,
+        no_color=not terminal,
+        width=shutil.get_terminal_size().columns if terminal else _NO_LIMIT,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    ).print(table)
+    sys.stdout.writelines(
+        f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1]
+    )
+
+
+def write_json(value: Any) -> None:
+    """Print a value as JSON; moments, durations and ids become text."""
+    sys.stdout.write(f"{json.dumps(value, indent=2, default=str)}\n")
+
+
+def write_line(text: object) -> None:
+    """Print one line, with what a terminal would obey escaped."""
+    sys.stdout.write(f"{printable(text)}\n")
+
+
+def warn(text: object) -> None:
+    """Write one line to standard error."""
+    sys.stderr.write(f"pillarbox: {printable(text)}\n")
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else printable(" ".join(str(value).split()))
+
+
+class Show(Protocol):
+    """Shows how much is done."""
+
+    def __call__(self, done: int, counts: Mapping[str, int]) -> None:
+        """Show it, with counts beside it."""
+
+
+@contextmanager
+def progress(total: int, output: TextIO | None = None) -> Iterator[Show]:
+    """Show a bar while a command takes long; nothing where there is no terminal.
+
+    Args:
+        output: by default standard error.
+    """
+    output = output or sys.stderr
+    if not output.isatty() or total <= 0:
+        yield lambda done, counts: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(file=output, force_terminal=True),
+    ) as bar:
+        task = bar.add_task("", total=total)
+
+        def show(done: int, counts: Mapping[str, int]) -> None:
+            said = "  ".join(f"{count} {name}" for name, count in counts.items())
+            bar.update(task, completed=done, description=said)
+
+        yield show

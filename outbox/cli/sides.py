@@ -1,0 +1,103 @@
+"""What repair needs of the two sides; each has its own by an entry point."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import entry_points
+from typing import Annotated, Final, Literal, TypeAlias
+from uuid import UUID
+
+import typer
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.dead_letters.inspect import OnDiscard
+from outbox.dead_letters.retry import Retrier, Tally
+from outbox.dead_letters.schedule import RetrySchedule
+from outbox.dead_letters.statement import Schema
+from outbox.events import Observer
+
+GROUP: Final = "pillarbox.sides"
+
+SideOption: TypeAlias = Annotated[
+    Literal["outbox", "inbox"] | None,
+    typer.Option(
+        "--side",
+        help="Only what the relay gave up (outbox), or what consumers did (inbox).",
+        show_default="both",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryOptions:
+    """How to retry dead letters, as somebody asked for it.
+
+    Attributes:
+        consumer: where the consumer is whose handlers are called, as `module:name`.
+    """
+
+    database: str | None
+    broker: str | None
+    codec: str | None
+    consumer: str | None
+    schedule: RetrySchedule | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """A message that was refused and waits for its next attempt.
+
+    Attributes:
+        key: blocked by it: later messages of that key wait too. None: it waits alone.
+        consumer: who refused it; None: the broker did.
+        available_at: when it is tried again.
+        last_error: why it was refused, where that is kept.
+    """
+
+    key: str | None
+    lane: int
+    id: UUID
+    topic: str
+    consumer: str | None = None
+    attempts: int
+    created_at: datetime
+    available_at: datetime
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedCount:
+    """How many messages wait after a refusal."""
+
+    keys: int
+    without_key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What the outbox or the inbox has of its own.
+
+    Attributes:
+        lacks: says what is missing to retry its dead letters; None if nothing is.
+        open_retrier: opens what retries them, and whom it tells of its retries.
+        take_turn: takes the schedule's turn; None if another replica has it.
+        list_blocked: lists at most so many messages, the oldest first.
+    """
+
+    schema: Schema
+    lacks: Callable[[RetryOptions], str | None]
+    open_retrier: Callable[
+        [RetryOptions, Observer], AbstractAsyncContextManager[Retrier]
+    ]
+    take_turn: Callable[[RetryOptions, Observer], Awaitable[Tally | None]]
+    list_blocked: Callable[[AdministrationConnection, int], Sequence[Blocked]]
+    count_blocked: Callable[[AdministrationConnection], BlockedCount]
+    on_discard: OnDiscard | None = None
+
+
+def load_sides(only: str | None) -> list[Side]:
+    """Load both sides, the outbox first, or the one that is meant."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    names = ("outbox", "inbox") if only is None else (only,)
+    return [found[name].load() for name in names]

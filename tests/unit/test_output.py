@@ -1,0 +1,83 @@
+"""What commands print, on a terminal and elsewhere."""
+
+import io
+import sys
+
+import pytest
+from typing_extensions import override
+
+from outbox.cli.output import progress, write_table
+from outbox.observability.printable import printable
+
+
+class Terminal(io.StringIO):
+    @override
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_how_much_is_done() -> None:
+    terminal = Terminal()
+    with progress(4, terminal) as show:
+        show(1, {"succeeded": 1})
+        show(4, {"succeeded": 3, "failed": 1})
+
+    said = terminal.getvalue()
+    assert "4/4" in said
+    assert "3 succeeded  1 failed" in said
+
+
+@pytest.mark.parametrize(("output", "total"), [(io.StringIO, 1), (Terminal, 0)])
+def test_a_file_sees_no_bar_nor_is_there_one_for_nothing(
+    output: type[io.StringIO], total: int
+) -> None:
+    file = output()
+    with progress(total, file) as show:
+        show(total, {"succeeded": total})
+    assert file.getvalue() == ""
+
+
+def test_a_table_in_a_pipe_has_a_whole_line_for_each_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = "x" * 500
+    write_table(["name", "n"], [["two\nlines", 1], [None, 23], [long, 4]])
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "n"]
+    assert [row.split() for row in rows] == [
+        ["two", "lines", "1"],
+        ["-", "23"],
+        [long, "4"],
+    ]
+    assert {row.index(row.split()[-1]) for row in rows} == {head.index("n", 1)}
+
+
+def test_what_looks_like_markup_in_a_row_is_printed_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_table(["key"], [["[red]k[/red] :smile: \x1b[31m"]])
+    _, row = capsys.readouterr().out.splitlines()
+    assert row == "[red]k[/red] :smile: \\x1b[31m"
+
+
+def test_a_table_on_a_terminal_folds_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    write_table(["id", "reason"], [["7", "y" * 60]])
+    _, *rows = terminal.getvalue().splitlines()
+    assert [len(row) <= 40 for row in rows] == [True, True]
+    assert "".join(rows).count("y") == 60
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    assert printable("\x1b[31mred\x07\u202e") == "\\x1b[31mred\\x07\\u202e"
+    assert printable("C1 \x9b2J") == "C1 \\x9b2J"
+    assert printable("one\r\ntwo\u2028three") == "one\\r\\ntwo\\u2028three"
+    assert printable("ä 中 🏳") == "ä 中 🏳"
+
+
+def test_lines_of_a_text_stay_if_asked_for() -> None:
+    assert printable("one\n\ttwo\r\x1b", lines=True) == "one\n\ttwo\\r\\x1b"
