@@ -133,7 +133,7 @@ class SourceSettling(SourceCase):
     @checks()
     async def test_a_cancelled_receive_loses_nothing(self) -> None:
         topic = await self.fresh_topic()
-        messages = numbered(topic, 120, keys=120)
+        messages = numbered(topic, 65, keys=65)
         seen: set[int] = set()
         async with self.source("one", topic) as source:
             for n, message in enumerate(messages):
@@ -151,7 +151,7 @@ class SourceSettling(SourceCase):
                         seen.add(int(delivery.message.payload))
                         await delivery.ack()
             more = await self.handle(source, len(messages) - len(seen))
-        assert seen | {int(m.payload) for m in more} == set(range(120))
+        assert seen | {int(m.payload) for m in more} == set(range(65))
 
     @checks()
     async def test_a_task_that_receives_can_be_cancelled_at_any_moment(self) -> None:

@@ -52,6 +52,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
         acks_each=False, counts_attempts=False, takes_bytes_as_topic=False
     )
     hold = 2.0  # after somebody left, the mock lets who comes wait for as long
+    answer_timeout = 60.0  # librdkafka's own
     session = hold  # seconds until a replica that sends no heartbeat is dead
 
     @pytest.fixture(autouse=True)
@@ -70,11 +71,17 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
     def source(self, consumer: str, topic: str) -> KafkaSource:
         session = int(self.session * 1000)
         return KafkaSource(
-            f"{self.url}/?session.timeout.ms={session}&heartbeat.interval.ms=400",
+            f"{self.url}/?session.timeout.ms={session}&heartbeat.interval.ms=400"
+            f"&socket.timeout.ms={int(self.answer_timeout * 1000)}",
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
         )
+
+    @override
+    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+        self.answer_timeout = 3.0
+        super().test_a_stall_is_told_and_loses_nothing()
 
     @override
     def test_replicas_share_and_nothing_is_handled_twice(self) -> None:

@@ -72,6 +72,7 @@ class TestPostgresPublisher(ThroughProxy, PublisherSuite):
 
 class TestPostgresSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(takes_bytes=False, takes_bytes_as_topic=False)
+    answer_timeout = 20.0
 
     @pytest.fixture(autouse=True)
     def broker(self, database_url: str, proxy: MakeProxy) -> None:
@@ -87,7 +88,14 @@ class TestPostgresSource(ThroughProxy, SourceSuite):
             lease=timedelta(seconds=self.hold),
             poll_interval=timedelta(milliseconds=100),
             sweep_interval=timedelta(milliseconds=200),
+            answer_timeout=timedelta(seconds=self.answer_timeout),
+            leave_timeout=timedelta(seconds=2),
         )
+
+    @override
+    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+        self.answer_timeout = 3.0
+        super().test_a_stall_is_told_and_loses_nothing()
 
     @override
     async def put(self, *messages: Message) -> None:

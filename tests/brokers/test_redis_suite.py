@@ -48,6 +48,7 @@ class TestRedisPublisher(ThroughProxy, PublisherSuite):
 
 class TestRedisSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(holds_back_keys=False)
+    socket_timeout = 30
 
     @pytest.fixture(autouse=True)
     def broker(self, redis_url: str, proxy: MakeProxy) -> None:
@@ -57,12 +58,18 @@ class TestRedisSource(ThroughProxy, SourceSuite):
     @override
     def source(self, consumer: str, topic: str) -> RedisSource:
         return RedisSource(
-            self.url,
+            f"{self.url}?socket_timeout={self.socket_timeout}",
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
             reclaim_after=timedelta(seconds=self.hold),
+            leave_timeout=timedelta(seconds=2),
         )
+
+    @override
+    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+        self.socket_timeout = 3
+        super().test_a_stall_is_told_and_loses_nothing()
 
     @override
     async def put(self, *messages: Message) -> None:

@@ -85,6 +85,7 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
     capabilities = SourceCapabilities(takes_bytes_as_topic=False)
 
     hold = 2.0
+    answer_timeout = 10.0
     max_payload_bytes = SNS_PAYLOAD_BYTES
     end: ClassVar[str] = ".fifo"
 
@@ -105,7 +106,14 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
             poll_interval=timedelta(milliseconds=100),
             wait=timedelta(seconds=1),
             visibility=timedelta(seconds=self.hold),
+            answer_timeout=timedelta(seconds=self.answer_timeout),
+            leave_timeout=timedelta(seconds=2),
         )
+
+    @override
+    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+        self.answer_timeout = 3.0
+        super().test_a_stall_is_told_and_loses_nothing()
 
     @override
     async def prepare(self, topic: str, *consumers: str) -> None:

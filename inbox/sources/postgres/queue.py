@@ -34,7 +34,6 @@ AWAY: Final = (
 )
 _MAX_BYTES: Final = 8 * 1024 * 1024
 _MAX_DUE: Final = 1000
-_ANSWER: Final = 20.0
 # Of each lane that this replica takes.
 _MAX_SUSPECTS: Final = 256
 
@@ -70,6 +69,7 @@ class Queue:
         consumer: str,
         prefetch: int,
         sweep_interval: timedelta,
+        answer_timeout: timedelta,
     ) -> None:
         self._link = link
         self._lanes = lanes
@@ -78,6 +78,7 @@ class Queue:
         self._prefetch = prefetch
         self._tenants = Tenants(prefetch)
         self._sweep_interval = sweep_interval.total_seconds()
+        self._answer_timeout = answer_timeout.total_seconds()
         self._turn = asyncio.Lock()
         self._clock_offset = timedelta(0)
         self.sweep_at = 0.0
@@ -224,14 +225,15 @@ class Queue:
             connection = await self._link.connection()
             cursor = connection.cursor(binary=True)
             try:
-                async with asyncio.timeout(_ANSWER):
+                async with asyncio.timeout(self._answer_timeout):
                     await cursor.execute(
                         load("inbox", name), {"consumer": self._consumer, **parameters}
                     )
             except TimeoutError:
                 await self._link.close()
                 raise BrokerUnavailableError(
-                    f"the database gave no answer to {name} within {_ANSWER:g} s"
+                    f"the database gave no answer to {name} within "
+                    f"{self._answer_timeout:g} s"
                 ) from None
             return await cursor.fetchall() if cursor.description else []
 

@@ -38,7 +38,6 @@ from outbox.url import without_password
 # An ack lost in a crash of the server means one more delivery, which its receipt
 # absorbs; so no ack waits for the disk.
 _SETTINGS: Final = {"synchronous_commit": "off"}
-_LAST_WRITE: Final = 10.0
 _FIRST_LOOK: Final = 0.005
 _LAST_LOOK: Final = 0.05
 
@@ -82,6 +81,8 @@ class PostgresSource:
         poll_interval: how long to wait at most unless woken; drawn anew each time.
         sweep_interval: how often to look for what committed late or is due again.
         prefetch: how many to claim at once; they wait in memory, in no transaction.
+        answer_timeout: how long to wait for the database's answer to a statement.
+        leave_timeout: how long leaving waits for what was settled to be written.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class PostgresSource:
         poll_interval: timedelta = timedelta(seconds=1),
         sweep_interval: timedelta = timedelta(seconds=5),
         prefetch: int = 256,
+        answer_timeout: timedelta = timedelta(seconds=20),
+        leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         conninfo(url)
         if prefetch < 1:
@@ -101,6 +104,7 @@ class PostgresSource:
         self._url = url
         self._topics = list(topics)
         self._poll = poll_interval.total_seconds()
+        self._leave_timeout = leave_timeout.total_seconds()
         self._application = f"pillarbox inbox {consumer}"
         self._lanes = Lanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
@@ -121,6 +125,7 @@ class PostgresSource:
             consumer=consumer,
             prefetch=prefetch,
             sweep_interval=sweep_interval,
+            answer_timeout=answer_timeout,
         )
         self._bell = Doorbell(
             url,
@@ -190,7 +195,7 @@ class PostgresSource:
             # A task that is cancelled before its first step has not tidied up.
             leaving.push_async_callback(self._lease.close)
             leaving.push_async_callback(end, self._tasks)
-            await asyncio.wait({writing}, timeout=_LAST_WRITE)
+            await asyncio.wait({writing}, timeout=self._leave_timeout)
 
     def leave_out(self, tenants: Collection[str]) -> None:
         """Receive nothing of these tenants until another call says otherwise."""

@@ -34,7 +34,6 @@ from outbox.retry import jittered
 from outbox.url import take_options, whole_number
 
 _OPTIONS: Final = ("reclaim_after",)
-_LAST_WRITE: Final = 10.0
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
 
@@ -75,6 +74,8 @@ class RedisSource:
             come later are found within 5 s.
         poll_interval: how long one read waits at most; drawn anew each time.
         reclaim_after: how long an entry lies idle before it is taken over.
+        leave_timeout: how long leaving waits for what was acked to be written, and
+            then for what was not to be given back.
 
     Attributes:
         reclaimed: how many were taken over.
@@ -88,12 +89,14 @@ class RedisSource:
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
         reclaim_after: timedelta = timedelta(seconds=60),
+        leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         if reclaim_after <= timedelta(0):
             raise ConfigError(f"reclaim_after={reclaim_after}: must be above 0")
         self._url = url
         self._poll = poll_interval.total_seconds()
         self._reclaim_after = reclaim_after.total_seconds()
+        self._leave_timeout = leave_timeout.total_seconds()
         self._client = redis_client(url)
         self._streams = Streams(self._client, group=consumer, topics=topics)
         self.reclaimed = 0
@@ -150,11 +153,11 @@ class RedisSource:
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(close_client, self._client)
             leaving.push_async_callback(end, self._tasks)
-            await asyncio.wait({writing}, timeout=_LAST_WRITE)
+            await asyncio.wait({writing}, timeout=self._leave_timeout)
             await end(self._tasks)
             # If Redis is away now, others take it over later.
             with suppress(*BROKEN, TimeoutError):
-                async with asyncio.timeout(_LAST_WRITE):
+                async with asyncio.timeout(self._leave_timeout):
                     with cancellable():
                         await self._streams.leave(self._held)
 

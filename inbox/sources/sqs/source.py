@@ -28,8 +28,6 @@ from outbox.message import Message
 from outbox.url import whole_number
 
 _CONNECTIONS: Final = 32
-_ANSWER: Final = 10.0
-_LAST_WRITE: Final = 10.0
 _DISCOVERY: Final = 30.0
 _BEATS: Final = 4
 # A little more than half of the time, so that no beat comes just too early.
@@ -81,6 +79,9 @@ class SqsSource:
         wait: how long one request waits at SQS, in whole seconds up to 20.
         visibility: how long a message stays invisible to others after the last
             heartbeat of its replica, in whole seconds.
+        answer_timeout: how long to wait for an answer of AWS, beyond `wait`.
+        leave_timeout: how long leaving waits for what was settled to be written, and
+            then for what was not to be given back.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class SqsSource:
         poll_interval: timedelta = timedelta(seconds=1),
         wait: timedelta = timedelta(seconds=20),
         visibility: timedelta = timedelta(seconds=30),
+        answer_timeout: timedelta = timedelta(seconds=10),
+        leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         for name, value, least, most in (
             ("wait", wait, timedelta(0), _MAX_WAIT),
@@ -107,6 +110,8 @@ class SqsSource:
         self._poll_interval = poll_interval.total_seconds()
         self._wait = int(wait.total_seconds())
         self._visibility = int(visibility.total_seconds())
+        self._answer_timeout = answer_timeout.total_seconds()
+        self._leave_timeout = leave_timeout.total_seconds()
         self._exit = AsyncExitStack()
         self._client: Any = None
         self._discover_at = 0.0
@@ -152,7 +157,9 @@ class SqsSource:
         try:
             self._client = await self._exit.enter_async_context(
                 self._settings.client(
-                    "sqs", connections=_CONNECTIONS, read_timeout=self._wait + _ANSWER
+                    "sqs",
+                    connections=_CONNECTIONS,
+                    read_timeout=self._wait + self._answer_timeout,
                 )
             )
             await self._discover()
@@ -179,12 +186,12 @@ class SqsSource:
             leaving.push_async_callback(self._polls.cancel)
             leaving.push_async_callback(end, self._tasks)
             await asyncio.gather(
-                self._polls.stop(), asyncio.wait({writing}, timeout=_LAST_WRITE)
+                self._polls.stop(), asyncio.wait({writing}, timeout=self._leave_timeout)
             )
             await end(self._tasks)
             # If AWS is away now, it becomes visible later.
             with suppress(*BROKEN):
-                async with asyncio.timeout(_LAST_WRITE):
+                async with asyncio.timeout(self._leave_timeout):
                     await self._give_back()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
@@ -259,7 +266,7 @@ class SqsSource:
         settled = [item for item, seconds in outcomes if seconds is None]
         hidden = {item: seconds for item, seconds in outcomes if seconds is not None}
         try:
-            async with self._changing, asyncio.timeout(_ANSWER):
+            async with self._changing, asyncio.timeout(self._answer_timeout):
                 again = await delete(settled)
                 again += (await hide(hidden))[0]
         except BROKEN as error:
@@ -292,7 +299,7 @@ class SqsSource:
                     if item.until < half and item.until < item.ours_until
                 }
                 with suppress(*BROKEN):
-                    async with asyncio.timeout(_ANSWER):
+                    async with asyncio.timeout(self._answer_timeout):
                         _, lost = await hide(due)
                         for item in lost:
                             self._holding.lose(item)
