@@ -43,11 +43,11 @@ _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
 
 
 class TakenError(Exception):
-    """Somebody else has the dead letter, or has settled it."""
+    """Somebody else holds the dead letter, or has settled it."""
 
 
-def bracketed(handler: Handler | Batching, candidate: Candidate) -> Handler:
-    """Give a handler of the same colour that locks the dead letter and settles it.
+def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler:
+    """Wrap a handler so that it locks the dead letter first and settles it at the end.
 
     It raises `TakenError` if there is nothing to lock.
     """
@@ -93,7 +93,7 @@ def lock_letter(session: Session, candidate: Candidate) -> None:
 
 
 def _first(session: Session, name: Statement, candidate: Candidate) -> None:
-    if session.execute(text_of(name), named(candidate)).first() is None:
+    if session.execute(text_of(name), candidate.parameters()).first() is None:
         raise TakenError
 
 
@@ -110,12 +110,6 @@ def text_of(name: Statement) -> TextClause:
     """Give a statement as SQLAlchemy has it, whatever its driver."""
     clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
     return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
-
-
-def named(candidate: Candidate) -> dict[str, Any]:
-    """Give the values by which a dead letter is found."""
-    # As text, which every driver takes for a uuid.
-    return {"id": str(candidate.id), "created_at": candidate.created_at}
 
 
 _Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]

@@ -1,14 +1,14 @@
-"""Retry the dead letters of a consumer: have its handlers handle them once more.
+"""Retry the dead letters of a consumer: call their handlers again.
 
     lock the dead letter, unless somebody else has it
-    receipt: was it handled meanwhile? ──▶ SUCCEEDED
-    the handler's effects
+    insert the receipt; if it is there, the message was handled meanwhile ──▶ SUCCEEDED
+    call the handler
     SUCCEEDED
 
-All of it is one transaction, with the same receipt that a redelivery of the message
+All of this is one transaction, with the same receipt that a redelivery of the message
 would need. So the handler's effects happen once, whoever comes first. A long handler
-has no such transaction: its job is opened anew and taken under that lock, and then its
-lease keeps others out. Who cancels the job discards the dead letter.
+has no such transaction: its job is reopened and taken under the lock, and from then on
+its lease keeps others out. Cancelling the job discards the dead letter.
 """
 
 import asyncio
@@ -24,9 +24,8 @@ from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import (
     TakenError,
-    bracketed,
     lock_letter,
-    named,
+    locked_handler,
     run_statement,
     schedule_lock,
 )
@@ -41,13 +40,14 @@ from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.dead_letters import (
     Candidate,
+    Failure,
     Letter,
     Outcome,
     RetrySchedule,
     Statement,
     Status,
+    outcome_event,
 )
-from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _OneAttempt:
-    """What a long handler may make of a retry: one attempt, whatever ends it."""
+    """A retry is one attempt of a long handler, however it ends."""
 
     attempts: int = 0
     retry: RetryPolicy = field(default_factory=partial(RetryPolicy, max_attempts=1))
@@ -79,7 +79,7 @@ class HandlerRetrier:
 
     Args:
         writer: of the consumer; dead letters of others are left alone.
-        schedule: says when to retry again what fails.
+        schedule: when to retry again what fails.
         max_idle: of the handlers' transactions, as for `Consumer`.
     """
 
@@ -125,7 +125,7 @@ class HandlerRetrier:
         return await self._transact(partial(run_statement, name, values))
 
     async def retry(self, candidate: Candidate) -> Outcome:
-        """Have one dead letter handled, and write down what came of it."""
+        """Handle one dead letter and record the outcome."""
         letter = await self._read(candidate)
         if letter is None:
             return Outcome.SKIPPED
@@ -142,7 +142,7 @@ class HandlerRetrier:
             return Outcome.SKIPPED
         except RetryLater as decision:
             delay = decision.delay
-            return await self._fail(letter, decision.reason, delay=delay, charge=0)
+            return await self._fail(letter, decision.reason, delay=delay)
         except DatabaseUnavailableError:
             raise
         except asyncio.CancelledError as error:
@@ -153,10 +153,10 @@ class HandlerRetrier:
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             return await self._fail(letter, error)
         if not is_new and not await self.fetch(
-            Statement.MARK_SUCCEEDED, named(candidate)
+            Statement.MARK_SUCCEEDED, candidate.parameters()
         ):
             return Outcome.SKIPPED
-        self._notify(DeadLetterSucceeded(**_about(letter)))
+        self._notify(outcome_event("inbox", letter, None))
         return Outcome.SUCCEEDED
 
     def alone(self) -> AbstractAsyncContextManager[bool]:
@@ -171,7 +171,9 @@ class HandlerRetrier:
         self, handler: AnyHandler, message: Message, candidate: Candidate
     ) -> bool:
         if not isinstance(handler, LongHandler):
-            return await self._executor.handle(bracketed(handler, candidate), message)
+            return await self._executor.handle(
+                locked_handler(handler, candidate), message
+            )
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:
@@ -181,14 +183,14 @@ class HandlerRetrier:
         long = JobRunner(self._executor, self._consumer, returns_to=JobState.FAILURE)
         never = asyncio.Event()
         await long.run(handler, message, never, _OneAttempt(), claim)
-        return False  # the state is left to be written
+        return False  # the caller still has to write the new state
 
     async def _discard(self, letter: Letter, message: Message) -> None:
-        """Write down what the cancel of a job means for its dead letter."""
+        """Discard the dead letter of a job that was cancelled."""
         key = JobKey(message.id, self._consumer)
         why = await self._transact(lambda session: why_cancelled(session, key))
         reason = f"its job was cancelled: {why}" if why else "its job was cancelled"
-        values = named(Candidate(letter.id, letter.created_at))
+        values = Candidate(letter.id, letter.created_at).parameters()
         await self.fetch(Statement.MARK_DISCARDED, {**values, "reason": reason})
         self._notify(
             MessageCancelled(
@@ -226,24 +228,12 @@ class HandlerRetrier:
         failure: str | BaseException,
         *,
         delay: timedelta | None = None,
-        charge: int = 1,
     ) -> Outcome:
         said = self._writer.describe(failure)
-        count = letter.retry_count + charge
-        await self.fetch(
-            Statement.MARK_PENDING,
-            {
-                **named(Candidate(letter.id, letter.created_at)),
-                "retry_count": letter.retry_count,
-                "charge": charge,
-                "reason": said.reason,
-                "stacktrace": said.stacktrace,
-                "delay": self._schedule.delay(count) if delay is None else delay,
-            },
-        )
-        self._notify(
-            DeadLetterFailed(**_about(letter), retry_count=count, reason=said.reason)
-        )
+        failed = Failure(reason=said.reason, stacktrace=said.stacktrace, delay=delay)
+        values = failed.parameters(letter, self._schedule.delay)
+        await self.fetch(Statement.MARK_PENDING, values)
+        self._notify(outcome_event("inbox", letter, failed))
         return Outcome.FAILED
 
     async def _transact(self, function: Callable[[Session], T]) -> T:
@@ -258,13 +248,4 @@ class HandlerRetrier:
 
 
 class _NoHandlerError(Exception):
-    """Nobody is there to handle it."""
-
-
-def _about(letter: Letter) -> dict[str, Any]:
-    return {
-        "schema": "inbox",
-        "id": letter.id,
-        "message_id": letter.message_id,
-        "topic": letter.topic,
-    }
+    """No handler is registered for its topic."""

@@ -8,7 +8,14 @@ does so by the clock, in one replica at a time. `commands` is how people reach i
 
 from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.letter import SHORTENED, TOPIC_HEADER, Letter, Status, Summary
-from outbox.dead_letters.retry import Candidate, Outcome, Retrier, Tally
+from outbox.dead_letters.retry import (
+    Candidate,
+    Failure,
+    Outcome,
+    Retrier,
+    Tally,
+    outcome_event,
+)
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler, lost_turn
 from outbox.dead_letters.statement import Schema, Statement, statement
 
@@ -17,6 +24,7 @@ __all__ = [
     "TOPIC_HEADER",
     "Candidate",
     "Criteria",
+    "Failure",
     "Letter",
     "Outcome",
     "Retrier",
@@ -28,5 +36,6 @@ __all__ = [
     "Summary",
     "Tally",
     "lost_turn",
+    "outcome_event",
     "statement",
 ]

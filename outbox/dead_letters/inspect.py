@@ -96,7 +96,7 @@ class Desk:
         with self._connection.transaction():
             row = self._connection.execute(
                 statement(self._schema, Statement.MARK_DISCARDED),
-                {**candidate._asdict(), "reason": reason},
+                {**candidate.parameters(), "reason": reason},
             ).fetchone()
             if row is not None and self._on_discard is not None:
                 self._on_discard(self._connection, *row)

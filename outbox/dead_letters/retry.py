@@ -1,9 +1,9 @@
 """Retry dead letters: one after the other, each in a transaction of its own.
 
-PENDING ──it went well──▶ SUCCEEDED
-PENDING ──it failed──▶ PENDING, retry_count + 1, a new reason, retry_after
-PENDING ──the broker or the database is away──▶ untouched
-PENDING ──given up by a person──▶ DISCARDED
+PENDING ──the retry succeeded──▶ SUCCEEDED
+PENDING ──the retry failed──▶ PENDING, retry_count + 1, a new reason, retry_after
+PENDING ──the broker or the database is away──▶ unchanged
+PENDING ──an operator discards it──▶ DISCARDED
 """
 
 import asyncio
@@ -12,24 +12,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from outbox.dead_letters.criteria import Criteria
-from outbox.dead_letters.statement import Statement
+from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
+from outbox.dead_letters.letter import Letter
+from outbox.dead_letters.statement import Schema, Statement
 
 
 class Candidate(NamedTuple):
-    """A dead letter that is to be retried, unless somebody else does."""
+    """A dead letter to retry, unless somebody else does."""
 
     id: UUID
     created_at: datetime
 
+    def parameters(self) -> dict[str, Any]:
+        """Return the values by which statements find it."""
+        # As text, which every driver takes for a uuid.
+        return {"id": str(self.id), "created_at": self.created_at}
+
 
 class Outcome(Enum):
-    """What a retry came to; SKIPPED: somebody else had it, or it is settled."""
+    """What came of a retry; SKIPPED: somebody else had it, or it is settled."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -38,7 +45,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How many retries came to what."""
+    """The number of retries by outcome."""
 
     succeeded: int = 0
     failed: int = 0
@@ -48,6 +55,58 @@ class Tally:
     def total(self) -> int:
         """All of them."""
         return self.succeeded + self.failed + self.skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a retry failed, as it is stored and reported.
+
+    Attributes:
+        delay: when whoever refused it asked to be tried again; then no failed retry is
+            counted, and the schedule has no say.
+    """
+
+    reason: str
+    stacktrace: str | None = None
+    delay: timedelta | None = None
+
+    def retry_count(self, letter: Letter) -> int:
+        """Return how many retries of the dead letter have failed now."""
+        return letter.retry_count + (self.delay is None)
+
+    def parameters(
+        self, letter: Letter, schedule: Callable[[int], timedelta | None]
+    ) -> dict[str, Any]:
+        """Return the values of `Statement.MARK_PENDING`.
+
+        Args:
+            schedule: chooses the delay after so many failed retries.
+        """
+        count = self.retry_count(letter)
+        return {
+            **Candidate(letter.id, letter.created_at).parameters(),
+            "retry_count": letter.retry_count,
+            "charge": count - letter.retry_count,
+            "reason": self.reason,
+            "stacktrace": self.stacktrace,
+            "delay": schedule(count) if self.delay is None else self.delay,
+        }
+
+
+def outcome_event(
+    schema: Schema, letter: Letter, failure: Failure | None
+) -> DeadLetterSucceeded | DeadLetterFailed:
+    """Make the event that reports a retry; it succeeded if there is no failure."""
+    about: dict[str, Any] = {
+        "schema": schema,
+        "id": letter.id,
+        "message_id": letter.message_id,
+        "topic": letter.topic,
+    }
+    if failure is None:
+        return DeadLetterSucceeded(**about)
+    count = failure.retry_count(letter)
+    return DeadLetterFailed(**about, retry_count=count, reason=failure.reason)
 
 
 class Retrier(Protocol):
@@ -71,11 +130,11 @@ class Retrier(Protocol):
         """
 
     def alone(self) -> AbstractAsyncContextManager[bool]:
-        """Tell, and keep it so for the block, whether no other replica's turn it is."""
+        """Take the lock of the schedule for the block; give False if it is taken."""
 
 
 async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:
-    """Find what meets the criteria, the oldest first."""
+    """Find the dead letters that meet the criteria, the oldest first."""
     rows = await retrier.fetch(Statement.FIND, criteria.parameters())
     return [Candidate(*row) for row in rows]
 
@@ -83,7 +142,7 @@ async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:
 async def find_due(
     retrier: Retrier, *, origin: str | None, max_retries: int, max_rows: int
 ) -> list[Candidate]:
-    """Find what the schedule is to retry, the longest due first."""
+    """Find what the schedule has to retry, the longest overdue first."""
     rows = await retrier.fetch(
         Statement.FIND_DUE,
         {"origin": origin, "max_retries": max_retries, "max_rows": max_rows},
@@ -98,10 +157,10 @@ async def retry_all(
     max_per_second: float | None = None,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
 ) -> Tally:
-    """Retry dead letters in this order, not faster than asked.
+    """Retry dead letters in this order, at most `max_per_second`.
 
     Raises:
-        BrokerUnavailableError, DatabaseUnavailableError: those left are untouched.
+        BrokerUnavailableError, DatabaseUnavailableError: the rest is unchanged.
     """
     counts: Counter[str] = Counter()
     earliest = time.monotonic()
@@ -110,7 +169,7 @@ async def retry_all(
             early = earliest - time.monotonic()
             if early > 0:
                 await asyncio.sleep(early)
-            # What took long is not made up for: the next ones would come in a rush.
+            # Don't catch up after a slow one: the next ones would come in a burst.
             earliest = max(earliest, time.monotonic()) + 1 / max_per_second
         outcome = await retrier.retry(candidate)
         counts[outcome.value] += 1

@@ -9,14 +9,15 @@ import psycopg
 
 from outbox.dead_letters import (
     Candidate,
+    Failure,
     Letter,
     Outcome,
     RetrySchedule,
     Statement,
     lost_turn,
+    outcome_event,
     statement,
 )
-from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -38,12 +39,12 @@ _APPLICATION: Final = "pillarbox relay dead letters"
 
 
 class PublishingRetrier:
-    """Publishes dead letters one by one, each under the lock of its row.
+    """Publishes dead letters one by one, each with its row locked.
 
-    An ack makes it SUCCEEDED, a nack charges it a retry, unless it was put off. Other
-    than in the relay, a transaction is open while the broker is waited for: it is what
-    keeps two retries of one dead letter apart. A dead letter comes behind what its key
-    published since.
+    An ack makes it SUCCEEDED; a nack counts a failed retry, unless the broker asked for
+    a delay. Unlike in the relay, a transaction stays open while the broker is waited
+    for: it keeps two retries of one dead letter apart. A dead letter comes after what
+    was published of its key in the meantime.
     """
 
     def __init__(
@@ -75,27 +76,23 @@ class PublishingRetrier:
         """Publish one dead letter, and write down what the broker said."""
         publisher = await self._connected()
         async with self._database() as connection, connection.transaction():
-            rows = await _run(connection, Statement.LOCK, candidate._asdict())
+            found = candidate.parameters()
+            rows = await _run(connection, Statement.LOCK, found)
             if not rows:
                 return Outcome.SKIPPED
             letter = Letter.of(rows[0])
             nacked = await self._publish(letter, publisher)
+            failure = None
             if nacked is None:
-                await _run(connection, Statement.MARK_SUCCEEDED, candidate._asdict())
+                await _run(connection, Statement.MARK_SUCCEEDED, found)
             else:
-                await self._fail(connection, letter, nacked)
-        about: dict[str, Any] = {
-            "schema": "outbox",
-            "id": letter.id,
-            "message_id": letter.message_id,
-            "topic": letter.topic,
-        }
-        if nacked is None:
-            self._notify(DeadLetterSucceeded(**about))
-            return Outcome.SUCCEEDED
-        count, reason = _failed_retries(letter, nacked), storable(nacked.reason)
-        self._notify(DeadLetterFailed(**about, retry_count=count, reason=reason))
-        return Outcome.FAILED
+                failure = Failure(
+                    reason=storable(nacked.reason), delay=nacked.retry_after
+                )
+                values = failure.parameters(letter, self._schedule.delay)
+                await _run(connection, Statement.MARK_PENDING, values)
+        self._notify(outcome_event("outbox", letter, failure))
+        return Outcome.SUCCEEDED if failure is None else Outcome.FAILED
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
@@ -156,26 +153,8 @@ class PublishingRetrier:
                 assert lost is not None
                 raise lost
 
-    async def _fail(
-        self, connection: Connection, letter: Letter, nacked: Nacked
-    ) -> None:
-        count = _failed_retries(letter, nacked)
-        await _run(
-            connection,
-            Statement.MARK_PENDING,
-            {
-                "id": letter.id,
-                "created_at": letter.created_at,
-                "retry_count": letter.retry_count,
-                "charge": count - letter.retry_count,
-                "reason": storable(nacked.reason),
-                "stacktrace": None,
-                "delay": nacked.retry_after or self._schedule.delay(count),
-            },
-        )
-
     async def _connected(self) -> Publisher:
-        # Not before there is something to publish: most turns find nothing due.
+        # Only once there is something to publish: most runs find nothing due.
         if self._publisher is None:
             await refuse_pooler_async(self._url)
             self._publisher = await self._stack.enter_async_context(
@@ -239,8 +218,3 @@ async def _run(
 ) -> list[tuple[Any, ...]]:
     cursor = await connection.execute(statement("outbox", name), parameters)
     return await cursor.fetchall()
-
-
-def _failed_retries(letter: Letter, nacked: Nacked) -> int:
-    """Give how many retries failed by now: to be put off is no failure."""
-    return letter.retry_count + (nacked.retry_after is None)
