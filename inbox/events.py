@@ -149,10 +149,11 @@ class SourceFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseLost(Event):
+class HandlerDatabaseLost(Event):
     """The handlers' database is away; it is tried again after the delay."""
 
     level = logging.WARNING
+    waits_for = "database"
 
     consumer: str
     reason: str
@@ -160,7 +161,7 @@ class DatabaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseFound(Event):
+class HandlerDatabaseFound(Event):
     """The handlers' database is back."""
 
     consumer: str

@@ -15,8 +15,8 @@ from inbox.consumer import Consumer
 from inbox.consuming.blocked_keys import BlockedKeys
 from inbox.events import (
     ConsumerStarted,
-    DatabaseFound,
-    DatabaseLost,
+    HandlerDatabaseFound,
+    HandlerDatabaseLost,
     MessageDeadLettered,
     SourceFound,
     SourceLost,
@@ -140,7 +140,7 @@ def _run(
     blocked = BlockedKeys(consumer.name)
     health = Health(
         ConsumerStarted,
-        {SourceLost: SourceFound, DatabaseLost: DatabaseFound},
+        {SourceLost: SourceFound, HandlerDatabaseLost: HandlerDatabaseFound},
         {"/blocked": blocked.tell if show_blocked_keys else blocked.count},
     )
     metrics = watching.metrics()

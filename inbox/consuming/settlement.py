@@ -29,10 +29,10 @@ from inbox.errors import (
     TransactionEndedError,
 )
 from inbox.events import (
-    DatabaseFound,
-    DatabaseLost,
     DeadLetterRepeated,
     DuplicateSkipped,
+    HandlerDatabaseFound,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageCancelled,
     MessageDeadLettered,
@@ -435,7 +435,7 @@ class DatabaseOutage:
         if not self._is_lost:
             self._is_lost = True
             self._notify(
-                DatabaseLost(
+                HandlerDatabaseLost(
                     consumer=self._consumer,
                     reason=one_line(error),
                     seconds=delay.total_seconds(),
@@ -448,4 +448,4 @@ class DatabaseOutage:
         """Tell that the database is back, if it was away."""
         if self._is_lost:
             self._is_lost = False
-            self._notify(DatabaseFound(consumer=self._consumer))
+            self._notify(HandlerDatabaseFound(consumer=self._consumer))

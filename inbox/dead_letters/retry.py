@@ -171,9 +171,8 @@ class HandlerRetrier:
         self, handler: AnyHandler, message: Message, candidate: Candidate
     ) -> bool:
         if not isinstance(handler, LongHandler):
-            return await self._executor.handle(
-                locked_handler(handler, candidate), message
-            )
+            locked = locked_handler(handler, candidate)
+            return await self._executor.handle(locked, message)
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:

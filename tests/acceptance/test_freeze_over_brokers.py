@@ -63,7 +63,7 @@ def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
 
     frozen.thaw()
     # What it had begun it begins again, and finds the receipts.
-    frozen.wait_for_log("DatabaseLost")
+    frozen.wait_for_log("HandlerDatabaseLost")
     frozen.wait_for_log("DuplicateSkipped")
 
     def takes_part() -> bool:

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from inbox import Consumer, DeadLetter, RetryLater, idempotent
 from inbox.events import (
-    DatabaseFound,
-    DatabaseLost,
     DuplicateSkipped,
+    HandlerDatabaseFound,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -270,8 +270,8 @@ async def test_a_lost_connection_counts_no_attempt(
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled)
-        await events.wait_for(DatabaseFound)
-    assert len(events.of(DatabaseLost)) == 1
+        await events.wait_for(HandlerDatabaseFound)
+    assert len(events.of(HandlerDatabaseLost)) == 1
     assert events.of(HandlerFailed) == []
     assert effects(url) == ["0"]
 

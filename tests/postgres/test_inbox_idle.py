@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from inbox import Consumer, idempotent
 from inbox.events import (
-    DatabaseLost,
     DuplicateSkipped,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -101,7 +101,7 @@ async def test_the_one_that_took_over_wins_and_the_late_one_commits_nothing(
         await of_late.wait_for(DuplicateSkipped)
 
     assert effects(url) == ["taken over"]
-    assert len(of_late.of(DatabaseLost)) == 1
+    assert len(of_late.of(HandlerDatabaseLost)) == 1
     assert of_late.of(HandlerFailed) == []
 
 
@@ -117,7 +117,7 @@ async def test_a_statement_may_take_longer(
 
     async with running(consumer) as events:
         await events.wait_for(MessageHandled)
-    assert events.of(DatabaseLost) == []
+    assert events.of(HandlerDatabaseLost) == []
     assert effects(url) == ["done"]
 
 

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer, DeadLetter
 from inbox.events import (
-    DatabaseFound,
-    DatabaseLost,
+    HandlerDatabaseFound,
+    HandlerDatabaseLost,
     HandlerFailed,
     MessageDeadLettered,
     MessageHandled,
@@ -45,10 +45,10 @@ async def test_a_database_that_is_away_is_waited_for_and_charges_nobody(
         async with running(consumer) as events:
             private_server.stop()
             source.add(*numbered(100, keys=10))
-            await events.wait_for(DatabaseLost)
+            await events.wait_for(HandlerDatabaseLost)
             private_server.start()
             await events.wait_for(MessageHandled, 100, timeout=60)
-            await events.wait_for(DatabaseFound)
+            await events.wait_for(HandlerDatabaseFound)
     assert events.of(HandlerFailed) == []
     assert len(source.acked) == 100
 
@@ -75,7 +75,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
         async with running(consumer) as events:
             await events.wait_for(MessageHandled, 20)
             private_server.restart("immediate")
-            await events.wait_for(DatabaseFound, timeout=60)
+            await events.wait_for(HandlerDatabaseFound, timeout=60)
             async with PostgresPublisher.from_url(url) as publisher:
                 await publisher.publish([Message("orders", b"last")])
             while execute(url, "SELECT count(*) FROM effect") != [(301,)]:

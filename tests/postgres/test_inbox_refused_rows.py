@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer
 from inbox.events import (
-    DatabaseFound,
-    DatabaseLost,
     DeadLetterRepeated,
+    HandlerDatabaseFound,
+    HandlerDatabaseLost,
     MessageDeadLettered,
     MessageHandled,
 )
@@ -72,7 +72,7 @@ async def test_what_the_table_has_no_room_for_is_kept_beside(
             await events.wait_for(MessageDeadLettered, timeout=60)
             await events.wait_for(MessageHandled, timeout=60)
     assert handled == [b"sound"]
-    assert events.of(DatabaseLost) == []
+    assert events.of(HandlerDatabaseLost) == []
     assert reason in events.of(MessageDeadLettered)[0].reason
     query = "SELECT topic, schema_version, headers, payload FROM inbox.dead_letter"
     assert execute(database_url, query) == [(*kept, b"odd")]
@@ -126,7 +126,7 @@ async def test_a_row_that_is_refused_is_written_with_no_more_than_its_payload(
             await events.wait_for(MessageDeadLettered, timeout=60)
             source.add(message)
             await events.wait_for(DeadLetterRepeated, timeout=60)
-    assert events.of(DatabaseLost) == []
+    assert events.of(HandlerDatabaseLost) == []
     assert len(source.acked) == 2
     query = (
         "SELECT message_id, topic, key, tenant, headers, payload, error_reason"
@@ -160,9 +160,9 @@ async def test_what_no_row_gets_past_is_waited_for_and_then_written_whole(
         async def handle(session: AsyncSession, message: Message) -> None: ...
 
         async with running(consumer) as events:
-            await events.wait_for(DatabaseLost, timeout=60)
+            await events.wait_for(HandlerDatabaseLost, timeout=60)
             execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT taken")
-            await events.wait_for(DatabaseFound, timeout=60)
+            await events.wait_for(HandlerDatabaseFound, timeout=60)
             await events.wait_for(MessageDeadLettered, timeout=60)
     query = "SELECT topic, tenant FROM inbox.dead_letter"
     assert execute(database_url, query) == [("orders", "t")]

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer
 from inbox.events import (
-    DatabaseLost,
     DuplicateSkipped,
+    HandlerDatabaseLost,
     MessageDeadLettered,
     MessageHandled,
 )
@@ -48,7 +48,7 @@ async def test_a_look_that_fails_is_repeated_and_finds_the_receipt(
             source.return_later(message, 3, timedelta(0))
             await events.wait_for(DuplicateSkipped, timeout=60)
     assert failures == []
-    assert len(events.of(DatabaseLost)) == 1
+    assert len(events.of(HandlerDatabaseLost)) == 1
     assert execute(database_url, "SELECT 1 FROM inbox.dead_letter") == []
 
 
@@ -66,4 +66,4 @@ async def test_an_id_that_no_receipt_can_have_is_given_up_at_once(
             for id in (uuid4(), type(uuid4())(int=2**128 - 1)):
                 source.return_later(Message("orders", b"", id=id), 3, timedelta(0))
             await events.wait_for(MessageDeadLettered, 2, timeout=60)
-    assert events.of(DatabaseLost) == []
+    assert events.of(HandlerDatabaseLost) == []

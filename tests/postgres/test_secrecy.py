@@ -147,12 +147,12 @@ async def test_a_consumer_tells_no_payload(
         for topic in topics[:-1]:
             consumer.handles(topic)(handle)
         async with consuming(consumer) as recorded:
-            await recorded.wait_for(inbox.events.DatabaseLost)
+            await recorded.wait_for(inbox.events.HandlerDatabaseLost)
             execute(database_url, "ALTER TABLE inbox.dead_letter DROP CONSTRAINT fussy")
             await recorded.wait_for(MessageDeadLettered, 4)
             await recorded.wait_for(MessageHandled, 2)
 
-    assert "DatabaseLost" in caplog.text
+    assert "HandlerDatabaseLost" in caplog.text
     assert not leaks(caplog.text)
     assert not leaks(repr(recorded.events))
     traces = execute(

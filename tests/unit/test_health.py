@@ -16,8 +16,8 @@ import pytest
 
 from inbox.events import (
     ConsumerStarted,
-    DatabaseFound,
-    DatabaseLost,
+    HandlerDatabaseFound,
+    HandlerDatabaseLost,
     SourceFound,
     SourceLost,
 )
@@ -33,7 +33,8 @@ STARTED = ConsumerStarted(consumer="billing", topics=())
 @pytest.fixture
 def health() -> Health:
     return Health(
-        ConsumerStarted, {SourceLost: SourceFound, DatabaseLost: DatabaseFound}
+        ConsumerStarted,
+        {SourceLost: SourceFound, HandlerDatabaseLost: HandlerDatabaseFound},
     )
 
 
@@ -103,10 +104,10 @@ def test_it_is_ready_when_all_that_was_lost_is_found(health: Health) -> None:
     lost: dict[str, Any] = {"consumer": "billing", "reason": "gone", "seconds": 1.0}
     health(SourceLost(queue="batch", **lost))
     health(SourceLost(queue="default", **lost))
-    health(DatabaseLost(**lost))
+    health(HandlerDatabaseLost(**lost))
     assert health.waits_for == ["database", "source of batch", "source of default"]
     health(SourceFound(consumer="billing", queue="default"))
-    health(DatabaseFound(consumer="billing"))
+    health(HandlerDatabaseFound(consumer="billing"))
     assert health.waits_for == ["source of batch"]
     health(SourceFound(consumer="billing", queue="batch"))
     assert health.waits_for == []
