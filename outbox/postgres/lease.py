@@ -108,6 +108,88 @@ class _Seen(NamedTuple):
         return LockHolder(self.pid, self.role, self.application, self.client)
 
 
+class Ownership:
+    """Which lanes are ours, until when, and how many should be. No I/O, no clock.
+
+    Moments are seconds of one monotonic clock. `tests/models/test_lease.py` tries all
+    that can happen to two of them.
+
+    Attributes:
+        held: the lanes whose locks our session holds.
+        in_use: lanes of which something is in flight, so they aren't given back.
+        leaving: lanes that are given back as soon as they are out of use.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._valid_until = -math.inf
+        self.held: frozenset[int] = frozenset()
+        self.in_use: frozenset[int] = frozenset()
+        self.leaving: frozenset[int] = frozenset()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether our session has joined the members, as far as we know."""
+        return bool(self.held) or self._valid_until != -math.inf
+
+    def is_valid(self, now: float) -> bool:
+        """Tell whether the last heartbeat is recent enough to rely on the locks."""
+        return now < self._valid_until
+
+    def holds(self, lanes: Collection[int], now: float) -> bool:
+        """Tell whether all of `lanes` are ours at this moment."""
+        return self.is_valid(now) and self.held.issuperset(lanes)
+
+    def has_expired(self, now: float) -> bool:
+        """Tell whether the server has ended our session, or is about to."""
+        return bool(self.held) and not self.is_valid(now)
+
+    def renew(self, sent: float, locked: Collection[int]) -> frozenset[int]:
+        """Note the answer to a heartbeat; return the lanes that turned out to be lost.
+
+        Args:
+            sent: when it was sent, not when it was answered: the server may have
+                counted from then on.
+            locked: the lanes that our session had locked when it answered. Behind our
+                back the connection may have been opened anew.
+        """
+        self._valid_until = sent + self._limit * (1 - _MARGIN)
+        self.leaving = frozenset()
+        lost = self.held.difference(locked)
+        self.held -= lost
+        return lost
+
+    def balance(
+        self, group: Collection[int], members: int
+    ) -> tuple[frozenset[int], int]:
+        """Move towards a fair share of a group.
+
+        Returns:
+            Lanes to unlock, which are ours no longer from now on, and how many more
+            to lock.
+        """
+        share = math.ceil(len(group) / members)
+        held = self.held.intersection(group)
+        # Lanes in use go last, and are not claimed from until they are free.
+        ranked = sorted(held, key=lambda lane: (lane not in self.in_use, lane))
+        surplus = frozenset(ranked[share:])
+        self.leaving |= surplus & self.in_use
+        free = surplus - self.in_use
+        self.held -= free
+        return free, max(0, share - len(held))
+
+    def take(self, lanes: Collection[int]) -> None:
+        """Note lanes that our session has locked."""
+        self.held = self.held.union(lanes)
+
+    def lose_all(self) -> frozenset[int]:
+        """Forget everything, since the session is gone; return what was held."""
+        lost, self.held = self.held, frozenset()
+        self.leaving = frozenset()
+        self._valid_until = -math.inf
+        return lost
+
+
 class Lease:
     """The lanes that this process holds. For one event loop.
 
@@ -156,10 +238,7 @@ class Lease:
         self._muffling: Counter[int] = Counter()
         self._without_since: float | None = None
         self._told = Obstruction()
-        self._held: set[int] = set()
-        self._in_use: set[int] = set()
-        self._surplus: set[int] = set()
-        self._fresh_until = -math.inf
+        self._own = Ownership(self._limit)
         self._link = Link(
             url,
             application_name=application_name,
@@ -169,9 +248,9 @@ class Lease:
     @property
     def lanes(self) -> frozenset[int]:
         """The lanes that may be claimed from: held, and not about to be given back."""
-        if time.monotonic() >= self._fresh_until:
+        if not self._own.is_valid(time.monotonic()):
             return frozenset()
-        return frozenset(self._held - self._surplus)
+        return self._own.held - self._own.leaving
 
     def holds(self, lanes: Collection[int]) -> bool:
         """Tell whether all of `lanes` are held, a margin from the limit included.
@@ -179,15 +258,15 @@ class Lease:
         Ask before every publish: what is published without a lease may overtake
         what another process publishes.
         """
-        return time.monotonic() < self._fresh_until and self._held.issuperset(lanes)
+        return self._own.holds(lanes, time.monotonic())
 
     def use(self, lanes: Collection[int]) -> None:
         """Keep lanes from being given back while something of theirs is in flight."""
-        self._in_use.update(lanes)
+        self._own.in_use = self._own.in_use.union(lanes)
 
     def leave(self, lanes: Collection[int]) -> None:
         """Say that nothing of these lanes is in flight any more."""
-        self._in_use.difference_update(lanes)
+        self._own.in_use = self._own.in_use.difference(lanes)
 
     async def run(self) -> None:
         """Take, keep and share lanes until cancelled; then give all back.
@@ -211,12 +290,11 @@ class Lease:
 
     async def beat(self) -> None:
         """Send one heartbeat and move towards the fair share."""
-        if self._held and time.monotonic() >= self._fresh_until:
-            # The server has ended the session, or is about to: start over.
+        if self._own.has_expired(time.monotonic()):
             await self._lose_all()
         sent = time.monotonic()
         connection = await self._link.connection()
-        joined = self._held or self._fresh_until != -math.inf
+        joined = self._own.is_member
         if not joined:
             ((joined,),) = await self._execute(
                 connection, "join_members", member=Lock.MEMBER
@@ -226,10 +304,15 @@ class Lease:
         self._judge(seen, members)
         if not joined:
             return
-        self._fresh_until = sent + self._limit * (1 - _MARGIN)
-        self._surplus.clear()
+        locked = [lane for each in seen if each.ours for lane in each.lanes]
+        if lost := self._own.renew(sent, locked):
+            self._on_lose(lost)
+        if not self._own.is_valid(time.monotonic()):
+            # The answer came too late to rely on. Others shall not wait for us.
+            await self._lose_all()
+            return
         for group in self._groups:
-            await self._balance(connection, group, math.ceil(len(group) / members))
+            await self._balance(connection, group, members)
 
     @property
     def obstruction(self) -> Obstruction:
@@ -301,7 +384,7 @@ class Lease:
                 for group in self._groups
             )
         ]
-        if self._held or not greedy:
+        if self._own.held or not greedy:
             self._without_since = None
             return []
         now = time.monotonic()
@@ -320,29 +403,23 @@ class Lease:
             pass
 
     async def _balance(
-        self, connection: Connection, group: Sequence[int], share: int
+        self, connection: Connection, group: Sequence[int], members: int
     ) -> None:
-        held = self._held.intersection(group)
-        if len(held) > share:
-            # Lanes in flight go last, and are not claimed from until they are free.
-            ranked = sorted(held, key=lambda lane: (lane not in self._in_use, lane))
-            surplus = set(ranked[share:])
-            self._surplus |= surplus & self._in_use
-            free = surplus - self._in_use
-            if free:
-                self._held -= free
-                self._on_lose(free)
-                await self._execute(connection, "release_lanes", lanes=list(free))
-        elif len(held) < share:
-            offered = [lane for lane in group if lane not in held]
+        free, wanted = self._own.balance(group, members)
+        if free:
+            # Before anybody else can take them.
+            self._on_lose(free)
+            await self._execute(connection, "release_lanes", lanes=list(free))
+        elif wanted:
+            offered = [lane for lane in group if lane not in self._own.held]
             # Members that start together must not all try the same lane first.
             random.shuffle(offered)
             rows = await self._execute(
-                connection, "take_lanes", lanes=offered, wanted=share - len(held)
+                connection, "take_lanes", lanes=offered, wanted=wanted
             )
             taken = {lane for (lane,) in rows}
             if taken:
-                self._held |= taken
+                self._own.take(taken)
                 self._on_take(taken)
 
     async def _execute(
@@ -361,9 +438,6 @@ class Lease:
             ) from None
 
     async def _lose_all(self) -> None:
-        lost, self._held = self._held, set()
-        self._surplus.clear()
-        self._fresh_until = -math.inf
-        if lost:
+        if lost := self._own.lose_all():
             self._on_lose(lost)
         await self._link.close()

@@ -1,0 +1,304 @@
+"""Two relays that share lanes by leases, and a server that may end their sessions.
+
+Each relay decides with the real `Ownership`. Modelled are the sessions and their locks,
+`idle_session_timeout`, and messages that take as long as they like. Time passes in
+ticks, of which a lease has `LIMIT`. A relay that stands still for a tick, frozen or
+waiting for the network, just does nothing before the next one, which may happen
+anywhere and any number of times. The time that has passed is only counted up to the
+limit, so the number of states is finite, and all of them are visited.
+
+Checked in every state:
+
+- Two relays never both hold a lane, unless the server ended a session before its time
+  (a restart, `pg_terminate_backend`), and its relay has not been able to notice.
+- A lane that nobody holds is held again within the limit, counted from when the server
+  last heard of the relay whose turn it was, and two heartbeats, in which a relay that
+  is at work all the time joins and takes it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from outbox.postgres.lease import Ownership
+from tests.models.explore import BrokenPromiseError
+
+LIMIT: Final = 3
+LANES: Final = (0, 1)
+GONE: Final = -1
+"""How long a lease is still valid that has expired, or was never taken."""
+
+
+class Request(NamedTuple):
+    """A statement on its way, or its answer on the way back."""
+
+    kind: str
+    lanes: frozenset[int] = frozenset()
+    wanted: int = 0
+    is_answer: bool = False
+    failed: bool = False
+    members: int = 0
+
+
+class Relay(NamedTuple):
+    """What one relay knows, and the server's side of its session."""
+
+    held: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
+    in_use: frozenset[int] = frozenset()
+    joined: bool = False
+    valid_for: int = GONE
+    """Ticks until it stops relying on its locks."""
+    request: Request | None = None
+    sent: int = 0
+    """Ticks since the heartbeat under way was sent."""
+    has_beaten: bool = False
+    """In this tick: then it is at work."""
+    connected: bool = False
+    """It has a connection, which the server may have closed."""
+    has_session: bool = False
+    idle: int = 0
+    """Ticks since the server last heard of it."""
+    locks: frozenset[int] = frozenset()
+    is_member: bool = False
+    ended_early: bool = False
+    """The server ended its session, and it has not noticed."""
+
+
+class State(NamedTuple):
+    relays: tuple[Relay, ...]
+    unheld: int
+    """Ticks since somebody held the first lane, or the server heard of the first relay,
+    while the last one was at work. The lanes don't differ, nor do the relays."""
+
+
+@dataclass(frozen=True)
+class LeaseModel:
+    """What may happen to two relays.
+
+    Args:
+        ownership: how they decide.
+        unlocks_first: a relay gives up a lane only when the lock is gone.
+        has_timeout: the server ends idle sessions.
+        counts_from_the_answer: a lease counts from the answer to its heartbeat.
+        trusts_its_connection: a relay doesn't ask which locks it has.
+        is_one_steady: the last relay has no trouble: it is never late, and keeps its
+            session.
+    """
+
+    ownership: type[Ownership] = Ownership
+    unlocks_first: bool = False
+    has_timeout: bool = True
+    counts_from_the_answer: bool = False
+    trusts_its_connection: bool = False
+    is_one_steady: bool = True
+
+    def start(self) -> State:
+        return State((Relay(), Relay()), 0)
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        self._check(state)
+        for name, after in self._possible(state):
+            is_held = self._holders(after, LANES[0])
+            before, other = state.relays[0], after.relays[0]
+            is_heard = other.has_session and other.idle < max(before.idle, 1)
+            if is_held or is_heard:
+                after = after._replace(unheld=0)
+            yield name, after
+
+    def _possible(self, state: State) -> Iterator[tuple[str, State]]:
+        for number, relay in enumerate(state.relays):
+            if number and self.is_one_steady:
+                if not relay.has_beaten:
+                    yield (
+                        "the steady relay sends a heartbeat",
+                        self._beat_at_once(state),
+                    )
+                continue
+            for name, after in self._relay(state, number, relay):
+                yield f"relay {number} {name}", _with(state, number, after)
+        if self.is_one_steady and not state.relays[1].has_beaten:
+            return
+        if not self.has_timeout or all(
+            relay.idle < LIMIT for relay in state.relays if relay.has_session
+        ):
+            yield "a tick", self._tick(state)
+
+    def _relay(
+        self, state: State, number: int, relay: Relay
+    ) -> Iterator[tuple[str, Relay]]:
+        request = relay.request
+        if request is None:
+            if not relay.has_beaten:
+                yield from self._beat(relay)
+            if relay.connected and not relay.has_session:
+                yield "hears that its session has ended", self._lose(relay)
+        elif request.is_answer:
+            yield f"gets the answer to {request.kind}", self._answered(relay, request)
+        elif not relay.has_session and relay.connected:
+            failed = request._replace(is_answer=True, failed=True)
+            yield f"fails with {request.kind}", relay._replace(request=failed)
+        else:
+            yield f"has {request.kind} run", self._run(state, number, relay, request)
+        if relay.in_use:
+            yield "leaves its lane", relay._replace(in_use=frozenset())
+        elif self._own(relay).holds([0], 0):
+            yield "uses a lane", relay._replace(in_use=frozenset([0]))
+        if relay.has_session:
+            ended = relay._replace(
+                has_session=False,
+                locks=frozenset(),
+                is_member=False,
+                idle=0,
+                ended_early=relay.idle < LIMIT,
+            )
+            yield "loses its session", ended
+
+    def _beat(self, relay: Relay) -> Iterator[tuple[str, Relay]]:
+        own = self._own(relay)
+        if own.has_expired(0):
+            relay = self._lose(relay)
+        yield (
+            "sends a heartbeat",
+            relay._replace(request=Request("list_lock_holders"), sent=0),
+        )
+        if relay.connected and not relay.has_session:
+            # Its connection is known to be closed, and opened anew without a word.
+            yield (
+                "sends a heartbeat on a new connection",
+                relay._replace(
+                    request=Request("list_lock_holders"), sent=0, connected=False
+                ),
+            )
+
+    def _beat_at_once(self, state: State) -> State:
+        _, relay = next(self._beat(state.relays[1]))
+        while relay.request is not None:
+            relay = self._run(state, 1, relay, relay.request)
+            assert relay.request is not None
+            relay = self._answered(relay, relay.request)
+        return _with(state, 1, relay)
+
+    def _run(self, state: State, number: int, relay: Relay, request: Request) -> Relay:
+        """Run a statement, on the server."""
+        if not relay.connected:
+            relay = relay._replace(connected=True, has_session=True)
+        relay = relay._replace(idle=0)
+        others = [r for n, r in enumerate(state.relays) if n != number]
+        match request.kind:
+            case "list_lock_holders":
+                if not relay.joined:
+                    relay = relay._replace(is_member=True)
+                members = sum(r.is_member for r in (relay, *others))
+                answer = request._replace(lanes=relay.locks, members=max(1, members))
+            case "take_lanes":
+                free = request.lanes.difference(*(other.locks for other in others))
+                taken = frozenset(sorted(free)[: request.wanted])
+                relay = relay._replace(locks=relay.locks | taken)
+                answer = request._replace(lanes=taken)
+            case _:
+                relay = relay._replace(locks=relay.locks - request.lanes)
+                answer = request
+        return relay._replace(request=answer._replace(is_answer=True))
+
+    def _answered(self, relay: Relay, request: Request) -> Relay:
+        if request.failed:
+            return self._lose(relay)
+        own = self._own(relay)
+        following = None
+        match request.kind:
+            case "list_lock_holders":
+                sent = 0 if self.counts_from_the_answer else -relay.sent
+                locked = relay.held if self.trusts_its_connection else request.lanes
+                own.renew(sent, locked)
+                if not own.is_valid(0):
+                    return self._lose(relay)
+                free, wanted = own.balance(LANES, request.members)
+                if self.unlocks_first:
+                    own.take(free)
+                if free:
+                    following = Request("release_lanes", free)
+                elif wanted:
+                    offered = frozenset(LANES) - own.held
+                    following = Request("take_lanes", offered, wanted)
+                # It knows again what it has.
+                relay = relay._replace(ended_early=False, joined=True)
+                if not relay.has_session:
+                    relay = relay._replace(ended_early=True)
+            case "take_lanes":
+                own.take(request.lanes)
+                if not relay.has_session:
+                    relay = relay._replace(ended_early=True)
+            case _:
+                if self.unlocks_first:
+                    own.held -= request.lanes
+        return _keep(relay, own)._replace(
+            request=following, has_beaten=following is None
+        )
+
+    def _lose(self, relay: Relay) -> Relay:
+        """Do what `_lose_all` does; the server hears of it."""
+        own = self._own(relay)
+        own.lose_all()
+        return _keep(relay, own)._replace(
+            request=None,
+            joined=False,
+            sent=0,
+            connected=False,
+            has_session=False,
+            locks=frozenset(),
+            is_member=False,
+            idle=0,
+            ended_early=False,
+        )
+
+    def _tick(self, state: State) -> State:
+        unheld = state.unheld + 1 if _is_at_work(state.relays[-1]) else 0
+        relays = tuple(
+            relay._replace(
+                valid_for=max(relay.valid_for - 1, 0 if relay.valid_for >= 0 else GONE),
+                sent=min(relay.sent + 1, LIMIT + 1) if relay.request else 0,
+                has_beaten=False,
+                idle=min(relay.idle + 1, LIMIT) if relay.has_session else 0,
+            )
+            for relay in state.relays
+        )
+        return State(relays, unheld)
+
+    def _holders(self, state: State, lane: int) -> list[Relay]:
+        return [r for r in state.relays if self._own(r).holds([lane], 0)]
+
+    def _check(self, state: State) -> None:
+        for lane in LANES:
+            holders = self._holders(state, lane)
+            if len([relay for relay in holders if not relay.ended_early]) > 1:
+                raise BrokenPromiseError(f"two relays hold lane {lane}")
+        if state.unheld > LIMIT + 2:
+            raise BrokenPromiseError(f"nobody holds lane {LANES[0]} for too long")
+
+    def _own(self, relay: Relay) -> Ownership:
+        own = self.ownership(LIMIT)
+        if relay.joined:
+            own.renew(relay.valid_for - LIMIT * 0.8, ())
+        own.held, own.leaving, own.in_use = relay.held, relay.leaving, relay.in_use
+        return own
+
+
+def _with(state: State, number: int, relay: Relay) -> State:
+    relays = list(state.relays)
+    relays[number] = relay
+    return state._replace(relays=tuple(relays))
+
+
+def _is_at_work(relay: Relay) -> bool:
+    """It has sent its heartbeat in this tick, and its session lives."""
+    return relay.has_beaten and relay.joined and relay.has_session
+
+
+def _keep(relay: Relay, own: Ownership) -> Relay:
+    valid_for = GONE
+    if own.is_member:
+        valid_for = next((t for t in range(LIMIT + 2) if not own.is_valid(t)), LIMIT)
+    return relay._replace(
+        held=own.held, leaving=own.leaving, in_use=own.in_use, valid_for=valid_for
+    )
