@@ -5,14 +5,14 @@ from typing import Final
 
 from outbox.errors import BrokerUnavailableError, one_line
 from relay.breaker import Breaker
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.publisher import Checkable, Publisher
 
 _LONGEST: Final = 10.0
 
 
 async def check_broker(
-    publisher: Publisher, board: Lanes, breaker: Breaker, seconds: float
+    publisher: Publisher, board: LaneBoard, breaker: Breaker, seconds: float
 ) -> None:
     """Open and close the breaker by what an idle broker answers, until cancelled.
 

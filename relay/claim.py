@@ -25,7 +25,7 @@ from outbox.postgres.connection import Connection
 from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.lanes.crowded import look_into, note, survey
 from relay.lanes.lane import Lane
 
@@ -65,7 +65,7 @@ class Batch:
 
 
 async def claim_batch(
-    connection: Connection, board: Lanes, lanes: Sequence[Lane], config: RelayConfig
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> Batch:
     """Read the next messages of these lanes and move their floors.
 
@@ -90,7 +90,7 @@ async def claim_batch(
 
 
 async def _claim_by_kind(
-    connection: Connection, board: Lanes, lanes: Sequence[Lane], config: RelayConfig
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> "_Found":
     strange = [lane for lane in lanes if lane.strange]
     ready = [lane for lane in lanes if not lane.crowded]
@@ -153,7 +153,7 @@ class _Found:
 
 async def _claim_both(
     connection: Connection,
-    board: Lanes,
+    board: LaneBoard,
     lanes: Sequence[Lane],
     strange: Sequence[Lane],
     config: RelayConfig,
@@ -181,7 +181,7 @@ def _half(config: RelayConfig) -> RelayConfig:
 
 async def _claim_ready(
     connection: Connection,
-    board: Lanes,
+    board: LaneBoard,
     lanes: Sequence[Lane],
     strange: Sequence[Lane],
     config: RelayConfig,
@@ -218,7 +218,7 @@ async def _claim_ready(
 
 async def _claim_crowded(
     connection: Connection,
-    board: Lanes,
+    board: LaneBoard,
     lanes: Sequence[Lane],
     strange: Sequence[Lane],
     config: RelayConfig,
@@ -259,7 +259,7 @@ def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
 
 async def _claim(
     connection: Connection,
-    board: Lanes,
+    board: LaneBoard,
     lanes: Sequence[Lane],
     config: RelayConfig,
     *,
@@ -295,7 +295,7 @@ async def _claim(
 
 async def _acquaint(
     connection: Connection,
-    board: Lanes,
+    board: LaneBoard,
     lanes: Sequence[Lane],
     now: datetime,
     given_out: int,

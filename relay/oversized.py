@@ -17,7 +17,7 @@ from outbox.events import Event
 from outbox.postgres.connection import Link
 from relay.claim import Claimed
 from relay.events import DatabaseFound, DatabaseLost, MessageDeadLettered
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.settle import move_to_dead_letters
 
 _FIRST_PAUSE: Final = 0.1
@@ -34,7 +34,12 @@ class OversizedRows:
     """
 
     def __init__(
-        self, link: Link, board: Lanes, *, origin: str, notify: Callable[[Event], None]
+        self,
+        link: Link,
+        board: LaneBoard,
+        *,
+        origin: str,
+        notify: Callable[[Event], None],
     ) -> None:
         self._link = link
         self._board = board

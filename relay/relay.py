@@ -37,7 +37,7 @@ from relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Publisher
 from relay.sweep import tend_lanes
@@ -108,7 +108,9 @@ class Relay:
             on_lose=self._on_lose,
         )
         self._sweep_link = Link(url, application_name=f"{self._application} sweep")
-        self._lanes = Lanes(self._lease, self._config.weights, self._config.concurrency)
+        self._lanes = LaneBoard(
+            self._lease, self._config.weights, self._config.concurrency
+        )
         self._breaker = Breaker(self._notify)
         self._portion = Portion(self._config.publish_timeout)
         self._origin = f"publisher:{self._name}"

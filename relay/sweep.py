@@ -15,13 +15,13 @@ from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
 from relay.events import DatabaseFound, DatabaseLost
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 
 _UPKEEP_INTERVAL: Final = 60.0
 
 
 async def tend_lanes(
-    board: Lanes, link: Link, config: RelayConfig, notify: Callable[[Event], None]
+    board: LaneBoard, link: Link, config: RelayConfig, notify: Callable[[Event], None]
 ) -> None:
     """Make due messages ready and order sweeps, until cancelled.
 
@@ -78,7 +78,7 @@ async def _look_at_upkeep(
     return cast("str | None", failure)
 
 
-async def _ready_all_due(link: Link, board: Lanes, batch_size: int) -> None:
+async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     numbers = set(board.numbers())
     crowded = {n for n in numbers if (lane := board.find(n)) and lane.crowded}
     # Also without lanes: leases end with the database, and somebody has to say so.
@@ -100,7 +100,7 @@ async def _ready_all_due(link: Link, board: Lanes, batch_size: int) -> None:
 
 
 async def _ready_some_due(
-    link: Link, board: Lanes, lanes: Collection[int], max_rows: int
+    link: Link, board: LaneBoard, lanes: Collection[int], max_rows: int
 ) -> Counter[int]:
     async with link.turn:
         connection = await link.connection()

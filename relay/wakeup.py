@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from outbox.postgres.doorbell import Doorbell
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 
 _BUSY: Final = 0.02
 _FIRST_LOOK: Final = 0.005
@@ -12,7 +12,9 @@ _LAST_LOOK: Final = 0.05
 _ASIDE: Final = 0.2
 
 
-async def wake_lanes(board: Lanes, doorbell: Doorbell, poll_interval: float) -> None:
+async def wake_lanes(
+    board: LaneBoard, doorbell: Doorbell, poll_interval: float
+) -> None:
     """Wake the lanes whenever there may be something in them, until cancelled.
 
     Once all lanes are dry: arm the doorbell, look once more, sleep. As long as a
@@ -43,7 +45,7 @@ async def wake_lanes(board: Lanes, doorbell: Doorbell, poll_interval: float) -> 
         await doorbell.close()
 
 
-async def _dry_within(board: Lanes, seconds: float) -> bool:
+async def _dry_within(board: LaneBoard, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             await board.dry()

@@ -23,7 +23,7 @@ from relay.events import (
     MessageDeadLettered,
     MessageDelayed,
 )
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
 from relay.publish import publish_batch
@@ -51,7 +51,7 @@ class Worker:
         self,
         link: Link,
         sweep_link: Link,
-        lanes: Lanes,
+        lanes: LaneBoard,
         publisher: Publisher,
         breaker: Breaker,
         portion: Portion,

@@ -21,7 +21,7 @@ _ALL: Final = 1 << 20
 _FEWEST_ROWS: Final = 16
 
 
-class Lanes:
+class LaneBoard:
     """The lanes of this relay, and whose turn it is. For one event loop."""
 
     def __init__(

@@ -12,7 +12,7 @@ from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.postgres.connection import Connection, connect, conninfo
 from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.settle import mark_published
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.relay import execute, insert
@@ -135,14 +135,14 @@ async def test_large_headers_are_read_by_the_claim_that_loads_them_and_few_befor
             assert worth_reading <= max(16, 2 * (found + 1))
 
 
-def board_of_all_lanes() -> Lanes:
+def board_of_all_lanes() -> LaneBoard:
     numbers = [number for priority in PRIORITIES for number in lanes_of(priority)]
-    board = Lanes(HeldLease(numbers), RelayConfig().weights, 1)
+    board = LaneBoard(HeldLease(numbers), RelayConfig().weights, 1)
     board.take(numbers)
     return board
 
 
-async def claim(connection: Connection, board: Lanes) -> Batch:
+async def claim(connection: Connection, board: LaneBoard) -> Batch:
     lanes = board.pick()
     batch = await claim_batch(connection, board, lanes, RelayConfig())
     board.put_back(lanes)

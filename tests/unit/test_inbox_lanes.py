@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from inbox.sources.postgres.lanes import ClaimedDelivery, Lanes
+from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from outbox import Message
 from outbox.postgres.lane_cursor import Snapshot
 
@@ -30,9 +30,9 @@ def used() -> Used:
 
 
 @pytest.fixture
-def lanes(used: Used) -> Lanes:
+def lanes(used: Used) -> DeliveryLanes:
     """Lanes 1 to 3, looked into."""
-    lanes = Lanes(used.add, used.discard)
+    lanes = DeliveryLanes(used.add, used.discard)
     lanes.take([1, 2, 3])
     for lane in (1, 2, 3):
         lanes.found_head(lane, None)
@@ -40,14 +40,17 @@ def lanes(used: Used) -> Lanes:
 
 
 def claim(
-    lanes: Lanes, *rows: ClaimedDelivery, full: bool = False, snapshot: Snapshot = QUIET
+    lanes: DeliveryLanes,
+    *rows: ClaimedDelivery,
+    full: bool = False,
+    snapshot: Snapshot = QUIET,
 ) -> list[ClaimedDelivery]:
     floors = lanes.floors(ALL)
     lanes.claimed(rows, list(floors), snapshot, full=full)
     return lanes.hand_out(100, ALL)
 
 
-def test_a_floor_follows_what_was_claimed(lanes: Lanes) -> None:
+def test_a_floor_follows_what_was_claimed(lanes: DeliveryLanes) -> None:
     assert claim(lanes, row(5), row(7), row(3, lane=2)) == [
         row(5),
         row(7),
@@ -57,7 +60,9 @@ def test_a_floor_follows_what_was_claimed(lanes: Lanes) -> None:
     assert lanes.floors(ALL) == {1: 7, 2: 3, 3: -1}
 
 
-def test_a_floor_waits_for_the_transactions_that_were_open(lanes: Lanes) -> None:
+def test_a_floor_waits_for_the_transactions_that_were_open(
+    lanes: DeliveryLanes,
+) -> None:
     claim(lanes, row(5), snapshot=Snapshot(90, 100))
     claim(lanes, row(7), snapshot=Snapshot(99, 105))
     assert lanes.floors(ALL)[1] == -1
@@ -68,7 +73,7 @@ def test_a_floor_waits_for_the_transactions_that_were_open(lanes: Lanes) -> None
 
 
 def test_a_full_claim_says_nothing_about_lanes_after_its_last_row(
-    lanes: Lanes,
+    lanes: DeliveryLanes,
 ) -> None:
     claim(lanes, row(9), row(8, lane=2), row(7, lane=3))
     claim(lanes)
@@ -81,7 +86,7 @@ def test_a_full_claim_says_nothing_about_lanes_after_its_last_row(
     assert lanes.floors(ALL) == {3: 1, 1: 9, 2: 4}
 
 
-def test_what_is_held_is_left_out_of_a_claim_below_it(lanes: Lanes) -> None:
+def test_what_is_held_is_left_out_of_a_claim_below_it(lanes: DeliveryLanes) -> None:
     claim(lanes, row(5), row(6))
     claim(lanes)
     assert lanes.held_above(lanes.floors(ALL)) == []
@@ -90,7 +95,7 @@ def test_what_is_held_is_left_out_of_a_claim_below_it(lanes: Lanes) -> None:
     assert claim(lanes, row(5)) == []
 
 
-def test_a_rewind_during_a_claim_is_not_lost(lanes: Lanes) -> None:
+def test_a_rewind_during_a_claim_is_not_lost(lanes: DeliveryLanes) -> None:
     (given,) = claim(lanes, row(5))
     claim(lanes)
     floors = lanes.floors(ALL)
@@ -101,7 +106,9 @@ def test_a_rewind_during_a_claim_is_not_lost(lanes: Lanes) -> None:
     assert lanes.floors(ALL)[1] == 4
 
 
-def test_a_lane_is_in_use_until_nothing_of_it_is_held(lanes: Lanes, used: Used) -> None:
+def test_a_lane_is_in_use_until_nothing_of_it_is_held(
+    lanes: DeliveryLanes, used: Used
+) -> None:
     first, second = claim(lanes, row(5), row(6))
     lanes.let_go(first)
     lanes.let_go(first)
@@ -110,7 +117,7 @@ def test_a_lane_is_in_use_until_nothing_of_it_is_held(lanes: Lanes, used: Used) 
     assert used == set()
 
 
-def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: Lanes) -> None:
+def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: DeliveryLanes) -> None:
     lanes.claimed(
         [row(5, key="a"), row(6, key="a"), row(7, key="b")],
         [1, 2, 3],
@@ -130,7 +137,9 @@ def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: Lanes) -> None:
     assert lanes.floors(ALL)[1] == 4
 
 
-def test_what_is_given_back_comes_before_the_rest_of_its_key(lanes: Lanes) -> None:
+def test_what_is_given_back_comes_before_the_rest_of_its_key(
+    lanes: DeliveryLanes,
+) -> None:
     a, b = row(5, key="a"), row(6, key="b")
     lanes.claimed([a, b, row(7, key="a")], [1, 2, 3], QUIET, full=False)
     assert lanes.hand_out(1, ALL) == [a]
@@ -140,7 +149,7 @@ def test_what_is_given_back_comes_before_the_rest_of_its_key(lanes: Lanes) -> No
     assert lanes.held_above(lanes.floors(ALL)) == [6]
 
 
-def test_a_key_is_blocked_until_the_last_of_it_is_ready(lanes: Lanes) -> None:
+def test_a_key_is_blocked_until_the_last_of_it_is_ready(lanes: DeliveryLanes) -> None:
     lanes.found_waiting([(1, 5, "a"), (1, 6, "a"), (9, 7, "not ours")])
     lanes.made_ready(1, 5, "a", AT)
     assert lanes.blocked == ["a"]
@@ -149,7 +158,7 @@ def test_a_key_is_blocked_until_the_last_of_it_is_ready(lanes: Lanes) -> None:
 
 
 def test_a_new_lane_is_not_claimed_from_before_it_was_looked_into(
-    lanes: Lanes,
+    lanes: DeliveryLanes,
 ) -> None:
     lanes.take([4])
     assert lanes.strange == [4]
@@ -159,7 +168,7 @@ def test_a_new_lane_is_not_claimed_from_before_it_was_looked_into(
 
 
 def test_nothing_is_handed_out_from_a_lane_that_is_not_leased(
-    lanes: Lanes, used: Used
+    lanes: DeliveryLanes, used: Used
 ) -> None:
     lanes.claimed([row(5), row(6, lane=2)], [1, 2, 3], QUIET, full=False)
     assert lanes.hand_out(100, frozenset({2})) == [row(6, lane=2)]
@@ -168,7 +177,7 @@ def test_nothing_is_handed_out_from_a_lane_that_is_not_leased(
 
 
 def test_a_lost_lane_is_forgotten_but_what_was_handed_out_stays_held(
-    lanes: Lanes, used: Used
+    lanes: DeliveryLanes, used: Used
 ) -> None:
     (given,) = claim(lanes, row(5))
     lanes.lose([1])

@@ -10,14 +10,14 @@ import pytest
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.postgres.lane_cursor import Snapshot
 from relay.config import RelayConfig
-from relay.lanes.board import Lanes
+from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from tests.fixtures.claimed import HeldLease
 
 WEIGHTS = RelayConfig().weights
 
 
-class Board(Lanes):
+class Board(LaneBoard):
     """A board that holds the lanes of some classes, all of them fresh."""
 
     def __init__(self, *priorities: Priority, concurrency: int = 2) -> None:

@@ -36,7 +36,7 @@ class ClaimedDelivery(NamedTuple):
 
 
 @dataclass(slots=True)
-class Lane:
+class _Lane:
     """One leased lane."""
 
     cursor: LaneCursor = field(default_factory=LaneCursor)
@@ -47,7 +47,7 @@ class Lane:
     strange: bool = True
 
 
-class Lanes:
+class DeliveryLanes:
     """The lanes of this replica. Pure bookkeeping, for one event loop.
 
     Args:
@@ -61,7 +61,7 @@ class Lanes:
         self.oldest = BEGINNING
         self._on_use = on_use
         self._on_leave = on_leave
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, _Lane] = {}
         self._held: dict[int, int] = {}
         self._count: Counter[int] = Counter()
         self._ready: Ready[ClaimedDelivery] = Ready()
@@ -94,7 +94,7 @@ class Lanes:
     def take(self, lanes: Collection[int]) -> None:
         """Begin with lanes that were just leased."""
         for number in lanes:
-            self._lanes[number] = Lane()
+            self._lanes[number] = _Lane()
 
     def lose(self, lanes: Collection[int]) -> None:
         """Forget lanes whose lease is gone; what was handed out stays held."""

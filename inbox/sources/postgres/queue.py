@@ -11,7 +11,7 @@ import psycopg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
 from inbox.sources.postgres.claim import read_delivery
-from inbox.sources.postgres.lanes import SKEW, ClaimedDelivery, Lanes
+from inbox.sources.postgres.lanes import SKEW, ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
 from outbox.errors import (
@@ -64,7 +64,7 @@ class Queue:
     def __init__(
         self,
         link: Link,
-        lanes: Lanes,
+        lanes: DeliveryLanes,
         *,
         consumer: str,
         prefetch: int,

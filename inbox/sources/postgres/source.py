@@ -16,7 +16,7 @@ import psycopg
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import History
 from inbox.source import Delivery
-from inbox.sources.postgres.lanes import ClaimedDelivery, Lanes
+from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from outbox.errors import (
     BrokerUnavailableError,
@@ -106,7 +106,7 @@ class PostgresSource:
         self._poll = poll_interval.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
         self._application = f"pillarbox inbox {consumer}"
-        self._lanes = Lanes(
+        self._lanes = DeliveryLanes(
             lambda lane: self._lease.use([lane]), lambda lane: self._lease.leave([lane])
         )
         self._lease = Lease(
