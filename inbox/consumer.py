@@ -62,37 +62,39 @@ U = TypeVar("U", bound=Upcaster)
 class Consumer:
     """Handles the messages of a broker, each with its effects exactly once.
 
-    Each message is handled in a transaction of its own with its receipt: a message
+    Each message is handled in its own transaction, together with its receipt; a message
     that was handled before is acked and skipped. Handlers must not commit the session
-    that they are given. Messages with one key are handled in the order in which the
-    source hands them over, keys side by side. `retrier` retries its dead letters.
+    they are given. Messages with the same key are handled in the order in which the
+    source delivers them, different keys side by side. `retrier` retries dead letters.
 
     Args:
         source: where the messages come from: a broker's URL, a `Source`, or one for
             each queue.
         sessions: of the handlers' database: an `async_sessionmaker` for async
             handlers, a `sessionmaker` for plain functions, which run in threads.
-        name: whose receipts, subscriptions and consumer group these are; the
-            replicas of one consumer have one name.
-        queues: which queues to serve, with their weights; all alike if left out.
-        order: `"none"` if messages of a key needn't wait; a mapping says it by queue.
-        max_in_flight: handlers at work at once; no more than the engine's pool has
-            connections. If left out 64, or as many as the pool allows, less one.
-        max_in_flight_per_tenant: of them, for messages of one tenant.
+        name: identifies the consumer's receipts, subscriptions and consumer group;
+            all replicas of a consumer use the same name.
+        queues: the queues to serve, with their weights; by default all, equally.
+        order: `"none"` if messages of a key need not wait for each other; a mapping
+            sets it for each queue.
+        max_in_flight: the maximum number of running handlers, at most the size of the
+            engine's pool. Default: 64, or the size of the pool less one.
+        max_in_flight_per_tenant: the maximum of them for messages of one tenant.
         max_prefetched: messages that each queue holds ready beyond `max_in_flight`;
-            among them its tenants take turns. As many again if left out.
+            its tenants take turns among them. Default: `max_in_flight`.
         max_waiting: messages that each queue holds that wait behind others of their
-            key, or for their retry; when it is reached, no more are fetched.
-        max_held_bytes: of the payloads that each queue holds; when it is reached, no
-            more are fetched. One fetch may go beyond.
-        max_idle: how long a handler's transaction may stand still before the server
-            ends it; so a process that is frozen keeps its messages no longer.
-        retry: backoff and number of attempts for handlers that raise.
-        drain: how long a stop waits for handlers at work.
-        codec: decodes payloads; what it can't decode is a dead letter, as it came.
-        redact: takes out of reasons and stack traces what nobody is to read.
-        registry: schemas that payloads have to fit before a handler gets them.
-        observers: are told of every event of `inbox.events`.
+            key, or for a retry. At the limit no more are fetched.
+        max_held_bytes: size of the payloads that each queue holds. At the limit no more
+            are fetched; a single fetch may exceed it.
+        max_idle: how long a handler's transaction may be idle before the server ends
+            it, so that a frozen process doesn't keep its messages.
+        retry: the number of attempts and the backoff for handlers that raise.
+        drain: how long a stop waits for running handlers.
+        codec: decodes payloads; a message that it can't decode is dead-lettered as it
+            came.
+        redact: removes from reasons and stack traces what nobody may read.
+        registry: schemas that payloads must match before a handler is called.
+        observers: called with every event of `inbox.events`.
     """
 
     def __init__(
@@ -164,23 +166,24 @@ class Consumer:
     ) -> Callable[[H], H]:
         """Register the handler `(session, message)` of a topic, or of `orders.*`.
 
-        One that is `@idempotent` records its receipt itself; else the consumer does.
+        An `@idempotent` handler records its own receipt; otherwise the consumer does.
 
         Args:
-            queue: in which its messages wait, with a consumer group of its own.
+            queue: the queue of its messages, which has its own consumer group.
             version: the schema version that it understands: older messages are
-                lifted to it by `upcasts`, newer ones are dead letters. None: any.
-            time_limit: after which its work is rolled back and counts as failed.
-            permanent: exceptions that make a dead letter at once, or what tells them.
-            retry: its own backoff and number of attempts, instead of the consumer's.
+                upcast to it (see `upcasts`), newer ones are dead-lettered. None: any.
+            time_limit: after this its work is rolled back, and the attempt has failed.
+            permanent: exceptions that dead-letter the message at once, or a function
+                that recognizes them.
+            retry: used instead of the consumer's policy.
             lease: for long handlers `(job, message)`, see `inbox.jobs`: how long a
                 process that hangs keeps a job.
-            batch: for handlers `(session, messages)`: how many at once.
+            batch: for handlers `(session, messages)`: how many messages at once.
 
         Raises:
-            ConfigError: the topic has a handler already or can't be used, the queue
-                or a limit can't, or the handler takes other arguments or doesn't fit
-                the kind of the sessions.
+            ConfigError: the topic already has a handler or is invalid, the queue or a
+                limit is invalid, or the handler takes other arguments or doesn't fit
+                the kind of sessions.
         """
         check_topic(topic)
         check_queue(queue)
@@ -200,13 +203,13 @@ class Consumer:
         return register
 
     def upcasts(self, topic: str, *, to: int) -> Callable[[U], U]:
-        """Register what lifts messages of version `to - 1` to version `to`.
+        """Register an upcaster from version `to - 1` to version `to`.
 
-        It takes the message and gives the payload of the next version. The topic is
-        written as its handler's.
+        It takes the message and returns the payload of the next version. Write the
+        topic as it is written for its handler.
 
         Raises:
-            ConfigError: there is one already, or `to` is no version.
+            ConfigError: there is one already, or `to` is not a version.
         """
 
         def register(upcaster: U) -> U:
@@ -216,7 +219,7 @@ class Consumer:
         return register
 
     def serve(self, queues: Mapping[str, int]) -> None:
-        """Serve these queues only, with these weights, from the next run on.
+        """Serve only these queues, with these weights, from the next run on.
 
         Raises:
             ConfigError: there are none, or a weight isn't a positive number.
@@ -224,34 +227,36 @@ class Consumer:
         self._queues_served.choose(queues)
 
     def observe(self, observer: Observer) -> None:
-        """Tell one more observer, from the next run on."""
+        """Add an observer, from the next run on."""
         self._observers.append(observer)
 
     def stop(self) -> None:
-        """Let `run` drain and return. For the loop's own thread; twice is harmless."""
+        """Let `run` drain and return. Call it in the loop's own thread."""
         if self._stop is not None:
             self._stop.set()
 
     async def run(self, *, idle: timedelta | None = None) -> None:
         """Handle messages until `stop` is called, or the task is cancelled.
 
-        Then nothing more is fetched, handlers at work may finish within `drain`, and
-        the rest is given back. A broker or a database that goes away later is waited
-        for; a second cancellation ends the drain.
+        Then nothing more is fetched, running handlers may finish within `drain`, and
+        the rest is given back. If the broker or the database goes away while it runs,
+        it waits for them. A second cancellation ends the drain.
 
         Args:
-            idle: also stop when nothing has come for so long and no handler is at
-                work. What waits for its retry is given back with its delay.
+            idle: also stop when nothing has come for this long and no handler is
+                running. Messages that wait for a retry are given back with their delay.
 
         Raises:
-            ConfigError: there is no handler, the source, the queues or the tables are
-                not as they should be, the role of the sessions may not write receipts,
-                or their pool is smaller than `max_in_flight`.
-            BrokerUnavailableError, DatabaseUnavailableError: at the start, the broker
-                or the database is away; the broker later, too, if `idle` is given.
+            ConfigError: there is no handler; the source, the queues or the tables can't
+                be used; the role of the sessions may not write receipts; or their pool
+                is smaller than `max_in_flight`.
+            BrokerUnavailableError, DatabaseUnavailableError: the broker or the database
+                is away at the start; with `idle`, also the broker later.
         """
         if self._stop is not None:
-            raise ConfigError(f"consumer {self.name!r}: runs already; make another one")
+            raise ConfigError(
+                f"consumer {self.name!r}: already running; create another Consumer"
+            )
         if not self.topics:
             raise ConfigError(
                 f"consumer {self.name!r}: has no handler; use @consumer.handles(topic)"

@@ -32,7 +32,7 @@ T = TypeVar("T", bound=Item)
 
 
 class Backlog(Generic[T]):
-    """Items by their place, whenever they are added. For one event loop."""
+    """Items by place, in whatever order they are added. For one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class Backlog(Generic[T]):
         self._number = count()
 
     def __len__(self) -> int:
-        """Count what is here, with what waits."""
+        """Count all items, including those that wait."""
         return len(self._ready) + sum(map(len, self._aside.values()))
 
     def add(self, item: T) -> None:
@@ -53,7 +53,7 @@ class Backlog(Generic[T]):
         self._push(where, item)
 
     def put_aside(self, item: T, delay: float) -> None:
-        """Let an item, and its key, wait for some seconds at least."""
+        """Let an item, and its key, wait for at least `delay` seconds."""
         name = _name(item)
         due = max(self._clock() + delay, self._due.get(name, 0.0))
         self._due[name] = due
@@ -61,7 +61,7 @@ class Backlog(Generic[T]):
         self._push(self._aside.setdefault(name, []), item)
 
     def take(self, limit: int) -> list[T]:
-        """Take out the first that needn't wait, at most `limit`."""
+        """Take out the first items that need not wait, at most `limit`."""
         self._wake()
         taken: list[T] = []
         while self._ready and len(taken) < limit:
@@ -76,18 +76,18 @@ class Backlog(Generic[T]):
 
     @property
     def ready(self) -> bool:
-        """Whether `take` would look at anything."""
+        """Whether `take` has anything to look at."""
         self._wake()
         return bool(self._ready)
 
     def seconds_until_due(self) -> float | None:
-        """Tell when the next item that waits is due; None if none waits."""
+        """Return when the next waiting item is due; None if none waits."""
         if not self._timers:
             return None
         return max(0.0, self._timers[0][0] - self._clock())
 
     def waiting(self) -> list[tuple[T, float]]:
-        """Give what waits, with its key or alone, and for how many seconds more."""
+        """Return what waits, alone or behind its key, and for how many seconds."""
         self._wake()
         now = self._clock()
         behind = [entry for entry in self._ready if _name(entry[-1]) in self._due]
@@ -128,23 +128,23 @@ _MAX_IDS: Final = 10_000
 
 
 class LruCache(Generic[N]):
-    """Notes on the ids noted last; the oldest are forgotten."""
+    """Notes on messages, by id; the least recently noted are forgotten."""
 
     def __init__(self, max_ids: int = _MAX_IDS) -> None:
         self._max_ids = max_ids
         self._notes: dict[UUID, N] = {}
 
     def note(self, id: UUID, note: N) -> None:
-        """Keep a note, instead of the one there is."""
+        """Keep a note, and replace an earlier one."""
         self._notes.pop(id, None)
         self._notes[id] = note
         if len(self._notes) > self._max_ids:
             del self._notes[next(iter(self._notes))]
 
     def get(self, id: UUID) -> N | None:
-        """Give what was noted."""
+        """Return the note."""
         return self._notes.get(id)
 
     def forget(self, id: UUID) -> None:
-        """Forget it, if there is anything."""
+        """Forget the note, if there is one."""
         self._notes.pop(id, None)

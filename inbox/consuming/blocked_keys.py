@@ -1,7 +1,6 @@
-"""Which keys of a consumer are blocked: their heads wait for a retry.
+"""The blocked keys of a consumer: those whose first message waits for a retry.
 
-Such a wait is spent in the process, so no table shows it. The events of the process
-do.
+The message waits in the process, so no table shows it, but the events do.
 """
 
 import asyncio
@@ -25,13 +24,13 @@ MOST_TOLD: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedKey:
-    """A key and its head: the message that failed and is tried again.
+    """A key and its head: the message that failed and will be retried.
 
     Attributes:
         head: the id of that message.
         attempts: how often it failed, as far as this process knows.
-        since: when it failed first.
-        next_at: when it is tried again, or was last.
+        since: when it first failed.
+        next_at: when it is retried, or was last.
     """
 
     key: str
@@ -67,16 +66,16 @@ class BlockedKeys:
                 self._keys.clear()
 
     def oldest_first(self) -> list[BlockedKey]:
-        """Give them, the one that has waited longest first."""
+        """Return them, the one that has waited longest first."""
         return sorted(self._keys.values(), key=lambda blocked: blocked.since)
 
     def count(self) -> dict[str, Any]:
-        """Tell how many there are, and since when the first one waits."""
+        """Count them, and tell since when the oldest has been waiting."""
         since = min((blocked.since for blocked in self._keys.values()), default=None)
         return {"count": len(self._keys), "since": _plain(since)}
 
     def tell(self) -> dict[str, Any]:
-        """Count and name them, at most `MOST_TOLD`: keys may be names of customers."""
+        """Count and name them, at most `MOST_TOLD`; keys may be names of customers."""
         return {
             **self.count(),
             "keys": [
@@ -86,7 +85,7 @@ class BlockedKeys:
         }
 
     async def measure(self, seconds: float, notify: Observer) -> None:
-        """Tell how many there are, every so many seconds, until cancelled."""
+        """Report how many there are, every so many seconds, until cancelled."""
         while True:
             oldest = min((b.since for b in self._keys.values()), default=None)
             notify(

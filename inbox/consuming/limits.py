@@ -1,4 +1,4 @@
-"""What a consumer may hold at once, and for how long."""
+"""The limits of a consumer: what it may hold at once, and for how long."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,15 +10,15 @@ from outbox.errors import ConfigError
 MIB: Final = 1024 * 1024
 DEFAULT_HELD_BYTES: Final = 64 * MIB
 _FETCH_BYTES: Final = 8 * MIB
-"""What the `postgres` broker hands over at once; others: see docs/containers.md."""
+"""What the `postgres` broker delivers at once; for others see docs/containers.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one consumer; `Consumer` says what each of them is.
+    """The limits of one consumer, explained at `Consumer`.
 
     Raises:
-        ConfigError: one of them is below what it is at least.
+        ConfigError: one of them is below its minimum.
     """
 
     max_in_flight: int
@@ -30,7 +30,7 @@ class Limits:
     drain: timedelta
 
     def __post_init__(self) -> None:
-        """Refuse what can't be kept to."""
+        """Refuse invalid limits."""
         for field, value, least in (
             ("max_in_flight", self.max_in_flight, 1),
             ("max_in_flight_per_tenant", self.max_in_flight_per_tenant, 1),
@@ -46,16 +46,16 @@ class Limits:
 
     @property
     def max_lines(self) -> int:
-        """Messages that each queue holds at work or ready."""
+        """Messages that each queue holds running or ready."""
         if self.max_prefetched is None:
             return 2 * self.max_in_flight
         return self.max_in_flight + self.max_prefetched
 
     def memory_bytes(self, queues: int = 1) -> int:
-        """Compute the most memory, about, that a consumer takes without its handlers.
+        """Estimate the memory that a consumer needs at most, without its handlers.
 
-        What is held is in memory twice, as the broker's library read it and as the
-        message; what is being fetched up to five times.
+        What it holds is in memory twice, as the broker's library read it and as the
+        message; what is being fetched, up to five times.
         """
         each = 2 * self.max_held_bytes + 5 * _FETCH_BYTES
         return 64 * MIB + queues * each

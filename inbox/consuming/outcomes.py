@@ -1,7 +1,7 @@
-"""Outcomes on their way to the broker: gathered, and written in batches.
+"""Write outcomes to the broker in batches.
 
-An ack of its own for each message is a round trip for each. While one batch is being
-written the next one gathers, so batches grow with the load by themselves.
+One ack at a time would cost a round trip for each message. While one batch is being
+written, the next one gathers, so batches grow with the load.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Outcomes(Generic[T]):
     """Writes what is added, in that order. For one event loop.
 
     Args:
-        write: writes a batch; called again with the same if it raises
+        write: writes a batch; called again with the same batch if it raises
             `BrokerUnavailableError`.
     """
 
@@ -51,18 +51,18 @@ class Outcomes(Generic[T]):
         self._added.set()
 
     def close(self) -> None:
-        """Let `run` return when nothing is left to write."""
+        """Let `run` return once everything is written."""
         self._closing.set()
         self._added.set()
 
     async def check(self) -> None:
-        """Make sure that outcomes can be written, before more is fetched.
+        """Check, before more is fetched, that outcomes can be written.
 
-        After a few failures in a row it waits for one more attempt, made at once. So
-        what can't be written is told, and doesn't pile up.
+        After a few failures in a row it waits for another attempt, which is made at
+        once. So outcomes that can't be written are reported and don't pile up.
 
         Raises:
-            BrokerUnavailableError: that one failed, too.
+            BrokerUnavailableError: that attempt failed, too.
         """
         many = len(self._waiting) >= _MANY_BATCHES * self._max_batch
         if self._failures >= _FEW_FAILURES or (self._failures and many):
@@ -70,7 +70,7 @@ class Outcomes(Generic[T]):
             await self._tried.wait()
             if self._failure is not None:
                 raise BrokerUnavailableError(
-                    f"no outcome can be written: {self._failure}"
+                    f"outcomes can't be written: {self._failure}"
                 ) from self._failure
 
     async def run(self) -> None:

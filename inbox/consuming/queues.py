@@ -1,4 +1,4 @@
-"""Which queues a process serves: their weights, order and sources."""
+"""The queues that a process serves: their weights, order and sources."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -14,14 +14,14 @@ _ORDERS = ("key", "none")
 
 
 class ServedQueues:
-    """The choices of one consumer, checked against its handlers when it runs.
+    """What one consumer serves, checked against its handlers when it runs.
 
     Args:
         source: a broker's URL, the source of the only queue, or one for each.
         order: of all queues, or for each; `"key"` where nothing is said.
 
     Raises:
-        ConfigError: an order that there isn't.
+        ConfigError: there is no such order.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ServedQueues:
                 )
 
     def choose(self, queues: Mapping[str, int]) -> None:
-        """Serve these, with these weights.
+        """Serve only these queues, with these weights.
 
         Raises:
             ConfigError: there are none, or a weight isn't a positive number.
@@ -59,7 +59,7 @@ class ServedQueues:
         self._weights = dict(queues)
 
     def weights(self) -> dict[str, int]:
-        """Give what was chosen, or all queues alike.
+        """Return the chosen weights, or equal ones for all queues.
 
         Raises:
             ConfigError: a queue was named for which no handler is registered.
@@ -81,16 +81,16 @@ class ServedQueues:
         return self._weights or dict.fromkeys(known, 1)
 
     def keeps_order(self, queue: str) -> bool:
-        """Tell whether messages with one key wait for each other."""
+        """Tell whether messages with the same key wait for each other."""
         if isinstance(self._order, Mapping):
             return self._order.get(queue, "key") == "key"
         return self._order == "key"
 
     def source_of(self, queue: str) -> Source:
-        """Make, or find, the source of a queue.
+        """Create or find the source of a queue.
 
         Raises:
-            ConfigError: there is none, or it can't be made.
+            ConfigError: there is none, or it can't be created.
         """
         if isinstance(self._source, str):
             found = implementation("inbox.sources", self._source)
@@ -114,7 +114,7 @@ class ServedQueues:
 def group_of(consumer: str, queue: str) -> str:
     """Name the consumer group of a queue.
 
-    With hyphens, because NATS takes no dot, and two of them, so that it is not that
-    of another consumer by accident.
+    With hyphens, because NATS allows no dots; with two of them, so that it isn't
+    the name of another consumer by accident.
     """
     return consumer if queue == DEFAULT_QUEUE else f"{consumer}--{queue}"

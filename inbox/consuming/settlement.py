@@ -1,14 +1,20 @@
-"""Settle one delivery: handle it until it is handled, or give it up.
+"""Settle one delivery: retry the handler until it succeeds, or dead-letter the message.
 
-    handled, or known ──▶ ack
-    RetryLater(delay) ──▶ again after the delay; no attempt is counted
-    raised            ──▶ again with backoff; after the last attempt a dead letter
+    handled, or handled before ──▶ ack
+    RetryLater(delay) ──▶ retry after the delay; counts no attempt
+    raised ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
-    committed inside of the handler, with its receipt ──▶ dead letter, ack
-    database away     ──▶ again when it is back; no attempt is counted
-    started as often as may be, without an end ──▶ dead letter, not tried again
+    committed inside the handler, with its receipt ──▶ dead letter, ack
+    database away ──▶ retry when it is back; counts no attempt
+    used up its starts, none of which ended (see `inbox.poison`) ──▶ dead letter
 
-Meanwhile later messages of the key wait, and all others go on.
+Meanwhile later messages of the key wait; all others go on.
+
+A dead letter is written before the ack, whatever the message holds:
+
+    written, or PENDING already ──▶ ack
+    database away ──▶ retry when it is back
+    row refused ──▶ at once a spare row, which fits whatever the message holds
 """
 
 import asyncio
@@ -62,7 +68,7 @@ from outbox.retry import RetryPolicy
 
 
 class DeliverySettlement:
-    """How the deliveries of one run of a consumer are settled."""
+    """Settles the deliveries of one run of a consumer. For one event loop."""
 
     def __init__(
         self,
@@ -137,7 +143,7 @@ class DeliverySettlement:
     async def _was_handled(
         self, message: Message, dispatcher: Dispatcher
     ) -> bool | None:
-        """Look for its receipt; None: it is to stop."""
+        """Look for its receipt; return None if the consumer stops first."""
         # Its process may have died between the commit and the ack.
         look = partial(has_receipt, message.id, self._consumer)
         lost = 0
@@ -145,7 +151,7 @@ class DeliverySettlement:
             try:
                 async with dispatcher.slot(message):
                     return await self._executor.transact(look)
-            except Exception as error:  # noqa: BLE001 (without an answer it waits)
+            except Exception as error:  # noqa: BLE001 (waits until it gets an answer)
                 if refusal_of(error) is not None:
                     return False  # an id that no receipt can have
                 lost += 1
@@ -303,10 +309,10 @@ _OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
 class GiveUp:
-    """Writes the dead letters of one run of a consumer, and acks what they are of.
+    """Writes the dead letters of one run of a consumer, and acks their messages.
 
     Attributes:
-        stacktraces: those that the run has told.
+        stacktraces: which stack traces the run has reported.
     """
 
     def __init__(
@@ -346,7 +352,7 @@ class GiveUp:
                     refusal = refusal_of(error)
                     if refusal is not None:
                         continue
-                # What refuses the spare row as well is no matter of this message.
+                # If the spare row is refused, too, the message is not the reason.
                 refusal = None
                 lost += 1
                 if not await self._outage.wait(error, lost, dispatcher):
@@ -370,7 +376,7 @@ class GiveUp:
 
 
 def problem_of(delivery: Delivery) -> str | None:
-    """Say why a delivery can't be handled, and not be kept as a message that can."""
+    """Say why a delivery is not a message that can be handled; None if it is."""
     if delivery.problem is not None:
         return delivery.problem
     try:
@@ -381,14 +387,14 @@ def problem_of(delivery: Delivery) -> str | None:
 
 
 def refusal_of(error: Exception) -> str | None:
-    """Say how a row was refused for what is in it; None if that is an outage.
+    """Say how a row was refused because of its content; None for an outage.
 
-    The server's own words are left out: they may quote the row.
+    The server's message is left out: it may quote the row.
     """
     refused_by = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(refused_by, "sqlstate", None) or getattr(refused_by, "pgcode", None)
     if state is None:
-        # It was the driver, or we, who could not even write it.
+        # The driver, or we, could not even send it.
         is_away = isinstance(error, _AWAY) or connection_broke(error)
         return None if is_away else type(refused_by).__name__
     if not str(state).startswith(_OF_THE_ROW):
@@ -397,7 +403,7 @@ def refusal_of(error: Exception) -> str | None:
 
 
 def about_message(consumer: str, message: Message) -> dict[str, Any]:
-    """Give what every event about a message says."""
+    """Return the fields that every event about a message has."""
     return {
         "consumer": consumer,
         "id": message.id,
@@ -407,7 +413,7 @@ def about_message(consumer: str, message: Message) -> dict[str, Any]:
 
 
 async def ack(delivery: Delivery) -> None:
-    """Ack, if the broker is there: else it comes again, and is known."""
+    """Ack. If the broker is away, the message comes again and its receipt is found."""
     try:
         await delivery.ack()
     except BrokerUnavailableError:
@@ -420,7 +426,7 @@ _RECOVERY: Final = RetryPolicy(
 
 
 class DatabaseOutage:
-    """What one run of a consumer knows of its database."""
+    """Waits while the handlers' database is away, and reports it once."""
 
     def __init__(self, consumer: str, observers: Observers) -> None:
         self._consumer = consumer
@@ -430,7 +436,7 @@ class DatabaseOutage:
     async def wait(
         self, error: BaseException, times: int, dispatcher: Dispatcher
     ) -> bool:
-        """Wait after an error, the longer the more there were; False: it is to stop."""
+        """Wait with backoff after an error; return False if the consumer stops."""
         delay = _RECOVERY.delay(times)
         if not self._is_lost:
             self._is_lost = True
@@ -441,11 +447,11 @@ class DatabaseOutage:
                     seconds=delay.total_seconds(),
                 )
             )
-        # Not parked: while it lasts, no more is to be fetched.
+        # Not parked: during an outage nothing more is to be fetched.
         return await dispatcher.pause(delay)
 
     def end(self) -> None:
-        """Tell that the database is back, if it was away."""
+        """Report that the database is back, if it was away."""
         if self._is_lost:
             self._is_lost = False
             self._notify(HandlerDatabaseFound(consumer=self._consumer))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
-# Psycopg reads moments in no other style. How the handler writes them stays as it is.
+# Psycopg reads timestamps in no other style. It holds for this transaction only.
 _READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
@@ -58,7 +58,7 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
     def succeed(session: Session) -> None:
         _first(session, Statement.MARK_SUCCEEDED, candidate)
 
-    # One of a batch handler's messages is a batch of its own.
+    # A single message of a batch handler is a batch of one.
     if is_async(handler.handler if isinstance(handler, Batching) else handler):
         handle_async = cast("AsyncHandler", handler)
 
@@ -83,10 +83,10 @@ def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler
 
 
 def lock_letter(session: Session, candidate: Candidate) -> None:
-    """Lock a dead letter that is still PENDING, until the transaction ends.
+    """Lock a PENDING dead letter until the transaction ends.
 
     Raises:
-        TakenError: it isn't, or somebody else has it.
+        TakenError: it is no longer PENDING, or somebody else holds it.
     """
     session.execute(_READABLE)
     _first(session, Statement.LOCK, candidate)
@@ -100,14 +100,14 @@ def _first(session: Session, name: Statement, candidate: Candidate) -> None:
 def run_statement(
     name: Statement, values: Mapping[str, Any], session: Session
 ) -> Sequence[Sequence[Any]]:
-    """Run a statement about the inbox's dead letters, and give its rows."""
+    """Run a statement about the inbox's dead letters and return its rows."""
     session.execute(_READABLE)
     return [tuple(row) for row in session.execute(text_of(name), values)]
 
 
 @functools.cache
 def text_of(name: Statement) -> TextClause:
-    """Give a statement as SQLAlchemy has it, whatever its driver."""
+    """Return a statement for SQLAlchemy, whatever the driver."""
     clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
     return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
 
@@ -117,10 +117,10 @@ _Run: TypeAlias = Callable[[Callable[[Session], Any]], Awaitable[Any]]
 
 @asynccontextmanager
 async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool]:
-    """Hold the lock for the length of the block; give False if somebody else has it.
+    """Hold the lock for the block; yield False if another replica has it.
 
     Raises:
-        DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+        DatabaseUnavailableError: it can't be requested, or was lost in the block.
     """
     lock = {"lock_class": consumer_class(consumer), "lock": int(Lock.DEAD_LETTERS)}
     async with _aside(sessions) as run:
@@ -137,7 +137,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
 
 @asynccontextmanager
 async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
-    """Open a session; give what runs a function of it, in its own way."""
+    """Open a session, and yield what calls a function with it."""
     if is_async_sessionmaker(sessions):
         session = sessions()
         try:
@@ -146,7 +146,7 @@ async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
             with suppress(SQLAlchemyError):
                 await session.close()
         return
-    # In a thread, for the pool may let it wait.
+    # In a thread, since it may have to wait for the pool.
     held = sessions()
 
     async def run(function: Callable[[Session], Any]) -> Any:

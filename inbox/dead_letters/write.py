@@ -1,7 +1,7 @@
-"""Give a message up: where it goes, and what is kept about the failure.
+"""Write a dead letter: the message, and what is kept about the failure.
 
-A message is given up once: while it has a dead letter that is PENDING, its consumer
-writes no other. So a consumer that dies before its ack leaves nothing twice.
+While a message has a PENDING dead letter, its consumer writes no other one. So a
+consumer that dies before the ack leaves no duplicate.
 """
 
 import json
@@ -27,7 +27,7 @@ from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 
 Redact: TypeAlias = Callable[[str], str]
-"""Takes a reason or a stack trace, and gives it without what nobody is to read."""
+"""Takes a reason or a stack trace and returns it without what nobody may read."""
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
 _MAX_REASON_CHARS: Final = 2 * 1024
@@ -71,7 +71,7 @@ _INSERT_UNSCHEDULED: Final = _INSERT.values({"retry_after": null()})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What was written down; `is_new` unless the message was given up before."""
+    """What was stored; `is_new` is False if the message had a dead letter already."""
 
     reason: str
     stacktrace: str | None
@@ -79,9 +79,9 @@ class Failure:
 
 
 class Stacktraces:
-    """Gives the stack trace of each message's first failure, and no other.
+    """Returns the stack trace of each message's first failure, and no other.
 
-    So that a log has it once, and a line for each attempt.
+    So a log has one line for each attempt, and the stack trace once.
     """
 
     def __init__(self) -> None:
@@ -90,9 +90,9 @@ class Stacktraces:
     def first(
         self, message: Message, failure: str | BaseException, said: Failure
     ) -> str | None:
-        """Give it, unless one was given of this message, or it tells nothing."""
+        """Return it, unless the message had one before, or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
-            return None  # a decision, and no failure
+            return None  # a decision, not a failure
         if isinstance(failure, InvalidReceiptError) or said.stacktrace is None:
             return None
         if self._told.get(message.id):
@@ -105,8 +105,8 @@ class DeadLetterWriter:
     """Writes the dead letters of one consumer.
 
     Args:
-        redact: applied to whatever is kept of an error. If it raises, nothing is kept
-            but the kind of its own error.
+        redact: applied to everything that is kept of an error. If it raises, only the
+            type of its own error is kept.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class DeadLetterWriter:
     ) -> Failure:
         """Write a dead letter, in a transaction of its own.
 
-        After a `TransactionEndedError` it isn't retried by the schedule: that would
-        find the receipt that was committed, and call it SUCCEEDED.
+        After a `TransactionEndedError` the schedule doesn't retry it: it would find the
+        receipt that was committed and mark the dead letter SUCCEEDED.
 
         Args:
-            readable: with False it never was a message with an id, and is known by
-                all that came: it can be looked at, and not retried.
-            refusal: why it couldn't be written as it is; then what is not its payload
-                is kept as JSON in one header, and it is known by all that came.
+            readable: False if it never was a message with an id. It is identified by a
+                digest of its content, and can be inspected but not retried.
+            refusal: why the row was refused. Then everything but the payload is kept
+                as JSON in one header, and the digest identifies the message.
         """
         said = self.describe(failure)
         if refusal is not None:
-            refused = f" (kept apart, for the row was refused: {refusal})"
+            refused = f" (stored in a spare row, since the row was refused: {refusal})"
             reason = said.reason[: _MAX_REASON_CHARS - len(refused)] + refused
             said = Failure(reason, said.stacktrace)
         is_whole = readable and refusal is None
@@ -158,7 +158,7 @@ class DeadLetterWriter:
         return Failure(said.reason, said.stacktrace, is_new)
 
     def describe(self, failure: str | BaseException) -> Failure:
-        """Say what failed, redacted, bounded, as text that can be stored."""
+        """Describe a failure: redacted, shortened, and as text that can be stored."""
         if isinstance(failure, BaseException):
             reason = one_line(failure)
             stacktrace = self._redacted(traceback_of(failure))
@@ -174,17 +174,17 @@ class DeadLetterWriter:
             return said
         try:
             return str(self._redact(said))
-        except Exception as error:  # noqa: BLE001 (what it was to hide stays hidden)
+        except Exception as error:  # noqa: BLE001 (what it should hide stays hidden)
             return f"left out: redact raised {type(error).__name__}"
 
 
 def insert_dead_letter(
     values: dict[str, Any], session: Session, *, is_scheduled: bool = True
 ) -> bool:
-    """Insert a dead letter, unless one of this message is PENDING; tell which.
+    """Insert a dead letter; return False if the message has a PENDING one.
 
-    Two that give up one message at the same moment meet at the lock. What the first
-    one committed is seen by the second only if each statement has its own snapshot.
+    Two processes that dead-letter one message at the same time meet at the lock. The
+    second sees what the first committed only if each statement has its own snapshot.
     """
     session.connection(execution_options={"isolation_level": "READ COMMITTED"})
     limit_idle_now(session)
@@ -224,7 +224,7 @@ def _spare_columns(message: Message) -> dict[str, Any]:
         "tenant": None,
         "schema_version": 1,
         "content_type": codec.BINARY,
-        # ASCII within JSON within JSON: there is nothing in it to refuse but its size.
+        # ASCII in JSON in JSON: only its size could still be refused.
         "headers": {
             "message": json.dumps(_all_but_payload(message))[:_MAX_SPARE_CHARS]
         },
@@ -253,7 +253,7 @@ def _digest(message: Message) -> str:
 def _bounded(trace: str | None) -> str | None:
     if trace is None or len(trace) <= MAX_STACKTRACE_CHARS:
         return trace
-    # The end says what was raised, the beginning how it came there.
+    # The end says what was raised, the beginning where it came from.
     head = MAX_STACKTRACE_CHARS // 4
     tail = MAX_STACKTRACE_CHARS - head - len(_CUT)
     return f"{trace[:head]}{_CUT}{trace[-tail:]}"

@@ -1,4 +1,4 @@
-"""Async handlers, in the running loop."""
+"""Run coroutine functions, in the event loop."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class AsyncExecutor:
-    """Async handlers in the loop."""
+    """Runs coroutine functions in the event loop."""
 
     def __init__(
         self,
@@ -121,4 +121,4 @@ class AsyncExecutor:
             await session.execute(TABLES)
 
     async def close(self) -> None:
-        """There are no threads."""
+        """Do nothing: there are no threads."""

@@ -1,8 +1,8 @@
-"""Batch handlers: many messages in one transaction, their receipts by one statement.
+"""Batch handlers: many messages in one transaction, their receipts in one statement.
 
-While one batch is handled the next one gathers, so batches grow with the load by
-themselves, and a lone message waits for nobody. When a batch fails, its messages are
-handled one by one, each in a batch of its own: so a bad one spoils only itself.
+While one batch is handled, the next one gathers, so batches grow with the load and a
+single message doesn't wait. When a batch fails, its messages are handled one by one, so
+a bad message spoils only itself.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ class Batching:
     """A handler `(session, messages)` and how it is called.
 
     Args:
-        size: messages in one call, at most. They are of different keys, unless the
-            queue keeps no order.
+        size: the maximum number of messages in one call. They have different keys,
+            unless the queue keeps no order.
     """
 
     def __init__(self, handler: BatchHandler, terms: Terms, size: int) -> None:
@@ -33,17 +33,17 @@ class Batching:
         self.terms = terms
         self.size = size
         self.__qualname__ = getattr(handler, "__qualname__", repr(handler))
-        # Messages are lifted before they gather: one that can't be is alone in that.
+        # Messages are upcast before they gather, so one that can't be fails alone.
         limited = Terms(_same, terms.time_limit)
         self.handler: Any = prepare(cast("Handler", handler), limited)
 
     def __call__(self, session: Any, message: Message) -> Any:
-        """Handle one message, as any handler does."""
+        """Handle one message, like any handler."""
         return self.handler(session, [self.terms.lift(message)])
 
 
 class Batches:
-    """What gathers for one batch handler, in one run of a consumer. For one loop."""
+    """Gathers the messages of one batch handler. For one event loop."""
 
     def __init__(self, batching: Batching, executor: Executor) -> None:
         self._batching = batching
@@ -53,7 +53,7 @@ class Batches:
         self._work: asyncio.Task[None] | None = None
 
     async def handle(self, message: Message) -> bool:
-        """Handle a message with whatever gathers; tell whether it was new.
+        """Handle a message in the next batch; return whether it was new.
 
         Raises:
             Exception: what the handler raised for this message alone, and what
@@ -69,7 +69,7 @@ class Batches:
         except asyncio.CancelledError:
             if not is_cancelled():
                 raise  # the handler's own
-            # A stop whose time is over: the last one to leave turns off the light.
+            # The drain is over: the last message that leaves cancels the batch.
             if all(answer.done() for _, answer in (*self._at_work, *self._waiting)):
                 self._work.cancel()
                 await asyncio.wait({self._work})
@@ -79,7 +79,7 @@ class Batches:
         while self._waiting:
             count = min(len(self._waiting), self._batching.size)
             batch = [self._waiting.popleft() for _ in range(count)]
-            # Whoever no longer waits is stopping.
+            # Leave out messages that were cancelled by a stop.
             self._at_work = [(m, a) for m, a in batch if not a.done()]
             await self._handle(self._at_work)
 
@@ -90,7 +90,7 @@ class Batches:
         try:
             new = await self._executor.handle_batch(handler, [m for m, _ in batch])
         except (DatabaseUnavailableError, TransactionEndedError) as error:
-            # After the second their receipts may be there: alone they would be known.
+            # After the latter the receipts may be there: alone they would be skipped.
             self._fail(batch, error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

@@ -56,27 +56,27 @@ TABLES: Final = text(
 )
 
 
-_STOOD_STILL: Final = "25P03"  # for longer than max_idle
+_IDLE_IN_TRANSACTION: Final = "25P03"  # for longer than max_idle
 
 
 class Executor(Protocol):
-    """Runs handlers of one colour."""
+    """Runs handlers of one kind: coroutine functions or plain functions."""
 
     def check(self, handler: Handler) -> None:
-        """Refuse a handler of the other colour with a `ConfigError`."""
+        """Refuse a handler of the other kind with a `ConfigError`."""
 
     async def handle(self, handler: Handler, message: Message) -> bool:
-        """Run the handler and commit; tell whether the message was new.
+        """Run the handler and commit; return whether the message was new.
 
         Raises:
-            DatabaseUnavailableError: the handler was not reached, through no fault
-                of the message.
+            DatabaseUnavailableError: the handler was not called, and the message is
+                not the reason.
         """
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
-        """Run a handler of many and commit; give the ids of those that were new.
+        """Run a batch handler and commit; return the ids of the new messages.
 
         Raises:
             DatabaseUnavailableError: as `handle`.
@@ -86,22 +86,22 @@ class Executor(Protocol):
         """Execute one statement and commit."""
 
     async def transact(self, function: Callable[[Session], T]) -> T:
-        """Run a function of a session in a transaction of its own."""
+        """Call a function with a session, in a transaction of its own."""
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> AnyJob:
-        """Make what a long handler is called with."""
+        """Create the job that a long handler is called with."""
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
         """Call a handler, without session or transaction."""
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """End a call, if one of this colour can be; tell whether it learns of it."""
+        """Interrupt a call, if this kind can be; return whether it was."""
 
     async def probe(self) -> None:
-        """Raise whatever there is to raise if the inbox's tables can't be read.
+        """Read the inbox's tables, and raise whatever keeps us from it.
 
         Raises:
-            AutocommitError: handlers would have no transaction.
+            AutocommitError: handlers would run without a transaction.
         """
 
     async def close(self) -> None:
@@ -115,14 +115,14 @@ class Executor(Protocol):
 async def check_database(
     executor: Executor, retry: RetryPolicy, notify: Observer, *, is_long: bool
 ) -> None:
-    """Look whether the inbox can be used, and keeps receipts for these retries.
+    """Check that the inbox can be used, and keeps receipts long enough for retries.
 
     Args:
-        is_long: there are long handlers, which need the jobs, too.
+        is_long: there are long handlers, which also need `inbox.job`.
 
     Raises:
-        ConfigError: it isn't there, is in AUTOCOMMIT mode, or the role of the sessions
-            may not write it.
+        ConfigError: the schema is missing, the session is in AUTOCOMMIT mode, or its
+            role may not write to the inbox.
         DatabaseUnavailableError: the database is away, or is a standby.
     """
     try:
@@ -181,7 +181,7 @@ def _list_minimums(session: Session) -> list[Any]:
 
 
 def connection_broke(error: BaseException) -> bool:
-    """Tell whether a handler failed because its connection was lost, or ended."""
+    """Tell whether a handler failed because its connection was lost or ended."""
     if not isinstance(error, DBAPIError):
         return False
     state = getattr(error.orig, "sqlstate", None) or ""
@@ -189,12 +189,12 @@ def connection_broke(error: BaseException) -> bool:
         error.connection_invalidated
         or state[:2] == "08"
         or state[:4] == "57P0"
-        or state == _STOOD_STILL
+        or state == _IDLE_IN_TRANSACTION
     )
 
 
 def is_cancelled() -> bool:
-    """Tell a task that is cancelled from a handler that raised what looks like it."""
+    """Tell a cancelled task from a handler that raised `CancelledError` itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -209,12 +209,11 @@ class Terms:
     """How a handler is called.
 
     Attributes:
-        lift: makes a message one that the handler understands.
-        time_limit: after which its work is rolled back and counted as a failure. A
-            plain function can't be stopped: it keeps its place in flight until it
-            returns.
-        permanent: of the exceptions that it raises, those that no retry would fix.
-        retry: backoff and number of attempts; the consumer's if None.
+        lift: upcasts a message to the version that the handler understands.
+        time_limit: after this its work is rolled back, and the attempt has failed. A
+            plain function can't be stopped: it keeps its slot until it returns.
+        permanent: the exceptions that no retry would fix.
+        retry: number of attempts and backoff; None: those of the consumer.
     """
 
     lift: Callable[[Message], Message]
@@ -223,7 +222,7 @@ class Terms:
     retry: RetryPolicy | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be used."""
+        """Refuse invalid terms."""
         if self.time_limit is not None and self.time_limit <= timedelta(0):
             raise ConfigError(f"time_limit={self.time_limit}: must be positive")
         kinds: tuple[object, ...] = (
@@ -239,7 +238,7 @@ class Terms:
     def judge(self, error: Exception) -> None:
         """Raise `DeadLetter` for an error that no retry would fix.
 
-        Decisions and lost connections are left alone, whatever `permanent` says.
+        Never for decisions and lost connections, whatever `permanent` says.
         """
         if isinstance(error, RetryLater | DeadLetter) or connection_broke(error):
             return
@@ -251,14 +250,14 @@ class Terms:
             raise DeadLetter(one_line(error)) from error
 
     def check_time(self, handler: Handler, seconds: float) -> None:
-        """Raise `HandlerTimeoutError` if a handler took longer than it may."""
+        """Raise `HandlerTimeoutError` if a handler exceeded its time limit."""
         limit = self.time_limit
         if limit is not None and seconds > limit.total_seconds():
             raise HandlerTimeoutError(name_of(handler), limit)
 
 
 def prepare(handler: Handler, terms: Terms) -> Handler:
-    """Give a handler of the same colour that keeps to the terms."""
+    """Wrap a handler so that it keeps to the terms."""
     if is_async(handler):
         return _prepare_async(cast("AsyncHandler", handler), terms)
     return _prepare_sync(cast("SyncHandler", handler), terms)

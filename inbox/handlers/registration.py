@@ -1,4 +1,4 @@
-"""The kinds of handlers: ordinary ones, long ones, and those of many messages."""
+"""Register handlers: ordinary ones, long ones, and batch handlers."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,11 +24,11 @@ def make_handler(
     lease: timedelta | None,
     batch: int | None,
 ) -> AnyHandler:
-    """Choose the kind of a handler by what it was registered with.
+    """Make a handler of the kind it was registered as.
 
     Raises:
-        ConfigError: it can't be of two kinds, a number can't be used, or what it
-            does with duplicates isn't for a consumer.
+        ConfigError: it is of two kinds, a number is invalid, or its policy for
+            duplicates is not for a consumer.
     """
     on_duplicate = on_duplicate_of(handler)
     if on_duplicate is not None and (lease is not None or batch is not None):
@@ -57,22 +57,22 @@ def make_handler(
 
 
 def retry_of(handler: AnyHandler) -> RetryPolicy | None:
-    """Give the policy that a handler was registered with, if it has one of its own."""
+    """Return the retry policy that a handler was registered with, if any."""
     if isinstance(handler, Batching | LongHandler):
         return handler.terms.retry
     return cast("RetryPolicy | None", getattr(handler, _RETRY, None))
 
 
 def longest_retry(usual: RetryPolicy, routes: Routes[AnyHandler]) -> RetryPolicy:
-    """Give the policy that lets a message wait longest, of all handlers."""
+    """Return the policy of all handlers that keeps a message waiting longest."""
     own = (retry_of(handler) for handler in routes.handlers)
     return max((usual, *filter(None, own)), key=lambda retry: retry.longest)
 
 
 def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
-    """Tell how many connections so many messages at work take at once.
+    """Return how many connections `max_in_flight` handlers use at once.
 
-    A batch handler has one batch at work at a time. Long handlers need one besides,
+    A batch handler handles one batch at a time. Long handlers need one connection more,
     for their heartbeats.
     """
     batches = sum(isinstance(handler, Batching) for handler in routes.handlers)
@@ -83,5 +83,5 @@ def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
 
 
 def has_long_handlers(routes: Routes[AnyHandler]) -> bool:
-    """Tell whether there are any, which need the table of jobs."""
+    """Tell whether there are long handlers, which need `inbox.job`."""
     return any(isinstance(handler, LongHandler) for handler in routes.handlers)

@@ -1,4 +1,4 @@
-"""From a topic to its handler, and to the queue in which it comes."""
+"""Route a topic to its handler and its queue."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +23,7 @@ _QUEUE: Final = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 
 
 class Routes(Generic[H]):
-    """One handler for each topic or beginning of topics (`orders.*`)."""
+    """One handler for each topic or prefix (`orders.*`)."""
 
     def __init__(self) -> None:
         self._exact: dict[str, H] = {}
@@ -32,17 +32,17 @@ class Routes(Generic[H]):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What to subscribe to, as it was registered."""
+        """The topics to subscribe to, as they were registered."""
         return (*self._exact, *(f"{prefix}*" for prefix in self._prefixes))
 
     @property
     def handlers(self) -> tuple[H, ...]:
-        """Their handlers, in the same order."""
+        """The handlers, in the same order."""
         return (*self._exact.values(), *self._prefixes.values())
 
     @property
     def queues(self) -> dict[str, list[str]]:
-        """The queues, with the topics of each."""
+        """The queues and their topics."""
         queues: dict[str, list[str]] = {}
         for topic in self.topics:
             queues.setdefault(self._queues[topic], []).append(topic)
@@ -52,8 +52,8 @@ class Routes(Generic[H]):
         """Register a handler.
 
         Raises:
-            ConfigError: the topic or the queue can't be used, the topic has a handler
-                already, or would come in two queues.
+            ConfigError: the topic or the queue is invalid, the topic already has a
+                handler, or it would be in two queues.
         """
         check_topic(topic)
         check_queue(queue)
@@ -75,7 +75,7 @@ class Routes(Generic[H]):
         self._queues[topic] = queue
 
     def find(self, topic: str) -> H | None:
-        """Give the handler of exactly this topic, or of its longest beginning."""
+        """Return the handler of this topic, or of its longest prefix."""
         if topic in self._exact:
             return self._exact[topic]
         matching = [prefix for prefix in self._prefixes if topic.startswith(prefix)]
@@ -86,7 +86,7 @@ def check_topic(topic: object) -> None:
     """Refuse what can't be subscribed to.
 
     Raises:
-        ConfigError: it is empty, no text, or has a star elsewhere than at its end.
+        ConfigError: it is empty, not a string, or has a star before its end.
     """
     if callable(topic):
         raise ConfigError(
@@ -101,10 +101,10 @@ def check_topic(topic: object) -> None:
 
 
 def check_queue(queue: object) -> None:
-    """Refuse what can't be a part of the name of a consumer group everywhere.
+    """Refuse what some broker doesn't allow in the name of a consumer group.
 
     Raises:
-        ConfigError: it has other characters than names of brokers may have.
+        ConfigError: it has other characters.
     """
     if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a session factory says: which way to handle, on how many connections."""
+"""What a session factory decides: the executor, and how many connections it has."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,13 +27,13 @@ DEFAULT_IN_FLIGHT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """How many connections an engine opens at most, and what says so."""
+    """The maximum number of connections of an engine, and the settings that set it."""
 
     connections: int
     settings: str
 
     def check(self, max_in_flight: int, needed: int) -> None:
-        """Refuse more handlers at once than there are connections for.
+        """Refuse more handlers than there are connections for.
 
         Args:
             needed: connections, for handlers and for what keeps their leases.
@@ -55,14 +55,14 @@ class PoolLimit:
 
     @property
     def max_in_flight(self) -> int:
-        """Handlers at once that fit, with a connection to spare for heartbeats."""
+        """The number of handlers that leaves one connection for heartbeats."""
         return max(1, min(DEFAULT_IN_FLIGHT, self.connections - 1))
 
 
 def pool_limit(sessions: object) -> PoolLimit | None:
-    """Tell how many connections these sessions share; None: no limit is known."""
+    """Return how many connections the sessions share; None if no limit is known."""
     if not callable(sessions):
-        return None  # and refused elsewhere
+        return None  # refused elsewhere
     try:
         session: Any = sessions()
         session = getattr(session, "sync_session", session)
@@ -91,10 +91,10 @@ def make_executor(
     max_in_flight: int,
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
 ) -> Executor:
-    """Choose by the kind of the session factory.
+    """Make the executor for a session factory.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a session factory.
     """
     if is_async_sessionmaker(sessions):
         return AsyncExecutor(sessions, consumer, max_idle)

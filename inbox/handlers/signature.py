@@ -1,4 +1,4 @@
-"""What a handler takes, looked at when it is registered, before a message comes."""
+"""Check the signature of a handler when it is registered."""
 
 import collections.abc
 import functools
@@ -19,7 +19,7 @@ _MANY: Final = (collections.abc.Sequence, collections.abc.Iterable, list, tuple)
 
 
 class Takes(Enum):
-    """What handlers of each kind are called with."""
+    """The arguments of each kind of handler."""
 
     ONE = "(session, message)"
     MANY = "(session, messages)"
@@ -27,11 +27,11 @@ class Takes(Enum):
 
 
 def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
-    """Refuse what can't be called so, or would do nothing when it is.
+    """Refuse a handler that can't be called this way, or would do nothing.
 
     Raises:
-        ConfigError: it is no function, takes other arguments, yields, or its
-            annotations are of another kind of handler.
+        ConfigError: it isn't a function, takes other arguments, yields, or its
+            annotations are those of another kind of handler.
     """
     if not callable(handler):
         raise ConfigError(
@@ -54,10 +54,10 @@ def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
 
 
 def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
-    """Refuse what a plain function returned without anybody awaiting it.
+    """Refuse an awaitable that a plain function returned: nobody would await it.
 
     Raises:
-        ConfigError: it is an awaitable: nothing was done yet.
+        ConfigError: it is an awaitable, and nothing has been done yet.
     """
     if not inspect.isawaitable(result):
         return
@@ -70,7 +70,7 @@ def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
-    """Tell whether a handler is a coroutine function, or an object that calls one."""
+    """Tell whether a call of the handler gives a coroutine."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         _function_of(handler)
     )
@@ -88,7 +88,7 @@ def _check_arguments(handler: Callable[..., Any], takes: Takes) -> None:
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # a builtin that doesn't tell
+        return  # a builtin without a signature
     try:
         signature.bind(object(), object())
     except TypeError as error:
@@ -137,7 +137,7 @@ def _check_annotations(handler: Callable[..., Any], takes: Takes) -> None:
 
 
 def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
-    """Give those of the two arguments; None where there is none that can be read."""
+    """Return those of the two arguments; None for one that can't be read."""
     try:
         names = [
             parameter.name
@@ -153,7 +153,7 @@ def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _is_many(annotation: object) -> bool:
-    # An @idempotent handler may take a list of whatever it calls a message.
+    # The message of an @idempotent handler may be a list.
     return typing.get_origin(annotation) in _MANY and any(
         _is(one, Message) for one in typing.get_args(annotation)
     )
@@ -168,7 +168,7 @@ def _is_session(annotation: object) -> bool:
 
 
 def _is_async_session(annotation: object) -> bool:
-    # By its name: who has no greenlet can't import it.
+    # By name: without greenlet it can't be imported.
     return isinstance(annotation, type) and any(
         kind.__name__ == "AsyncSession" and kind.__module__.startswith("sqlalchemy.")
         for kind in annotation.__mro__

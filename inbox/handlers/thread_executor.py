@@ -1,4 +1,4 @@
-"""Plain functions, in threads."""
+"""Run plain functions, in threads."""
 
 import asyncio
 import contextvars
@@ -30,17 +30,16 @@ from outbox.message import Message
 
 T = TypeVar("T")
 
-# For statements of milliseconds: they wait for the server, and never for a handler.
+# For short statements, which must never wait for a handler.
 _MAX_BOOKKEEPERS: Final = 4
 # Above what they take, and below what a stop may take while the database is away.
 _LAST_BOOK: Final = 5.0
 
 
 class ThreadExecutor:
-    """Sync handlers in threads, as many as may be in flight, and a few to keep books.
+    """Runs plain functions in threads, with a few more threads for bookkeeping.
 
-    A lease has to be renewed while handlers have all the threads that there are for
-    handlers.
+    A lease has to be renewed even while handlers use all of their threads.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ThreadExecutor:
         return result
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """Leave it: it sees that its job is cancelled, if it looks."""
+        """Do nothing: the handler sees that its job is cancelled, if it checks."""
         return False
 
     async def probe(self) -> None:
@@ -158,7 +157,7 @@ class ThreadExecutor:
 
 
 class _Threads:
-    """Threads that are started when they are needed, and again after a close."""
+    """Threads that are started on demand, and again after `close`."""
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._max_threads = max_threads
@@ -167,7 +166,7 @@ class _Threads:
         self._running: set[Future[Any]] = set()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
-        """Call a function in one of them, in the context of the running task."""
+        """Call a function in a thread, with the context of the running task."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._max_threads, self._name)
         context = contextvars.copy_context()

@@ -23,15 +23,15 @@ from outbox.payload_codec import PayloadCodec
 from outbox.schema_registry import SchemaRegistry
 
 Upcaster: TypeAlias = Callable[[Message], object]
-"""Gives the payload of the next version: bytes, or an object to encode as JSON."""
+"""Returns the payload of the next version: bytes, or an object to encode as JSON."""
 
 
 class Versions:
-    """Which version the handler of each topic understands, and what leads up to it.
+    """The version that the handler of each topic understands, and its upcasters.
 
     Args:
-        registry: what a handler gets has to fit its schema, if there is one.
-        codec: what decodes a payload first, if it is encoded.
+        registry: what a handler gets must match its schema, if there is one.
+        codec: decodes the payload first, if it is encoded.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Versions:
         self._upcasters: dict[str, dict[int, Upcaster]] = {}
 
     def understands(self, topic: str, version: int | None) -> None:
-        """Note which version the handler of a topic understands; None means any.
+        """Note the version that the handler of a topic understands; None means any.
 
         Raises:
-            ConfigError: the version can't be one.
+            ConfigError: it is not a version.
         """
         if version is not None:
             _check(version, 1)
         self._understood[topic] = version
 
     def add(self, topic: str, to: int, upcaster: Upcaster) -> None:
-        """Register what lifts messages of a topic from version `to - 1` to `to`.
+        """Register an upcaster of a topic from version `to - 1` to `to`.
 
         Raises:
             ConfigError: there is one already, or no version is below `to`.

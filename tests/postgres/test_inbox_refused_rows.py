@@ -144,7 +144,10 @@ async def test_a_row_that_is_refused_is_written_with_no_more_than_its_payload(
         "schema_version": "7",
         "headers": {"h": "\0"},
     }
-    assert "no handler for topic 'örders' (kept apart, for the row was" in reason
+    assert (
+        "no handler for topic 'örders' (stored in a spare row, since the row was"
+        in reason
+    )
     assert "SQLSTATE 23514)" in reason
 
 

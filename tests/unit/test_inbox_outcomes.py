@@ -61,7 +61,7 @@ async def test_after_some_failures_in_a_row_a_check_tells_until_one_succeeds() -
             await asyncio.wait({writing}, timeout=0.01)
     # The attempts that no check asked for come to three at least.
     assert 0 < len(told) <= 3
-    assert set(told) == {"no outcome can be written: away"}
+    assert set(told) == {"outcomes can't be written: away"}
     await outcomes.check()
     outcomes.close()
     await writing
