@@ -1,4 +1,4 @@
-"""What can go wrong in a consumer, and what a handler may decide."""
+"""Errors of a consumer, and the decisions a handler may raise."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -21,11 +21,11 @@ __all__ = [
 
 
 class InvalidReceiptError(OutboxError, ValueError):
-    """A receipt can't be written as asked; no second attempt would succeed."""
+    """A receipt can't be written; no retry would succeed."""
 
 
 class MessageTooOldError(InvalidReceiptError):
-    """No partition is left for a message's day, so nobody knows if it was handled."""
+    """There is no partition left for a message's day: was it handled? Nobody knows."""
 
     def __init__(
         self, message_id: UUID, message_at: datetime, *, was_dropped: bool = False
@@ -49,7 +49,7 @@ class MessageTooOldError(InvalidReceiptError):
 
 
 class MessageTooNewError(InvalidReceiptError):
-    """No partition is there yet for a message's day."""
+    """There is no partition yet for a message's day."""
 
     def __init__(self, message_id: UUID, message_at: datetime) -> None:
         self.message_id = message_id
@@ -74,7 +74,7 @@ class DuplicateMessageError(OutboxError):
 
 
 class HandlerTimeoutError(OutboxError, TimeoutError):
-    """A handler took longer than its time limit; nothing of it is left."""
+    """A handler exceeded its time limit, and its work was rolled back."""
 
     def __init__(self, handler: str, limit: timedelta) -> None:
         self.limit = limit
@@ -85,7 +85,7 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
 
 
 class TransactionControlError(OutboxError):
-    """A handler was about to end the transaction that it was called in.
+    """A handler tried to end the transaction that it was called in.
 
     Attributes:
         call: what it called.
@@ -107,7 +107,7 @@ class TransactionControlError(OutboxError):
 class TransactionEndedError(TransactionControlError):
     """A handler ended its transaction in a way that couldn't be refused.
 
-    Its receipt may be committed, and what it did after that is lost.
+    Its receipt may be committed; what it did after that is lost.
     """
 
     _PROBLEM = (
@@ -124,7 +124,7 @@ class TransactionEndedError(TransactionControlError):
 
 
 class UnexpectedRollbackError(OutboxError):
-    """A handler caught a database error, after which nothing of it can be committed."""
+    """A handler caught a database error, and its work can't be committed any more."""
 
     def __init__(self, caught: str | None = None) -> None:
         what = "a database error" if caught is None else f"a database error ({caught})"
@@ -137,7 +137,7 @@ class UnexpectedRollbackError(OutboxError):
 
 
 class JobLostError(OutboxError):
-    """A long handler's lease is over, and its transaction was rolled back."""
+    """A long handler lost its lease, and its transaction was rolled back."""
 
     def __init__(self, message_id: UUID) -> None:
         self.message_id = message_id
@@ -150,9 +150,9 @@ class JobLostError(OutboxError):
 class RetryLater(Exception):  # noqa: N818 (a decision, no error)
     """Raised by a handler: roll back, and call me again after `delay`.
 
-    It is no failure: it isn't counted as an attempt. Later messages of the key wait.
-    The delay is kept in the process: if the consumer stops before, it gives the
-    message back, and the next one that gets it calls its handler at once.
+    This is not a failure and counts no attempt. Later messages of the key wait. The
+    delay is kept in the process: if the consumer stops before it is over, the message
+    is given back, and the next process calls the handler at once.
     """
 
     def __init__(self, delay: timedelta, reason: str = "the handler asked for it"):
@@ -164,7 +164,7 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
 
 
 class DeadLetter(Exception):  # noqa: N818 (a decision, no error)
-    """Raised by a handler: roll back, and give the message up for this reason."""
+    """Raised by a handler: roll back, and dead-letter the message for this reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

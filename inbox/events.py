@@ -17,7 +17,7 @@ class ConsumerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStopped(Event):
-    """Nothing is in flight any more; `returned` messages were given back unhandled."""
+    """Nothing is in flight any more; `returned` counts the messages given back."""
 
     consumer: str
     returned: int
@@ -25,7 +25,7 @@ class ConsumerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesReceived(Event):
-    """The broker handed messages over."""
+    """The broker delivered messages."""
 
     level = logging.DEBUG
 
@@ -36,7 +36,7 @@ class DeliveriesReceived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesReclaimed(Event):
-    """Among what the broker handed over was what another replica had before."""
+    """The broker delivered messages that another replica had before."""
 
     consumer: str
     queue: str
@@ -57,7 +57,7 @@ class DeliveryEvent(Event):
 class MessageHandled(DeliveryEvent):
     """The handler's effects and the receipt are committed.
 
-    A handler that is `@idempotent` itself is counted here for a duplicate too.
+    For an `@idempotent` handler duplicates are reported by this event, too.
     """
 
     level = logging.DEBUG
@@ -67,21 +67,21 @@ class MessageHandled(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateSkipped(DeliveryEvent):
-    """There was a receipt: the message was handled before, and acked now."""
+    """The message has a receipt, so it was handled before; it was acked."""
 
     level = logging.DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageCancelled(DeliveryEvent):
-    """Somebody cancelled the message's job; what it did before stays."""
+    """Somebody cancelled the message's job; what it committed before remains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(DeliveryEvent):
-    """The handler raised; nothing of it is left, and it is called again.
+    """The handler raised; its work was rolled back, and it will be called again.
 
-    `stacktrace` is as in a dead letter, of the message's first failure in this process.
+    `stacktrace` is given for the message's first failure in this process.
     """
 
     level = logging.WARNING
@@ -102,9 +102,9 @@ class RetryRequested(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(DeliveryEvent):
-    """The message was given up; it is in `inbox.dead_letter`.
+    """The message is now in `inbox.dead_letter`.
 
-    `stacktrace` is that of the dead letter, unless the message's was told before.
+    `stacktrace` is that of the dead letter, unless an earlier event had it.
     """
 
     level = logging.ERROR
@@ -116,7 +116,7 @@ class MessageDeadLettered(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterRepeated(DeliveryEvent):
-    """The message was given up, and a dead letter of it is PENDING already."""
+    """The message was to be dead-lettered, and already has a PENDING dead letter."""
 
     level = logging.DEBUG
 
@@ -130,7 +130,7 @@ class DeliveryReturned(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost(Event):
-    """The broker is away; it is asked again after the delay."""
+    """The broker is away; the consumer asks again after the delay."""
 
     level = logging.WARNING
 
@@ -142,7 +142,7 @@ class SourceLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFound(Event):
-    """The broker hands messages over again."""
+    """The broker delivers messages again."""
 
     consumer: str
     queue: str
@@ -150,7 +150,7 @@ class SourceFound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDatabaseLost(Event):
-    """The handlers' database is away; it is tried again after the delay."""
+    """The handlers' database is away; the consumer tries again after the delay."""
 
     level = logging.WARNING
     waits_for = "database"

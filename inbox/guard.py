@@ -1,4 +1,4 @@
-"""`guard`: the receipt as a context manager, where a decorator doesn't fit."""
+"""`guard`: the receipt as a context manager, for where a decorator doesn't fit."""
 
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -22,23 +22,23 @@ S = TypeVar(
 
 
 class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
-    """Tell whether a message is new, and record its receipt if it is.
+    """Record a message's receipt; yield whether the message is new.
 
         with session.begin(), guard(session, id, consumer="billing") as is_new:
             if is_new:
                 ...
 
-    `async with` for an `AsyncSession`. The receipt belongs to the transaction of the
-    session: whoever rolls that back undoes both the receipt and the effects. So let
-    what goes wrong leave the block of the transaction, or roll back after the guard's
-    block. Inside of it the session can't be committed, rolled back or closed.
+    Use `async with` for an `AsyncSession`. The receipt is part of the session's
+    transaction: a rollback undoes both the receipt and the effects. So let an error
+    leave the transaction's block, or roll back after the guard's block. Inside it, the
+    session can't be committed, rolled back or closed.
 
     Raises:
-        InvalidReceiptError: when it is entered, as `record_receipt`.
-        NotASessionError: the session is of the other colour.
-        AutocommitError: when it is entered, its connection is in AUTOCOMMIT mode.
-        TransactionControlError: the block ends the transaction, or tried to.
-        UnexpectedRollbackError: at its end, or from the caller's commit: a database
+        InvalidReceiptError: on entering, as `record_receipt`.
+        NotASessionError: it is an `AsyncSession` in `with`, or the reverse.
+        AutocommitError: on entering: the connection is in AUTOCOMMIT mode.
+        TransactionControlError: the block ended the transaction, or tried to.
+        UnexpectedRollbackError: on leaving, or from the caller's commit: a database
             error was caught without a savepoint.
     """
 
@@ -50,7 +50,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._lent: lent | None = None
 
     def __enter__(self) -> bool:
-        """Record the receipt; give False for a duplicate."""
+        """Record the receipt; return False for a duplicate."""
         session = cast("Session", self._session)
         if not record_receipt(session, self._message_id, self._consumer):
             return False
@@ -64,7 +64,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Look at the transaction, whose end is left to its owner."""
+        """Check the transaction; its owner ends it."""
         if self._lent is not None:
             self._lent.__exit__(kind, error, trace)
 

@@ -44,12 +44,12 @@ _MARK: Final = "__idempotent_on_duplicate__"
 
 
 def message_id(message: Message) -> MessageId:
-    """Give the id by which a message's receipt is found, where nothing else is said."""
+    """Return the id of a message's receipt: the default for `key`."""
     return message.id
 
 
 class Guard(Protocol[M]):
-    """What `idempotent` gives: it makes a handler idempotent."""
+    """What `idempotent` returns: a decorator that makes a handler idempotent."""
 
     @overload
     def __call__(
@@ -89,25 +89,26 @@ def idempotent(
 ) -> Guard[Any]:
     """Make a handler `(session, message)` run once for each message and consumer.
 
-    The receipt is inserted first, in the transaction of the session; only if it was
-    new the handler runs, and its result is given back. For a duplicate the result is
-    None. Receipt and effects commit or roll back together, with the caller's
-    transaction. The handler is sync with a `Session` or async with an `AsyncSession`;
-    it must not end the transaction, and owns its savepoints (`session.begin_nested()`).
+    The receipt is inserted first, in the session's transaction. Only if it is new, the
+    handler runs, and its result is returned; for a duplicate the result is None.
+    Receipt and effects commit or roll back together, with the caller's transaction. The
+    handler is a plain function with a `Session` or a coroutine function with an
+    `AsyncSession`. It must not end the transaction, but may use savepoints
+    (`session.begin_nested()`).
 
     Args:
-        consumer: whose receipt it is: each consumer handles a message once.
-        key: reads the id out of the message: a UUIDv7, or a `ForeignId`.
-        codec: decodes the payloads that were added with it, for the handler.
+        consumer: the name on the receipt: each consumer handles a message once.
+        key: returns the id of the message: a UUIDv7, or a `ForeignId`.
+        codec: decodes the payload for the handler.
         on_duplicate: `"skip"` it, `"raise"` a `DuplicateMessageError`, or `"replay"`:
-            publish once more the messages that the first handling added, for those
-            who may have lost them.
+            publish again the messages that the first handling added, for those who may
+            have lost them.
 
     Raises:
-        InvalidReceiptError: `consumer` can't be used; when called also what
-            `record_receipt` raises.
-        ConfigError: `on_duplicate` is none of these; when it decorates, the handler
-            takes other arguments.
+        InvalidReceiptError: `consumer` is invalid; on a call, what `record_receipt`
+            raises.
+        ConfigError: `on_duplicate` is invalid, or the decorated handler takes other
+            arguments.
         DuplicateMessageError: when called, if it was asked for.
         DeadLetter: when called, the payload can't be decoded.
         TransactionControlError: when called, the handler ended the transaction, or
@@ -183,7 +184,7 @@ class _Guard(Generic[M]):
 
 
 def readable(message: Message, codec: PayloadCodec) -> Message:
-    """Give a message as its handler reads it.
+    """Decode a message for its handler.
 
     Raises:
         DeadLetter: it can't be decoded.
@@ -220,15 +221,15 @@ def is_idempotent(handler: Callable[..., Any]) -> bool:
 
 
 def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
-    """Tell what a handler does with a duplicate; None if it isn't `@idempotent`."""
+    """Return a handler's policy for duplicates; None if it isn't `@idempotent`."""
     return cast("OnDuplicate | None", getattr(handler, _MARK, None))
 
 
 def replay_caused_by(session: Session, message_id: UUID) -> int:
-    """Make the relay publish again what names a message as its cause; give how many.
+    """Let the relay publish again the messages that a message caused; count them.
 
-    With the ids that they have: who did get them skips them. It happens if and when
-    the session's transaction commits.
+    They keep their ids, so whoever got them before skips them. It happens when the
+    session's transaction commits.
     """
     found = session.execute(_statement(), {"id": message_id})
     return int(found.scalar_one())

@@ -1,8 +1,8 @@
-"""What a long handler gets instead of a session: its job.
+"""The job: what a long handler gets instead of a session.
 
-A transaction open for hours would hold back vacuum, and a deploy would undo it. So
-the handler works in transactions of its own, as many as it likes. Each ends with a
-look at the lease: what was frozen and overtaken can't commit.
+A transaction that stays open for hours would hold back vacuum, and a deployment would
+undo it. So the handler uses as many transactions of its own as it likes. Each of them
+checks the lease before it commits: a process that was frozen and replaced can't commit.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class AnyJob:
-    """What both colours have. Attributes are for any thread.
+    """What both kinds of job have. Attributes may be used in any thread.
 
     Attributes:
-        message: what is to be handled.
-        attempts: how often it was started, this time included.
+        message: the message to handle.
+        attempts: how often it was started, including this time.
         checkpoint: what was last saved; None at first.
-        is_finished: it has come to the end of `finish`.
-        has_seen_end: it has read in `cancelled` that it is to stop.
+        is_finished: `finish` has committed.
+        has_seen_end: the handler has read from `cancelled` that it has to stop.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class AnyJob:
 
     @property
     def cancelled(self) -> bool:
-        """Stop now: somebody asked for it, the time is over, or the process ends.
+        """Whether to stop now: cancelled, out of time, or the process is stopping.
 
-        A plain function has to look at this from time to time, save a checkpoint if
-        it has one, and return or raise. A coroutine is cancelled besides. Who has been
-        told and returns has not finished: the job is given back, or cancelled. Who is
-        done all the same says so by `finish`.
+        A plain function has to check this from time to time, save a checkpoint if it
+        has one, and return or raise. A coroutine is cancelled in addition. A handler
+        that was told and returns has not finished: the job is given back, or cancelled.
+        If it is done all the same, it says so by `finish`.
         """
         if self._ending.is_set():
             self.has_seen_end = True
@@ -104,7 +104,7 @@ class AnyJob:
             raise self._overrun
 
     def _finish(self, session: Session) -> None:
-        # Last: what is in time here is a success, though the limit ends meanwhile.
+        # Check last: what is in time here succeeds, even if the limit passes now.
         self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
@@ -117,7 +117,7 @@ class AnyJob:
 
 
 class Job(AnyJob):
-    """The job of a plain function."""
+    """The job of a long handler that is a plain function."""
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class Job(AnyJob):
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """Give a session whose transaction commits only while the job is ours.
+        """Yield a session whose transaction commits only while the lease holds.
 
-        It commits at the end of the block, and can't be ended inside of it.
+        It commits at the end of the block and can't be ended inside it.
 
         Raises:
             JobLostError: another process has the job; nothing was committed.
@@ -151,14 +151,14 @@ class Job(AnyJob):
 
     @contextmanager
     def finish(self) -> Iterator[Session]:
-        """Give the last transaction: its effects and the job's success are one.
+        """Yield a session for the last transaction, which also ends the job.
 
-        Return after it. A handler that returns without is finished right afterwards,
+        Return after it. A handler that returns without it is finished right after,
         unless it was told to stop.
 
         Raises:
             JobLostError: as `transaction`.
-            HandlerTimeoutError: the time limit is over; nothing was committed, and
+            HandlerTimeoutError: the time limit has passed; nothing was committed, and
                 the attempt has failed.
         """
         with self._sessions() as session, session.begin():
@@ -170,7 +170,7 @@ class Job(AnyJob):
         self.is_finished = True
 
     def save(self, checkpoint: object) -> None:
-        """Save, as JSON, what is needed to go on elsewhere.
+        """Save, as JSON, what another process needs to continue.
 
         Raises:
             JobLostError: as `transaction`.
@@ -182,7 +182,7 @@ class Job(AnyJob):
 
 
 class AsyncJob(AnyJob):
-    """The job of a coroutine function."""
+    """The job of a long handler that is a coroutine function."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class AsyncJob(AnyJob):
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # Whoever takes the job next is to find it.
+            # The process that takes the job next has to find it.
             await asyncio.wait({saving})
             if not saving.cancelled():
                 saving.exception()

@@ -1,7 +1,7 @@
-"""The lease of a job: renewed while its handler works, written to when that ends.
+"""The lease of a job: renewed while its handler runs, and settled when that ends.
 
-Whatever keeps it from being renewed (the server is away, the pool is exhausted) is
-waited out as long as nobody else can have the job. After that it is taken for lost.
+If it can't be renewed (the server is away, the pool is exhausted), the process keeps
+trying as long as nobody else can have taken the job. After that the lease is lost.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from outbox.errors import DatabaseUnavailableError, OutboxError, one_line
 T = TypeVar("T")
 
 _BEATS: Final = 3
-# Of the lease, after which one that can't be renewed is taken for lost.
+# The part of the lease after which it counts as lost if it can't be renewed.
 _SAFE: Final = 0.8
 _AGAIN: Final = 0.2
 _LAST_WRITE: Final = 2.0
 
 
 class End(Enum):
-    """Why a handler is to end before it has done its work."""
+    """Why a handler has to stop before it is done."""
 
     CANCELLED = "cancelled"
     LOST = "lost"
@@ -50,8 +50,8 @@ class JobLease:
 
     Attributes:
         seconds: its length.
-        attempts: the starts of the job, this one included.
-        ended: set when the job is to be cancelled, or the lease is lost.
+        attempts: the number of starts of the job, including this one.
+        ended: set when the job is cancelled or the lease is lost.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class JobLease:
     async def keep(self) -> None:
         """Renew it until it is lost, or the running task is cancelled.
 
-        A handler that is to end has its time for that, so its lease is kept, too.
+        It is also kept while a handler that has to stop takes its time.
         """
         while True:
             await asyncio.sleep(self.seconds / _BEATS)
@@ -86,7 +86,7 @@ class JobLease:
                 return
 
     async def succeed(self) -> bool:
-        """End the job with a receipt; False if the lease is lost."""
+        """End the job and record its receipt; return False if the lease is lost."""
 
         def succeed(session: Session) -> bool:
             record_receipt(session, self._key.id, self._key.consumer)
@@ -97,14 +97,14 @@ class JobLease:
     async def end(
         self, state: JobState, reason: str | None = None, *, is_attempt: bool = True
     ) -> bool:
-        """End the job otherwise; False if the lease is lost."""
+        """End the job in another state; return False if the lease is lost."""
         attempts = self.attempts if is_attempt else self.attempts - 1
         return await self._write(
             partial(self._finish, state=state, reason=reason, attempts=attempts)
         )
 
     async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
-        """Let the job be taken again; False if the lease is lost.
+        """Give the job back; return False if the lease is lost.
 
         Only a failure counts as an attempt.
         """
@@ -122,7 +122,7 @@ class JobLease:
         return await self._write(give_back)
 
     async def let_go(self) -> None:
-        """Give the job back, if that can be done in no time."""
+        """Give the job back, if that is quick."""
         with suppress(Exception):
             async with asyncio.timeout(_LAST_WRITE):
                 await self.give_back(None, is_failed=False)
@@ -148,7 +148,7 @@ class JobLease:
         asked = time.monotonic()
         beat = self.seconds / _BEATS
         try:
-            # One that hangs is no better than one that fails.
+            # A renewal that hangs is as bad as one that fails.
             async with asyncio.timeout(max(self._safe_until - asked, beat)):
                 cancelled = await transact(
                     self._executor, renew_job, self._key, self._number, self.seconds
@@ -161,7 +161,7 @@ class JobLease:
         return End.CANCELLED if cancelled else None
 
     async def _write(self, function: Callable[[Session], T]) -> T:
-        """Write an outcome, however often it takes, as long as the lease holds."""
+        """Write an outcome; retry as long as the lease holds."""
         while True:
             try:
                 return await transact(self._executor, function)
@@ -176,7 +176,7 @@ class JobLease:
 async def transact(
     executor: Executor, function: Callable[..., T], *arguments: Any
 ) -> T:
-    """Run a function of a session in a short transaction."""
+    """Call a function with a session, in a short transaction."""
 
     def run(session: Session) -> T:
         limit_idle_now(session)
@@ -186,6 +186,6 @@ async def transact(
 
 
 def _may_pass(error: Exception) -> bool:
-    # What the server never answered has no state: a refused connection, a full pool.
+    # Without an answer from the server there is no state: refused, or no pool slot.
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     return connection_broke(error) or state[:2] in {"", "53"}

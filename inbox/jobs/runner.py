@@ -40,13 +40,13 @@ from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
-# So that who waits for a lease to run out finds that it has.
+# So that the lease has expired when somebody who waited for it looks.
 _AGAIN: Final = 0.2
 _SWEEP: Final = 60.0
 
 
 class LongHandler:
-    """A handler `(job, message)` and how it is called."""
+    """A handler `(job, message)` and its terms."""
 
     def __init__(
         self, handler: Callable[..., Any], terms: Terms, lease: timedelta
@@ -72,28 +72,28 @@ class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
 
 
 class Attempts(Protocol):
-    """What its caller knows of a message's attempts, and learns of the job's.
+    """The attempts of a message, as its caller knows them; updated from the job.
 
-    The job's count is the one that holds, for it outlives processes and deliveries.
+    The job's count decides: it outlives processes and deliveries.
     """
 
     attempts: int
-    """How many are known to lie behind."""
+    """How many there were, as far as is known."""
 
     @property
     def retry(self) -> RetryPolicy:
         """How many there may be."""
 
     def excuses(self, error: BaseException) -> bool:
-        """Tell whether a start that ended so was no attempt."""
+        """Tell whether a start that ended this way was no attempt."""
 
 
 class JobRunner:
     """Runs the long handlers of one run of a consumer.
 
     Args:
-        returns_to: the state of jobs that are given back. FAILURE if nobody waits for
-            them but a dead letter.
+        returns_to: the state of jobs that are given back: FAILURE if only a dead letter
+            refers to them.
     """
 
     def __init__(
@@ -116,19 +116,19 @@ class JobRunner:
         attempts: Attempts,
         claim: Callable[[Session], None] = lambda _: None,
     ) -> bool:
-        """Run the handler; tell whether the message was new.
+        """Run the handler; return whether the message was new.
 
         Args:
-            claim: what else to lock, and to prepare, in the transaction that takes
-                the job; may raise `TakenError`.
+            claim: what else to lock and prepare in the transaction that takes the
+                job; may raise `TakenError`.
 
         Raises:
             JobCancelled, JobReturned: it ended that way.
             JobBusy: another process has it.
             TakenError: from `claim`.
-            DeadLetter: it was started too often and never came to an end.
-            DatabaseUnavailableError: the handler was not reached.
-            Exception: what the handler raised; the attempt is written down.
+            DeadLetter: it used up its starts, and the last one never came to an end.
+            DatabaseUnavailableError: the handler was not called.
+            Exception: what the handler raised; the attempt is recorded.
         """
         check_id(message.id)
         key = JobKey(message.id, self._consumer)
@@ -142,7 +142,7 @@ class JobRunner:
             case Finished(JobState.FAILURE | JobState.TIMED_OUT as state, starts):
                 if await self._was_settled(key):
                     return False
-                # Whoever ended it may have died before its dead letter was written.
+                # Its process may have died before it wrote the dead letter.
                 attempts.attempts = max(starts - 1, 0)
                 raise DeadLetter(f"the job ended before: {state}")
             case Finished():
@@ -157,7 +157,7 @@ class JobRunner:
                     self._returns_to,
                 )
                 attempts.attempts = leased.attempts - 1
-                await self._refuse_killer(lease, attempts)
+                await self._refuse_poison(lease, attempts)
                 try:
                     message = long.terms.lift(message)
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
@@ -176,7 +176,7 @@ class JobRunner:
         seconds: float,
         claim: Callable[[Session], None],
     ) -> tuple[Taking, float]:
-        """Take the job if nobody has it; tell also since when its lease counts."""
+        """Take the job if nobody has it; also return when its lease began."""
 
         def take(session: Session) -> Taking:
             claim(session)
@@ -198,13 +198,13 @@ class JobRunner:
         return taken, asked
 
     async def _was_settled(self, key: JobKey) -> bool:
-        """Tell whether its dead letter was retried in another way, or discarded."""
+        """Tell whether a retry of its dead letter has recorded a receipt."""
         try:
             return await transact(self._executor, _has_receipt, key)
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
 
-    async def _refuse_killer(self, lease: JobLease, attempts: Attempts) -> None:
+    async def _refuse_poison(self, lease: JobLease, attempts: Attempts) -> None:
         started = lease.attempts - 1
         if started and attempts.retry.spent(started):
             reason = f"was started {started} times and never came to an end"
@@ -274,9 +274,10 @@ class JobRunner:
 
 @asynccontextmanager
 async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
-    """End, from time to time, what was cancelled and lost its process.
+    """End, from time to time, cancelled jobs whose process is gone.
 
-    The broker may never hand such a message over again, and an open job holds its day.
+    The broker may never deliver the message again, and an open job keeps its day's
+    partition from being dropped.
     """
     sweep = asyncio.create_task(_sweep(executor, consumer))
     try:
@@ -288,7 +289,7 @@ async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
 
 async def _sweep(executor: Executor, consumer: str) -> None:
     while True:
-        # What goes wrong here is tried again, and told by whoever handles messages.
+        # Errors are reported by the handlers; this is simply tried again.
         with suppress(Exception):
             await transact(executor, end_abandoned_jobs, consumer)
         await asyncio.sleep(_SWEEP)
@@ -302,13 +303,13 @@ def _lost(lease: JobLease) -> RetryLater:
     return RetryLater(timedelta(seconds=lease.seconds), "the lease was lost")
 
 
-# For what is cancelled to end: a handler for the second time, at the end of the drain.
+# Time for cancelled tasks to end.
 _LAST_STEPS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a handler ended: what it raised, why it was to end, and if it was told."""
+    """How a handler ended: what it raised, why it had to stop, and whether it knew."""
 
     error: BaseException | None
     end: End | None
@@ -316,9 +317,9 @@ class Ended:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has run to its end. Who was told and returns broke off.
+        """Whether it has done its work. One that was told to stop and returned hasn't.
 
-        A plain function that never looked has done all of its work.
+        A plain function that never checked has done all of its work.
         """
         if self.error is not None or self.end is End.TIMED_OUT:
             return False
@@ -333,9 +334,9 @@ async def call_until_end(
     terms: Terms,
     stopping: asyncio.Event,
 ) -> Ended:
-    """Call it, keep its lease meanwhile, and tell it when there is a reason to end.
+    """Call the handler, keep its lease, and tell it to stop when there is a reason.
 
-    Whatever happens here, its task has ended afterwards, if it heeds a cancellation.
+    Afterwards its task has ended, whatever happens, unless it ignores a cancellation.
     """
     limit = terms.time_limit
     work = asyncio.ensure_future(executor.call(handler, job, job.message))
@@ -358,7 +359,7 @@ async def call_until_end(
             is_told = executor.interrupt(work)
             await asyncio.wait({work})
     except BaseException:
-        # The drain is over: a plain function goes on, and can't commit any more.
+        # The drain is over: a plain function runs on, but can't commit any more.
         job.end()
         await _end(work)
         await lease.let_go()
@@ -370,7 +371,7 @@ async def call_until_end(
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks, and leave those alone that don't heed it."""
+    """Cancel tasks; don't wait for those that ignore it."""
     for task in tasks:
         task.cancel()
     ended, _ = await asyncio.wait(tasks, timeout=_LAST_STEPS)

@@ -1,4 +1,4 @@
-"""Jobs: the leased receipts of long handlers, as they lie in the database.
+"""Jobs in the database: the leased receipts of long handlers.
 
 queued ──take──▶ in_progress ──▶ success | failure | timed_out
 ▲   │                 │
@@ -6,9 +6,9 @@ queued ──take──▶ in_progress ──▶ success | failure | timed_out
 └───┼── given back ◀──┘
     └─ a receipt is there ──▶ skipped
 
-A lease has a number. Whoever takes a job counts it up, so that one that was frozen for
-longer than its lease finds another number and can't commit. Every function works in
-the transaction of the session that it is given.
+A lease has a number, which is incremented when the job is taken. So a process that was
+frozen for longer than its lease finds another number and can't commit. Every function
+works in the transaction of the session it is given.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from outbox.postgres.sql_files import load
 
 
 class JobState(StrEnum):
-    """What has become of a job."""
+    """The state of a job."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
@@ -54,18 +54,18 @@ class JobKey:
 
     @property
     def at(self) -> datetime:
-        """The moment inside the id, by which the table is partitioned."""
+        """The timestamp in the id, by which the table is partitioned."""
         return moment_of(self.id)
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values by which a statement finds the job."""
+        """The parameters by which a statement finds the job."""
         return {"id": self.id, "at": self.at, "consumer": self.consumer}
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The job is ours."""
+    """The job is leased to the calling process."""
 
     number: int
     attempts: int
@@ -74,7 +74,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Another process has the job, for so many seconds unless it renews."""
+    """Another process has the job, for this many seconds unless it renews."""
 
     seconds: float
 
@@ -91,7 +91,7 @@ Taking: TypeAlias = Leased | Busy | Finished
 
 
 def queue_job(session: Session, key: JobKey, message: Message) -> None:
-    """Note that a message waits, or that it was handled before."""
+    """Record that a message waits, or that it was handled before."""
     receipt = select(receipt_table.c.message_id).filter_by(
         message_id=key.id, message_at=key.at, consumer=key.consumer
     )
@@ -108,7 +108,7 @@ def queue_job(session: Session, key: JobKey, message: Message) -> None:
 
 
 def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taking:
-    """Lease a job for so many seconds, or tell why not."""
+    """Lease a job for this many seconds, or return why not."""
     values = {**key.values, "worker": worker, "seconds": seconds}
     taken = session.execute(_statement("take_job"), values).first()
     if taken is not None:
@@ -123,31 +123,31 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
 
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:
-    """Give the reason of who cancelled a job, if there was one."""
+    """Return the reason for which a job was cancelled, if there is one."""
     return cast("str | None", _look(session, key).reason)
 
 
 def reopen_job(session: Session, key: JobKey) -> None:
-    """Let a job be taken as if it had never been started, if it failed or waits.
+    """Reopen a job that failed or waits, as if it had never been started.
 
-    One whose process died counts that start.
+    If its process died, that start is counted.
     """
     session.execute(_statement("reopen_job"), key.values)
 
 
 def end_abandoned_jobs(session: Session, consumer: str) -> None:
-    """End the jobs of a consumer that are to be cancelled and whose process is gone."""
+    """End a consumer's jobs that are to be cancelled and whose process is gone."""
     session.execute(_statement("end_abandoned_jobs"), {"consumer": consumer})
 
 
 def renew_job(session: Session, key: JobKey, lease: int, seconds: float) -> bool | None:
-    """Renew a lease; tell whether the job is to be cancelled, None if it is lost."""
+    """Renew a lease; return whether to cancel the job, None if the lease is lost."""
     renewed = _run(session, "renew_job", key, lease, seconds=seconds)
     return None if renewed is None else bool(renewed.is_cancelled)
 
 
 def hold_job(session: Session, key: JobKey, lease: int) -> bool:
-    """Keep the lease until the transaction ends; False if it is lost."""
+    """Hold the lease until the transaction ends; return False if it is lost."""
     return _run(session, "hold_job", key, lease) is not None
 
 
@@ -160,7 +160,7 @@ def finish_job(
     attempts: int,
     reason: str | None = None,
 ) -> bool:
-    """End a job for good, after so many attempts; False if the lease is lost."""
+    """End a job for good; return False if the lease is lost."""
     values = {"state": state.value, "reason": reason, "attempts": attempts}
     return _run(session, "finish_job", key, lease, **values) is not None
 
@@ -174,9 +174,9 @@ def return_job(
     is_failed: bool,
     state: JobState = JobState.QUEUED,
 ) -> bool:
-    """Give a job back; False if the lease is lost. Only a failure is an attempt.
+    """Give a job back; return False if the lease is lost. Only a failure is an attempt.
 
-    With the state FAILURE it doesn't wait, but may be opened anew.
+    In the state FAILURE it doesn't wait, but can be reopened.
     """
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
     return _run(session, "return_job", key, lease, **values) is not None
@@ -185,7 +185,7 @@ def return_job(
 def save_checkpoint(
     session: Session, key: JobKey, lease: int, checkpoint: object
 ) -> bool:
-    """Save what a job needs to go on elsewhere, as JSON; False if the lease is lost."""
+    """Save a checkpoint as JSON; return False if the lease is lost."""
     values = {"checkpoint": dumps(checkpoint, allow_nan=False)}
     return _run(session, "save_checkpoint", key, lease, **values) is not None
 
