@@ -5,7 +5,7 @@ after a change run `python -m outbox.migrations.grants`. `pillarbox doctor` chec
 rights of each role against the same data.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill, wrap
@@ -140,8 +140,26 @@ def _comment(text: str) -> str:
 
 def render_file(file: str) -> str:
     """Return the contents of a file of `GRANTS`."""
-    statements = "\n".join(render(rule) for rule in GRANTS[file])
+    statements = "\n".join(
+        [_render_withdrawal(GRANTS[file]), *(render(rule) for rule in GRANTS[file])]
+    )
     return f"{_HEADER}\nSET LOCAL ROLE {{owner}};\n\n{statements}\n\nRESET ROLE;\n"
+
+
+def _render_withdrawal(rules: Iterable[Rule]) -> str:
+    """Return the statement that takes back all that roles may do with our tables."""
+    grants = [
+        rule for rule in rules if isinstance(rule, Grant) and rule.on.kind == "TABLE"
+    ]
+    tables = dict.fromkeys(name for grant in grants for name in grant.on.names)
+    roles = dict.fromkeys(role for grant in grants for role in grant.to)
+    comment = _comment(
+        "Whatever an earlier version granted: what is still needed is granted again"
+        " below, in the same transaction."
+    )
+    objects = "".join(f"\n        {table}," for table in tables)[:-1]
+    subjects = ", ".join(f"{{{role}}}" for role in roles)
+    return f"{comment}REVOKE ALL\n    ON TABLE{objects}\n    FROM {subjects};"
 
 
 def render_on_partman() -> str:
@@ -430,7 +448,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             may={
                 "SELECT": (),
                 "INSERT": (),
-                "UPDATE": _columns("starts started_at"),
+                "UPDATE": _columns("starts started_at is_open"),
                 "DELETE": (),
             },
             on=_tables("inbox.suspect"),

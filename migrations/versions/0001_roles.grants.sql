@@ -3,6 +3,12 @@
 
 SET LOCAL ROLE {owner};
 
+-- Whatever an earlier version granted: what is still needed is granted again below, in the same
+-- transaction.
+REVOKE ALL
+    ON TABLE
+        outbox.alembic_version
+    FROM {monitor};
 GRANT USAGE ON SCHEMA outbox TO {monitor};
 -- pillarbox doctor compares the version with its own.
 GRANT SELECT ON outbox.alembic_version TO {monitor};

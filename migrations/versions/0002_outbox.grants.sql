@@ -3,6 +3,14 @@
 
 SET LOCAL ROLE {owner};
 
+-- Whatever an earlier version granted: what is still needed is granted again below, in the same
+-- transaction.
+REVOKE ALL
+    ON TABLE
+        outbox.message,
+        outbox.dead_letter,
+        outbox.readable_dead_letter
+    FROM {application}, {relay}, {monitor};
 REVOKE ALL
     ON FUNCTION
         outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),

@@ -3,6 +3,17 @@
 
 SET LOCAL ROLE {owner};
 
+-- Whatever an earlier version granted: what is still needed is granted again below, in the same
+-- transaction.
+REVOKE ALL
+    ON TABLE
+        inbox.receipt,
+        inbox.foreign_receipt,
+        inbox.subscription,
+        inbox.delivery,
+        inbox.dead_letter,
+        inbox.readable_dead_letter
+    FROM {consumer}, {relay}, {monitor};
 REVOKE ALL ON FUNCTION outbox.replay_caused_by(uuid) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.replay_caused_by(uuid) TO {consumer};
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};

@@ -3,6 +3,17 @@
 
 SET LOCAL ROLE {owner};
 
+-- Whatever an earlier version granted: what is still needed is granted again below, in the same
+-- transaction.
+REVOKE ALL
+    ON TABLE
+        outbox.partition_policy,
+        outbox.partition_health,
+        outbox.upkeep,
+        outbox.retiring_partition,
+        outbox.dropped_partition,
+        outbox.kept_partition
+    FROM {maintainer}, {monitor}, {application}, {relay}, {consumer};
 REVOKE ALL
     ON FUNCTION
         outbox.set_interval(text, interval, integer),

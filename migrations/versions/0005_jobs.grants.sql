@@ -3,6 +3,13 @@
 
 SET LOCAL ROLE {owner};
 
+-- Whatever an earlier version granted: what is still needed is granted again below, in the same
+-- transaction.
+REVOKE ALL
+    ON TABLE
+        inbox.job,
+        inbox.suspect
+    FROM {consumer}, {monitor};
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
 GRANT SELECT, INSERT, UPDATE (starts, started_at, is_open), DELETE ON inbox.suspect TO {consumer};
 GRANT SELECT ON inbox.suspect TO {monitor};

@@ -173,3 +173,25 @@ def test_everything_is_removed_although_a_role_is_gone(
         unmigrate(other, role_prefix="half")
 
         drop_roles_of_jobs(other, "half")
+
+
+def test_a_migration_takes_back_what_earlier_ones_granted(database_url: str) -> None:
+    """Databases of earlier versions let these roles update every column."""
+    for schema, role in (("outbox", "relay"), ("inbox", "consumer")):
+        execute(
+            database_url,
+            "SET ROLE pillarbox_owner;"
+            f" GRANT UPDATE, DELETE ON {schema}.dead_letter TO pillarbox_{role}",
+        )
+
+    migrate(database_url, with_cron=False)
+
+    for schema, role in (("outbox", "relay"), ("inbox", "consumer")):
+        ((row, payload, status),) = execute(
+            database_url,
+            "SELECT has_table_privilege(r, t, 'UPDATE, DELETE'),"
+            " has_column_privilege(r, t, 'payload', 'UPDATE'),"
+            " has_column_privilege(r, t, 'status', 'UPDATE')"
+            f" FROM (VALUES ('pillarbox_{role}', '{schema}.dead_letter')) AS v (r, t)",
+        )
+        assert (row, payload, status) == (False, False, True), role

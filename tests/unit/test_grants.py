@@ -7,6 +7,7 @@ import pytest
 from outbox.administration.names import ROLES, Names
 from outbox.migrations.grants import (
     GRANTS,
+    Grant,
     closed_routines,
     render_file,
     render_on_partman,
@@ -31,6 +32,20 @@ def test_no_file_of_grants_is_without_rules() -> None:
     versions = FOLDER.joinpath("versions").iterdir()
     found = {f"versions/{f.name}" for f in versions if f.name.endswith(".grants.sql")}
     assert found == set(GRANTS)
+
+
+def test_the_grants_on_a_table_are_in_one_file() -> None:
+    """Each file first takes back what was granted on its tables."""
+    tables = [
+        {
+            name
+            for rule in rules
+            if isinstance(rule, Grant) and rule.on.kind == "TABLE"
+            for name in rule.on.names
+        }
+        for rules in GRANTS.values()
+    ]
+    assert sum(map(len, tables)) == len(set.union(*tables))
 
 
 def test_roles_have_one_list() -> None:
