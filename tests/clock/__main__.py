@@ -12,18 +12,17 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from typing_extensions import override
 
-from tests.clock.setting import Clock
+from tests.clock.setting import Clock, library
 
 HERE: Final = Path(__file__).parent
 
@@ -97,6 +96,10 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     if os.environ.get("PILLARBOX_DATABASE_URL"):
         parser.error("the clock of a server that is given can't be set: leave it out")
+    try:
+        library()
+    except FileNotFoundError as error:
+        parser.error(str(error))
     tests = chosen.pytest or (FEW if chosen.short else DATABASE)
     pytest = [sys.executable, "-m", "pytest", "-p", "tests.clock.plugin"]
     failed = []
@@ -146,17 +149,6 @@ def environment(moment: Moment) -> Mapping[str, str]:
         "PILLARBOX_TEST_TIMEZONE": moment.zone,
         "PILLARBOX_TEST_MIDNIGHTS": secrets.token_hex(4) if moment.each else "",
     }
-
-
-def library() -> Path:
-    """Find libfaketime, in the form for programs with threads."""
-    found: Iterator[Path] = chain(
-        Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"),
-        Path("/usr/lib").glob("faketime/libfaketimeMT.so.1"),
-    )
-    for path in found:
-        return path
-    sys.exit("libfaketime is missing: apt-get install faketime, or make clock")
 
 
 if __name__ == "__main__":

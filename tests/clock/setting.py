@@ -1,6 +1,9 @@
-"""The file that libfaketime reads, in every process that follows it."""
+"""libfaketime, and what it reads in every process that follows it."""
 
+import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -32,3 +35,28 @@ class Clock:
         beside.write_text(f"{ahead:+.6f}\n")
         beside.chmod(0o644)
         beside.replace(self.file)
+
+
+def library() -> Path:
+    """Find libfaketime, in the form for programs with threads.
+
+    Raises:
+        FileNotFoundError: it isn't installed.
+    """
+    for found in chain(
+        Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"),
+        Path("/usr/lib").glob("faketime/libfaketimeMT.so.1"),
+    ):
+        return found
+    raise FileNotFoundError(
+        "libfaketime is missing: apt-get install faketime, or make clock"
+    )
+
+
+def seconds_ahead(environment: Mapping[str, str] = os.environ) -> float:
+    """Return by how much the clock of this process is ahead of the right one."""
+    if says := environment.get("FAKETIME"):
+        return float(says)
+    if file := environment.get("FAKETIME_TIMESTAMP_FILE"):
+        return float(Path(file).read_text())
+    return 0.0

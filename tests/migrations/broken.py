@@ -44,7 +44,7 @@ BROKEN = {
         " BEGIN EXECUTE 'DROP TABLE ' || day; EXECUTE format("
         "'SET ROLE pillarbox_owner; CREATE TABLE %s PARTITION OF"
         " outbox.message FOR VALUES FROM (%L) TO (%L)', day,"
-        " date_trunc('day', now(), 'UTC') + interval '3 days',"
+        " date_trunc('day', now(), 'UTC') + 3 * interval '24 hours',"
         " date_trunc('day', now(), 'UTC') + interval '78 hours'); END $$",
         *("partitions", "error", "has no partition from", "CREATE TABLE outbox"),
     ),

@@ -14,7 +14,7 @@ PENDING = (
 )
 EXPIRED = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE ends_at < now() - interval '7 days'"
+    " WHERE ends_at < now() - 7 * interval '24 hours'"
 )
 RETIRING = (
     "SELECT partition FROM outbox.retiring_partition WHERE planned_at IS NOT NULL"

@@ -35,7 +35,7 @@ BREAK_A_CONDITION: Final = (
 )
 OLD_RUNS: Final = (
     "INSERT INTO cron.job_run_details (jobid, runid, username, start_time)"
-    " SELECT -days, -row_number() OVER (), role, now() - days * interval '1 day'"
+    " SELECT -days, -row_number() OVER (), role, now() - days * interval '24 hours'"
     " FROM unnest(ARRAY['pillarbox_maintainer', 'pillarbox_detacher', 'another']) role,"
     " unnest(ARRAY[13, 15]) days"
 )

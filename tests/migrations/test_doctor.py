@@ -122,7 +122,7 @@ def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(
     )
     expired = (
         "SELECT count(*) FROM outbox.partitions('inbox.dead_letter')"
-        " WHERE ends_at < now() - interval '30 days'"
+        " WHERE ends_at < now() - 30 * interval '24 hours'"
     )
     execute(database_url, "CALL outbox.maintain()")
     assert execute(database_url, expired) == [(1,)]

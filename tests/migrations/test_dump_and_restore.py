@@ -45,7 +45,7 @@ ROUTINES = (
 )
 DROPPED = (
     "INSERT INTO outbox.dropped_partition SELECT 'inbox.receipt', at, at + '1 day', at,"
-    " at + '1 hour' FROM date_trunc('day', now() - interval '20 days') AS at"
+    " at + '1 hour' FROM date_trunc('day', now() - 20 * interval '24 hours') AS at"
 )
 KEPT = (
     "INSERT INTO outbox.kept_partition"

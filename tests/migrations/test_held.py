@@ -14,7 +14,7 @@ from tests.migrations.test_upkeep import old_partition
 DAYS_AGO = 40
 LEFT = """
 SELECT partition::text FROM outbox.partitions(%s)
- WHERE ends_at < now() - interval '31 days'
+ WHERE ends_at < now() - 31 * interval '24 hours'
 """
 HOLDS = """
 SELECT unsettled FROM outbox.upkeep_plan(%s) WHERE step = 'hold' AND reason LIKE %s
@@ -24,7 +24,7 @@ SELECT gaps FROM outbox.partition_health WHERE parent_table = 'outbox.message'
 """
 IN_THREE_DAYS = """
 SELECT partition::text FROM outbox.partitions('outbox.message')
- WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '3 days'
+ WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'
 """
 DEAD_LETTER = """
 INSERT INTO {} (id, created_at, origin, message_id, topic, attempts, schema_version,

@@ -43,7 +43,7 @@ SELECT x.* FROM outbox.partitions('outbox.message') x
 """
 PLAN = "SELECT step FROM outbox.upkeep_plan() WHERE parent_table = 'outbox.message'"
 HOUR = "SELECT date_trunc('hour', now())"
-NEXT = "SELECT date_trunc('week', now(), 'UTC') + interval '7 days'"
+NEXT = "SELECT date_trunc('week', now(), 'UTC') + 7 * interval '24 hours'"
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ WHY: Final = {
 NOBODY_CAN_TELL: Final = f"{LATE}, but nobody can tell whether it has unsettled rows"
 AHEAD: Final = (
     "SELECT partition::text FROM outbox.partitions('outbox.message')"
-    " WHERE starts_at = date_trunc('day', now(), 'UTC') + interval '3 days'"
+    " WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'"
 )
 BREAK_A_CONDITION: Final = (
     "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
@@ -39,7 +39,7 @@ NOTE: Final = (
 )
 OLD_FOREIGN_RECEIPT: Final = (
     "INSERT INTO inbox.foreign_receipt VALUES"
-    " ('stripe', 'a', 'billing', now() - interval '15 days')"
+    " ('stripe', 'a', 'billing', now() - 15 * interval '24 hours')"
 )
 
 

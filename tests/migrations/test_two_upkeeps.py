@@ -146,7 +146,7 @@ def test_a_detach_of_the_command_is_known_whatever_its_url_calls_the_application
 def test_two_that_make_the_same_days_do_not_fail(database_url: str) -> None:
     ahead = (
         "SELECT partition::text FROM outbox.partitions('outbox.message')"
-        " WHERE starts_at > now() + interval '3 days'"
+        " WHERE starts_at > now() + 3 * interval '24 hours'"
     )
     for (partition,) in execute(database_url, ahead):
         execute(database_url, f"DROP TABLE {partition}")

@@ -71,7 +71,7 @@ def add_old(url: str, days: int = 20, settled: str = "NULL") -> None:
 def expired(upkeep: Upkeep) -> int:
     ((count,),) = upkeep.query(
         "SELECT count(*) FROM outbox.partitions('outbox.message')"
-        " WHERE ends_at < now() - interval '7 days'"
+        " WHERE ends_at < now() - 7 * interval '24 hours'"
     )
     return int(count)
 
@@ -254,7 +254,7 @@ def test_old_foreign_receipts_are_trimmed(database_url: str, upkeep: Upkeep) -> 
     execute(
         database_url,
         "INSERT INTO inbox.foreign_receipt (source, message_id, consumer, received_at)"
-        " SELECT 'stripe', n::text, 'billing', now() - interval '15 days'"
+        " SELECT 'stripe', n::text, 'billing', now() - 15 * interval '24 hours'"
         " FROM generate_series(1, 2500) n",
     )
     execute(

@@ -75,7 +75,7 @@ def test_a_run_that_failed_is_not(
     execute(
         f"{database_url}?options=-crole%3Dpillarbox_owner",
         "SELECT partman.create_partition_time('inbox.delivery',"
-        " ARRAY[date_trunc('day', now(), 'UTC') - interval '20 days'])",
+        " ARRAY[date_trunc('day', now(), 'UTC') - 20 * interval '24 hours'])",
     )
 
     with pytest.raises(psycopg.Error, match=r"retention of inbox\.delivery"):

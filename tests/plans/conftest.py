@@ -34,10 +34,10 @@ FILL = """
            CASE WHEN n %% 10 > 1 THEN now() END,
            CASE WHEN n %% 10 = 1 THEN now() + (n - 1000) * interval '1 second' END,
            CASE WHEN n %% 1000 = 1 THEN 1 ELSE 0 END
-      FROM generate_series(%(today)s - %(back)s * interval '1 day', %(today)s,
-                           interval '1 day') AS day
+      FROM generate_series(%(today)s - %(back)s * interval '24 hours', %(today)s,
+                           interval '24 hours') AS day
      -- Yesterday has as many rows as make an index worth its while.
-     CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '1 day'
+     CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '24 hours'
                                         THEN 60000 ELSE 3000 END) AS n
 """
 

@@ -31,8 +31,8 @@ FILL = """
            CASE n %% 100 WHEN 2 THEN 'PENDING' WHEN 3 THEN 'DISCARDED'
                 ELSE 'SUCCEEDED' END, 'r',
            CASE WHEN n %% 200 = 2 THEN now() + n * interval '1 hour' ELSE now() END
-      FROM generate_series(%(today)s - %(back)s * interval '1 day', %(today)s,
-                           interval '1 day') AS day
+      FROM generate_series(%(today)s - %(back)s * interval '24 hours', %(today)s,
+                           interval '24 hours') AS day
      CROSS JOIN generate_series(1, 4000) AS n
 """
 

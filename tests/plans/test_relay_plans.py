@@ -21,8 +21,8 @@ BACKLOG = """
     SELECT outbox.uuid7(), day + n * interval '1 millisecond',
            CASE WHEN n %% 2 = 0 THEN %(long_lane)s ELSE 16 + n / 2 %% 12 END,
            't', 'k' || n %% 100, 'text/plain', %(payload)s
-      FROM generate_series(%(today)s - interval '1 day', %(today)s,
-                           interval '1 day') AS day
+      FROM generate_series(%(today)s - interval '24 hours', %(today)s,
+                           interval '24 hours') AS day
      CROSS JOIN generate_series(1, 20000) AS n
 """
 
