@@ -13,7 +13,7 @@ _SQL = re.compile(r"[A-Z]{3,} ?[^;]*;.*")
 
 def paste(url: str, remedy: str) -> str:
     """Run a remedy to its end; give what was printed."""
-    if remedy.startswith("outbox "):
+    if remedy.startswith("pillarbox "):
         _, *words = shlex.split(remedy, comments=True)
         with redirect_stdout(StringIO()) as output:
             assert main([*words, "--database", url]) == 0
