@@ -23,7 +23,7 @@ async def check_broker(
         return
     while True:
         await asyncio.sleep(seconds)
-        await board.dry()
+        await board.idle()
         problem = await _problem_of(publisher)
         if problem is None:
             breaker.close()

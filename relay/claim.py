@@ -26,7 +26,7 @@ from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
-from relay.lanes.crowded import look_into, note, survey
+from relay.lanes.congested import look_into, note, survey
 from relay.lanes.lane import Lane
 
 # As JSON text; the headers as the table has them are a few bytes longer at most.
@@ -71,8 +71,8 @@ async def claim_batch(
 
     At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
     message always passes. A row with a column over its limit is not loaded. Each lane
-    gives a prefix of what is ready, less the keys that are blocked; a crowded one what
-    is found among a bounded number of ready rows: see `relay/lanes/crowded.py`.
+    gives a prefix of what is ready, without its blocked keys; a congested lane gives
+    what is found among a bounded number of ready rows (`relay/lanes/congested.py`).
     """
     places = [lane.place() for lane in lanes]
     try:
@@ -92,10 +92,10 @@ async def claim_batch(
 async def _claim_by_kind(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> "_Found":
-    strange = [lane for lane in lanes if lane.strange]
-    ready = [lane for lane in lanes if not lane.crowded]
-    crowded = [lane for lane in lanes if lane.crowded]
-    if strange:
+    stale = [lane for lane in lanes if lane.needs_refresh]
+    ready = [lane for lane in lanes if not lane.congested]
+    congested = [lane for lane in lanes if lane.congested]
+    if stale:
         # Before the snapshot: what was given out belongs to transactions it knows.
         now, given_out, transaction_id = await _read_clock(connection)
         board.set_clock(now)
@@ -104,20 +104,20 @@ async def _claim_by_kind(
         # must be of one moment, or the key's next message comes without its head.
         async with connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            await _acquaint(connection, board, strange, now, given_out, config)
-            found = await _claim_both(connection, board, lanes, strange, config)
-    elif not crowded:
-        found = await _claim_ready(connection, board, ready, strange, config)
+            await _refresh(connection, board, stale, now, given_out, config)
+            found = await _claim_both(connection, board, lanes, stale, config)
+    elif not congested:
+        found = await _claim_ready(connection, board, ready, stale, config)
     else:
         share = _half(config) if ready else config
         found = _Found()
         if ready:
             # Outside, for keys may become free meanwhile: a snapshot that is older
             # than what is remembered would miss their heads.
-            found = await _claim_ready(connection, board, ready, strange, share)
+            found = await _claim_ready(connection, board, ready, stale, share)
         async with connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            found += await _claim_crowded(connection, board, crowded, strange, share)
+            found += await _claim_congested(connection, board, congested, stale, share)
     return found
 
 
@@ -155,19 +155,19 @@ async def _claim_both(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    strange: Sequence[Lane],
+    stale: Sequence[Lane],
     config: RelayConfig,
 ) -> _Found:
     """Claim from lanes of both sorts: each gets half of what may be claimed."""
-    ready = [lane for lane in lanes if not lane.crowded]
-    crowded = [lane for lane in lanes if lane.crowded]
-    if ready and crowded:
+    ready = [lane for lane in lanes if not lane.congested]
+    congested = [lane for lane in lanes if lane.congested]
+    if ready and congested:
         config = _half(config)
     found = _Found()
-    if ready or not crowded:
-        found = await _claim_ready(connection, board, ready, strange, config)
-    if crowded:
-        found += await _claim_crowded(connection, board, crowded, strange, config)
+    if ready or not congested:
+        found = await _claim_ready(connection, board, ready, stale, config)
+    if congested:
+        found += await _claim_congested(connection, board, congested, stale, config)
     return found
 
 
@@ -183,7 +183,7 @@ async def _claim_ready(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    strange: Sequence[Lane],
+    stale: Sequence[Lane],
     config: RelayConfig,
 ) -> _Found:
     """Claim what is ready, less the keys that are blocked."""
@@ -206,8 +206,8 @@ async def _claim_ready(
     if claimed.rows:
         snapshot = Snapshot.read(found[0][-1])
         for lane in lanes:
-            # A strange lane was looked at with this very snapshot already.
-            if lane.number in last and lane not in strange:
+            # A stale lane was looked at with this very snapshot already.
+            if lane.number in last and lane not in stale:
                 lane.looked_up_to(last[lane.number], snapshot)
     claimed.reached = list(_reached(lanes, last) if full else lanes)
     for lane in claimed.reached:
@@ -216,14 +216,14 @@ async def _claim_ready(
     return claimed
 
 
-async def _claim_crowded(
+async def _claim_congested(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    strange: Sequence[Lane],
+    stale: Sequence[Lane],
     config: RelayConfig,
 ) -> _Found:
-    """Claim what a look at crowded lanes found."""
+    """Claim what a look at congested lanes found."""
     oldest, newest = board.bounds(lanes)
     look = await look_into(
         connection,
@@ -247,7 +247,7 @@ async def _claim_crowded(
         )
         claimed.read(found, config)
         look.cut(row.seq for row in [*claimed.rows, *claimed.oversized])
-    claimed.reached = note(look, lanes, strange=strange)
+    claimed.reached = note(look, lanes, stale=stale)
     return claimed
 
 
@@ -293,7 +293,7 @@ async def _claim(
     return await cursor.fetchall()
 
 
-async def _acquaint(
+async def _refresh(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
@@ -303,13 +303,13 @@ async def _acquaint(
 ) -> None:
     """Read what the database knows of lanes that are new, or may have changed."""
     found = await _list_blocked_keys(connection, lanes, config.max_blocked_keys + 1)
-    crowded = [
+    congested = [
         lane for lane in lanes if len(found[lane.number]) > config.max_blocked_keys
     ]
-    if crowded:
-        await survey(connection, crowded, board.horizon, now, given_out)
+    if congested:
+        await survey(connection, congested, board.horizon, now, given_out)
     blocked = {
-        lane.number: set(found[lane.number]) for lane in lanes if lane not in crowded
+        lane.number: set(found[lane.number]) for lane in lanes if lane not in congested
     }
     cursor = await connection.execute(
         load("relay", "find_heads"),
@@ -324,7 +324,7 @@ async def _acquaint(
         snapshot = Snapshot.read(text)
         head = None if seq is None else (seq, created_at)
         since = min(now, board.horizon.since(snapshot.xmin))
-        lane.acquainted(blocked[number], head, since)
+        lane.refresh(blocked[number], head, since)
         lane.looked_up_to(given_out if seq is None else seq - 1, snapshot)
 
 

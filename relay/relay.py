@@ -1,7 +1,7 @@
 """The relay: lease lanes, wake, claim, publish, settle. Read this file first.
 
 Its parts run side by side in one event loop. `Lease` holds lanes by a session of its
-own, `wake_lanes` says when there may be something, `tend_lanes` does what comes round
+own, `wake_lanes` says when there may be something, `sweep_lanes` does what comes round
 by the clock. A few `Worker`s go round the one loop that matters: pick lanes, claim a
 batch, publish it, settle it. No transaction is open while the broker is waited for.
 """
@@ -40,7 +40,7 @@ from relay.events import (
 from relay.lanes.board import LaneBoard
 from relay.oversized import OversizedRows
 from relay.publisher import Publisher
-from relay.sweep import tend_lanes
+from relay.sweep import sweep_lanes
 from relay.wakeup import wake_lanes
 from relay.worker import Worker
 
@@ -157,7 +157,7 @@ class Relay:
                 upkeep = [
                     group.create_task(self._lease.run()),
                     group.create_task(self._wake()),
-                    group.create_task(self._tend()),
+                    group.create_task(self._sweep()),
                     group.create_task(self._check_broker()),
                     group.create_task(self._oversized.run()),
                 ]
@@ -206,8 +206,8 @@ class Relay:
         interval = self._config.poll_interval.total_seconds()
         await wake_lanes(self._lanes, doorbell, interval)
 
-    async def _tend(self) -> None:
-        await tend_lanes(self._lanes, self._sweep_link, self._config, self._notify)
+    async def _sweep(self) -> None:
+        await sweep_lanes(self._lanes, self._sweep_link, self._config, self._notify)
 
     async def _check_broker(self) -> None:
         await check_broker(

@@ -20,7 +20,7 @@ from relay.lanes.board import LaneBoard
 _UPKEEP_INTERVAL: Final = 60.0
 
 
-async def tend_lanes(
+async def sweep_lanes(
     board: LaneBoard, link: Link, config: RelayConfig, notify: Callable[[Event], None]
 ) -> None:
     """Make due messages ready and order sweeps, until cancelled.
@@ -37,7 +37,7 @@ async def tend_lanes(
         while True:
             try:
                 if time.monotonic() >= next_sweep:
-                    board.wake(strange=True)
+                    board.wake(refresh=True)
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
@@ -80,21 +80,21 @@ async def _look_at_upkeep(
 
 async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     numbers = set(board.numbers())
-    crowded = {n for n in numbers if (lane := board.find(n)) and lane.crowded}
+    congested = {n for n in numbers if (lane := board.find(n)) and lane.congested}
     # Also without lanes: leases end with the database, and somebody has to say so.
-    open_lanes = numbers - crowded
+    open_lanes = numbers - congested
     share = math.ceil(batch_size / 4)
     while True:
         readied = await _ready_some_due(link, board, open_lanes, share)
         open_lanes = {
             number
             for number, count in readied.items()
-            if count >= share and (lane := board.find(number)) and not lane.crowded
+            if count >= share and (lane := board.find(number)) and not lane.congested
         }
         if not open_lanes:
             break
-    # Those of a crowded lane go a batch at a time, the next when it has caught up.
-    caught_up = {n for n in crowded if (lane := board.find(n)) and not lane.catch_up}
+    # Those of a congested lane go a batch at a time, the next when it has caught up.
+    caught_up = {n for n in congested if (lane := board.find(n)) and not lane.catch_up}
     if caught_up:
         await _ready_some_due(link, board, caught_up, batch_size)
 

@@ -17,15 +17,15 @@ async def wake_lanes(
 ) -> None:
     """Wake the lanes whenever there may be something in them, until cancelled.
 
-    Once all lanes are dry: arm the doorbell, look once more, sleep. As long as a
+    Once all lanes are idle: arm the doorbell, look once more, sleep. As long as a
     writer is under way the bell can't be armed, so look every few milliseconds,
     which gathers small batches instead of paying for a NOTIFY each.
     """
     look = _FIRST_LOOK
     try:
         while True:
-            while not await _dry_within(board, min(poll_interval, _ASIDE)):
-                # Nobody rings while there is work, and what ran dry must not wait
+            while not await _idle_within(board, min(poll_interval, _ASIDE)):
+                # Nobody rings while there is work, and an idle lane must not wait
                 # for a flood elsewhere to end.
                 board.look_aside()
             if not await doorbell.arm():
@@ -35,20 +35,20 @@ async def wake_lanes(
                 continue
             look = _FIRST_LOOK
             board.wake()
-            if await _dry_within(board, _BUSY):
+            if await _idle_within(board, _BUSY):
                 await doorbell.wait(poll_interval)
                 board.wake()
-            if not await _dry_within(board, _BUSY):
+            if not await _idle_within(board, _BUSY):
                 # Enough to do: writers need not ring until that is over.
                 await doorbell.disarm()
     finally:
         await doorbell.close()
 
 
-async def _dry_within(board: LaneBoard, seconds: float) -> bool:
+async def _idle_within(board: LaneBoard, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            await board.dry()
+            await board.idle()
     except TimeoutError:
         return False
     return True

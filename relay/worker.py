@@ -118,7 +118,7 @@ class Worker:
             self._breaker.open(str(lost))
             for lane in lanes:
                 # The wait may be long: what was known by then is read again.
-                lane.strange = True
+                lane.needs_refresh = True
         settlement = decide(batch.rows, answers, self._config.retry)
         if settlement.waiting:
             # Another relay may have a lane by now, and know which of its keys are
@@ -132,7 +132,7 @@ class Worker:
 
     async def _claim(self, lanes: Sequence[Lane]) -> Batch | None:
         started = time.monotonic()
-        is_sweep = any(lane.strange for lane in lanes)
+        is_sweep = any(lane.needs_refresh for lane in lanes)
         link = self._sweep_link if is_sweep else self._link
         try:
             async with link.turn:
@@ -140,7 +140,7 @@ class Worker:
                 batch = await claim_batch(connection, self._lanes, lanes, self._config)
         except _DATABASE_ERRORS as error:
             for lane in lanes:
-                lane.stir()
+                lane.wake()
             # At first a short one: after a restart only the connection is stale.
             await self._pause(error, self._claim_pause, link)
             self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)

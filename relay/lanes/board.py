@@ -1,7 +1,7 @@
 """Which lanes to claim from next.
 
-A lane goes round: *pick, claim, publish, settle, put back*. It is in flight once at
-most, so its messages reach the broker in order.
+A lane goes round: *pick, claim, publish, settle, put back*. At most one batch of it is
+in flight, so its messages reach the broker in order.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from uuid import UUID
 from outbox.lane import PRIORITIES, Priority, lanes_of, priority_of
 from outbox.postgres.lease import Lease
 from relay.lanes.lane import BEGINNING, SKEW, Lane
-from relay.lanes.xid_horizon import Horizon
+from relay.lanes.xid_horizon import XidHorizon
 
 _ALL: Final = 1 << 20
 _FEWEST_ROWS: Final = 16
@@ -32,19 +32,19 @@ class LaneBoard:
         self._concurrency = concurrency
         self._credit = dict.fromkeys(PRIORITIES, 0)
         self._known: dict[int, Lane] = {}
-        # The one that was served last is at the end.
+        # The lane served last is at the end.
         self._turns = {p: deque(lanes_of(p)) for p in PRIORITIES}
         self._look_everywhere = True
         self._work = asyncio.Event()
-        self._dry = asyncio.Event()
+        self._idle = asyncio.Event()
         self._clock_offset = timedelta(0)
         self._most_rows = _ALL
-        self.horizon = Horizon()
+        self.horizon = XidHorizon()
         self.aside: set[UUID] = set()
-        """Rows on their way to the dead letters, which claims leave out."""
+        """Rows being moved to the dead letters; claims leave them out."""
 
     def take(self, lanes: Collection[int]) -> None:
-        """Begin with lanes that were just leased."""
+        """Add lanes that were just leased."""
         for number in lanes:
             self._known[number] = Lane(number)
         self.wake()
@@ -55,31 +55,31 @@ class LaneBoard:
             self._known.pop(number, None)
         self._tell()
 
-    def wake(self, *, strange: bool = False) -> None:
-        """Look at every lane again; with `strange`, as if it were new.
+    def wake(self, *, refresh: bool = False) -> None:
+        """Claim from every lane again; with `refresh`, as if it were new.
 
-        Somebody else may have settled the message that blocked a key, or have made
-        one ready that lies below the floor.
+        Somebody else may have settled the message that blocked a key, or made a
+        message ready that lies below the floor.
         """
         for lane in self._known.values():
-            lane.stir()
-            lane.strange = lane.strange or strange
+            lane.wake()
+            lane.needs_refresh = lane.needs_refresh or refresh
         self._look_everywhere = True
         self._tell()
 
     def look_aside(self) -> None:
-        """Look again at the lanes that ran dry, each class when it is its turn."""
+        """Claim again from idle lanes, each class when it is its turn."""
         for lane in self._known.values():
-            if lane.dry:
-                lane.stir()
+            if lane.idle:
+                lane.wake()
         self._tell()
 
     def pick(self) -> Sequence[Lane]:
         """Choose the lanes of the next claim; give them back with `put_back`.
 
-        After a wake-up all lanes together, most urgent class first: an idle relay
-        finds a lone message with one claim. Under load a share of one class, each
-        class getting turns by its weight.
+        After a wake-up all lanes together, the most urgent class first, so an idle
+        relay finds a single message with one claim. Under load a share of one class;
+        classes take turns by weight.
         """
         waiting = self._waiting()
         if self._look_everywhere:
@@ -97,36 +97,36 @@ class LaneBoard:
         if chosen:
             self._tell()
         else:
-            # The lease keeps them back, and takes or loses them with its next beat.
+            # The lease withholds them until its next heartbeat.
             self._work.clear()
         return chosen
 
     def served(self, lanes: Iterable[Lane]) -> None:
-        """Send lanes that a claim has reached to the back of the queue."""
+        """Move lanes that a claim has reached to the back of the queue."""
         for lane in lanes:
             turns = self._turns[priority_of(lane.number)]
             turns.remove(lane.number)
             turns.append(lane.number)
 
     def rows_worth_reading(self, batch_size: int) -> int:
-        """Tell how many rows a claim should look at, of at most `batch_size`.
+        """Return how many rows a claim should read, `batch_size` at most.
 
-        The server has to read a row's headers to know their size. While few rows fill
-        a claim, reading hundreds of them each time would make all lanes wait.
+        The server has to read a row's headers to know their size. While a few rows
+        fill a claim, reading hundreds each time would make all lanes wait.
         """
         return min(batch_size, self._most_rows)
 
     def note_claim(self, rows: int, *, cut: bool) -> None:
-        """Learn how many rows a claim found, and whether its bytes ended it."""
+        """Note how many rows a claim found, and whether the byte limit cut it short."""
         if cut:
             self._most_rows = max(_FEWEST_ROWS, 2 * rows)
         elif rows >= self._most_rows:
             self._most_rows = min(_ALL, 2 * self._most_rows)
 
     def owns(self, lanes: Iterable[Lane]) -> bool:
-        """Tell whether these lanes may be published from, ever since they were picked.
+        """Return whether these lanes have been ours without a break since `pick`.
 
-        A lane that was lost and taken again is another object.
+        A lane that was lost and taken again is a new object.
         """
         lanes = list(lanes)
         return all(self._known.get(lane.number) is lane for lane in lanes) and (
@@ -134,7 +134,7 @@ class LaneBoard:
         )
 
     def put_back(self, lanes: Iterable[Lane]) -> None:
-        """End the flight of lanes."""
+        """Make lanes available again after their batch."""
         returned = []
         for lane in lanes:
             lane.in_flight = False
@@ -144,23 +144,23 @@ class LaneBoard:
         self._tell()
 
     def find(self, number: int) -> Lane | None:
-        """Give what is known of a lane, if it is still ours."""
+        """Return a lane, if it is still ours."""
         return self._known.get(number)
 
     def numbers(self) -> list[int]:
-        """List the lanes that are ours."""
+        """Return the numbers of our lanes."""
         return list(self._known)
 
     def set_clock(self, now: datetime) -> None:
-        """Learn the database's clock."""
+        """Note the time of the database."""
         self._clock_offset = now - datetime.now(UTC)
 
     def now(self) -> datetime:
-        """Tell the database's time."""
+        """Return the current time of the database."""
         return datetime.now(UTC) + self._clock_offset
 
     def bounds(self, lanes: Sequence[Lane]) -> tuple[datetime, datetime]:
-        """Bound `created_at`, so that the planner leaves all other days out."""
+        """Return bounds of `created_at`, so that the planner skips all other days."""
         newest = self.now() + SKEW
         return (
             min((lane.oldest for lane in lanes), default=BEGINNING),
@@ -171,9 +171,9 @@ class LaneBoard:
         """Wait until a lane can be picked."""
         await self._work.wait()
 
-    async def dry(self) -> None:
-        """Wait until every lane was found empty and none is in flight."""
-        await self._dry.wait()
+    async def idle(self) -> None:
+        """Wait until every lane is idle and none is in flight."""
+        await self._idle.wait()
 
     def _waiting(self) -> dict[Priority, list[Lane]]:
         allowed = self._lease.lanes
@@ -183,7 +183,7 @@ class LaneBoard:
                 lane
                 for number in self._turns[priority]
                 if (lane := self._known.get(number)) is not None
-                and not lane.dry
+                and not lane.idle
                 and not lane.in_flight
                 and number in allowed
             ]
@@ -193,10 +193,10 @@ class LaneBoard:
 
     def _active(self, priority: Priority) -> int:
         known = (self._known.get(number) for number in lanes_of(priority))
-        return sum(lane is not None and not lane.dry for lane in known)
+        return sum(lane is not None and not lane.idle for lane in known)
 
     def _next_priority(self, waiting: Collection[Priority]) -> Priority:
-        # Smooth weighted round robin: who waits longest for its weight is next.
+        # Smooth weighted round robin.
         for priority in waiting:
             self._credit[priority] += self._weights[priority]
         best = max(waiting, key=lambda priority: self._credit[priority])
@@ -205,11 +205,11 @@ class LaneBoard:
 
     def _tell(self) -> None:
         lanes = self._known.values()
-        if any(not lane.dry and not lane.in_flight for lane in lanes):
+        if any(not lane.idle and not lane.in_flight for lane in lanes):
             self._work.set()
         else:
             self._work.clear()
-        if any(not lane.dry or lane.in_flight for lane in lanes):
-            self._dry.clear()
+        if any(not lane.idle or lane.in_flight for lane in lanes):
+            self._idle.clear()
         else:
-            self._dry.set()
+            self._idle.set()

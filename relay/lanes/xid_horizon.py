@@ -1,9 +1,9 @@
 """How far back in time an open transaction may have begun to write.
 
-A writer that stays open for hours commits rows whose `created_at` is hours old. A
-claim that looks at the last hour only would publish what follows them in their key
-first. So from time to time it is noted which transaction id was the last one given
-out; what is open now, and began to write after that, has a higher one.
+A transaction that stays open for hours commits rows whose `created_at` is hours old. A
+claim that reads only the last hour would publish later messages of the same key first.
+So the relay notes the last transaction id given out from time to time. A transaction
+that is open now, and began to write after such a note, has a higher id.
 """
 
 from datetime import datetime, timedelta
@@ -11,12 +11,12 @@ from typing import Final
 
 from relay.lanes.lane import BEGINNING
 
-# Long transactions make claims look that much further back than they need.
+# Claims look back further than necessary by at most this much.
 _APART: Final = timedelta(minutes=1)
 
 
-class Horizon:
-    """Pairs of a transaction id and a moment at which no higher one was given out."""
+class XidHorizon:
+    """Moments, each with the highest transaction id that had been given out by then."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, datetime]] = []
@@ -27,13 +27,13 @@ class Horizon:
             self._noted.append((given_out, now))
 
     def since(self, oldest_open: int) -> datetime:
-        """Tell a moment before which no transaction from `oldest_open` on wrote.
+        """Return a moment before which no transaction from `oldest_open` on wrote.
 
-        `BEGINNING` if it was open before anything was noted.
+        `BEGINNING` if that transaction may be older than the first note.
         """
         passed = [moment for id, moment in self._noted if id < oldest_open]
         if not passed:
             return BEGINNING
-        # What is open now ends before what will be: nobody asks further back again.
+        # Nobody asks further back again: xmin never decreases.
         del self._noted[: len(passed) - 1]
         return passed[-1]

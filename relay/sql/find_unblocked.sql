@@ -1,4 +1,4 @@
--- Does:  Find the next messages of crowded lanes that are not behind a refused one, among the first ready rows above the floor.
+-- Does:  Find the next messages of congested lanes that are not behind a refused one, among the first ready rows above the floor.
 -- Takes: lanes, floors (same length), returning (keys that catch up), refused_since, oldest and newest created_at, aside (ids to leave out), max_examined (of each lane), max_rows
 -- Gives: lane, seq
 -- Index: message_ready_idx for the rows, message_blocked_idx for their heads

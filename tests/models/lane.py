@@ -175,7 +175,7 @@ class LaneModel:
         budget = state.budget
         if budget.sweeps:
             lane = self._thaw(state.lane)
-            lane.strange = True
+            lane.needs_refresh = True
             spent = budget._replace(sweeps=budget.sweeps - 1)
             yield "a sweep", state._replace(lane=_freeze(lane), budget=spent)
         if budget.takeovers:
@@ -245,7 +245,7 @@ class LaneModel:
         lane = self._thaw(state.lane)
         lane.picked()
         ready = _with_status(state, READY)
-        if lane.strange:
+        if lane.needs_refresh:
             waiting = _with_status(state, WAITING)
             keys = (state.rows[seq - 1].key for seq in waiting)
             blocked = frozenset(key for key in keys if key is not None)
@@ -269,9 +269,7 @@ class LaneModel:
         if look.blocked is not None:
             free = [s for s in look.found if state.rows[s - 1].key not in look.blocked]
             head = free[0] if free else None
-            lane.acquainted(
-                set(look.blocked), None if head is None else (head, NOW), NOW
-            )
+            lane.refresh(set(look.blocked), None if head is None else (head, NOW), NOW)
             lane.looked_up_to(look.drawn if head is None else head - 1, snapshot)
             found = self._claim(state, lane, look.found)
         else:
@@ -340,7 +338,7 @@ class LaneModel:
             sent |= {seq}
         lane = self._thaw(state.lane)
         if lost:
-            lane.strange = True
+            lane.needs_refresh = True
         if refused is not None and (key := state.rows[refused - 1].key) is not None:
             lane.block(key, NOW, most=100)
         for seq in state.flight.claimed:
@@ -369,7 +367,7 @@ class LaneModel:
         if state.flight is not None and state.flight.is_published:
             acked, refused = state.flight.acked, state.flight.refused
         lane = self._new_lane()
-        lane.strange = self.looks_on_takeover
+        lane.needs_refresh = self.looks_on_takeover
         return state._replace(
             lane=_freeze(lane),
             look=None,
@@ -381,8 +379,8 @@ class LaneModel:
         )
 
     def _check(self, state: State) -> None:
-        floor, _, blocked, is_strange = state.lane
-        if state.look is not None or is_strange:
+        floor, _, blocked, needs_refresh = state.lane
+        if state.look is not None or needs_refresh:
             return
         known = {state.due, *state.late_acks}
         if state.flight is not None:
@@ -399,7 +397,7 @@ class LaneModel:
         """Claim what is left, with a sweep now and then."""
         for _ in range(4 * len(state.rows) + 4):
             lane = self._thaw(state.lane)
-            lane.strange = True
+            lane.needs_refresh = True
             state = state._replace(lane=_freeze(lane))
             for _ in range(3):
                 state = self._begin(state)
@@ -428,7 +426,7 @@ class LaneModel:
     def _thaw(self, frozen: FrozenLane) -> Lane:
         lane = self._new_lane()
         cursor = lane.cursor
-        cursor.floor, cursor._candidate, blocked, lane.strange = frozen
+        cursor.floor, cursor._candidate, blocked, lane.needs_refresh = frozen
         lane.blocked = set(blocked)
         return lane
 
@@ -439,7 +437,7 @@ def _freeze(lane: Lane) -> FrozenLane:
         cursor.floor,
         cursor._candidate,
         frozenset(lane.blocked),
-        lane.strange,
+        lane.needs_refresh,
     )
 
 

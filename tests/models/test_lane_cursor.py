@@ -123,9 +123,9 @@ class DoesNotLookAgainWhenAKeyIsFree(Lane):
     def free(
         self, seq: int, key: str | None, created_at: datetime, *, refused: bool
     ) -> None:
-        strange = self.strange
+        before = self.needs_refresh
         super().free(seq, key, created_at, refused=refused)
-        self.strange = strange
+        self.needs_refresh = before
 
 
 LATE = LaneModel(["k.", "k.", "xk."])

@@ -286,7 +286,7 @@ def days_of(today: datetime) -> dict[str, Any]:
     }
 
 
-def test_a_crowded_lane_is_examined_row_by_row_and_heads_are_found_by_their_index(
+def test_a_congested_lane_is_examined_row_by_row_and_heads_are_found_by_their_index(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain("find_unblocked", **CROWDED, **days_of(today))

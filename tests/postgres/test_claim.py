@@ -29,7 +29,7 @@ INSERT = """
 """
 
 
-@pytest.mark.parametrize("moment", ["_list_blocked_keys", "_acquaint"])
+@pytest.mark.parametrize("moment", ["_list_blocked_keys", "_refresh"])
 async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_its_head(
     moment: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

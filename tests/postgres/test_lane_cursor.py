@@ -66,7 +66,7 @@ def writing(url: str) -> Iterator[int]:
     [
         ("relay", "claim_batch"),
         ("relay", "find_heads"),
-        ("relay", "survey_crowded"),
+        ("relay", "survey_congested"),
         ("relay", "read_snapshot"),
         ("inbox", "claim_deliveries"),
     ],

@@ -3,14 +3,14 @@
 from datetime import UTC, datetime, timedelta
 
 from relay.lanes.lane import BEGINNING, SKEW, Lane
-from relay.lanes.xid_horizon import Horizon
+from relay.lanes.xid_horizon import XidHorizon
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
 def test_what_was_open_before_the_relay_began_may_have_written_at_any_time() -> None:
-    horizon = Horizon()
+    horizon = XidHorizon()
     horizon.note(100, NOON)
 
     assert horizon.since(100) == BEGINNING
@@ -18,7 +18,7 @@ def test_what_was_open_before_the_relay_began_may_have_written_at_any_time() -> 
 
 
 def test_what_began_to_write_after_a_note_wrote_after_it() -> None:
-    horizon = Horizon()
+    horizon = XidHorizon()
     horizon.note(100, NOON)
     horizon.note(200, NOON + HOUR)
     horizon.note(300, NOON + 2 * HOUR)
@@ -29,14 +29,14 @@ def test_what_began_to_write_after_a_note_wrote_after_it() -> None:
 
 
 def test_a_moment_stays_while_the_transaction_is_open() -> None:
-    horizon = Horizon()
+    horizon = XidHorizon()
     for hours in range(50):
         horizon.note(100 + hours, NOON + hours * HOUR)
         assert horizon.since(101) == NOON
 
 
 def test_notes_are_at_least_a_minute_apart() -> None:
-    horizon = Horizon()
+    horizon = XidHorizon()
     horizon.note(100, NOON)
     horizon.note(200, NOON + timedelta(seconds=59))
 
@@ -46,8 +46,8 @@ def test_notes_are_at_least_a_minute_apart() -> None:
 def test_a_lane_looks_back_to_where_an_open_transaction_began_to_write() -> None:
     lane = Lane(16)
 
-    lane.acquainted(set(), (7, NOON), NOON - 5 * HOUR)
+    lane.refresh(set(), (7, NOON), NOON - 5 * HOUR)
     assert lane.oldest == NOON - 5 * HOUR - SKEW
 
-    lane.acquainted(set(), (7, NOON), BEGINNING)
+    lane.refresh(set(), (7, NOON), BEGINNING)
     assert lane.oldest == BEGINNING

@@ -34,7 +34,7 @@ class Board(LaneBoard):
             picked = self.pick()
         return picked
 
-    def dry_out(self) -> None:
+    def run_idle(self) -> None:
         picked = self.pick()
         for lane in picked:
             lane.found_empty()
@@ -82,7 +82,7 @@ def test_classes_get_turns_by_their_weights() -> None:
 def test_a_flood_in_one_class_starves_no_other(flooded: Priority) -> None:
     board = Board()
     for _ in range(100):
-        # The others run dry and are stirred now and then.
+        # The others are found empty and woken now and then.
         picked = board.pick_share()
         for lane in picked:
             if priority_of(lane.number) is not flooded:
@@ -115,7 +115,7 @@ def test_within_a_class_lanes_take_turns() -> None:
 
 def test_an_empty_claim_leaves_the_lane_alone() -> None:
     board = Board(Priority.BULK)
-    board.dry_out()
+    board.run_idle()
     assert board.pick() == []
 
 
@@ -145,12 +145,12 @@ def test_a_sweep_ordered_during_a_claim_is_still_to_come() -> None:
     board = Board(Priority.DEFAULT)
     picked = board.pick()
     for lane in picked:
-        lane.strange = False
+        lane.needs_refresh = False
 
-    board.wake(strange=True)
+    board.wake(refresh=True)
     board.put_back(picked)
 
-    assert all(lane.strange for lane in board.pick())
+    assert all(lane.needs_refresh for lane in board.pick())
 
 
 def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
@@ -176,7 +176,7 @@ def test_a_lane_that_came_back_begins_anew() -> None:
     new = board.find(old.number)
 
     assert new is not None
-    assert (new.floor, new.blocked, new.strange) == (-1, set(), True)
+    assert (new.floor, new.blocked, new.needs_refresh) == (-1, set(), True)
 
 
 def test_lanes_in_flight_are_kept_from_being_given_back() -> None:
@@ -210,9 +210,9 @@ def test_a_lane_about_to_be_given_back_is_not_picked() -> None:
 
 def test_a_look_aside_stirs_what_ran_dry_without_disturbing_the_turns() -> None:
     board = Board(concurrency=4)
-    board.dry_out()
+    board.run_idle()
     for lane in board.numbers()[-16:]:
-        board.find(lane).stir()  # type: ignore[union-attr]
+        board.find(lane).wake()  # type: ignore[union-attr]
     flying = board.pick()
     assert {priority_of(lane.number) for lane in flying} == {Priority.BULK}
 
@@ -226,7 +226,7 @@ def test_a_look_aside_stirs_what_ran_dry_without_disturbing_the_turns() -> None:
 
 async def test_work_and_dry_say_what_can_be_waited_for() -> None:
     board = Board(Priority.DEFAULT)
-    working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.dry))
+    working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.idle))
     await working
     picked = board.pick()
     assert not drying.done()
@@ -247,9 +247,9 @@ def test_bounds_follow_the_clock_of_the_database_and_what_lies_beyond() -> None:
     hour, minute = timedelta(hours=1), timedelta(minutes=1)
     board.set_clock(now)
     empty, old, ahead = board.pick()[:3]
-    empty.acquainted(set(), None, now)
-    old.acquainted(set(), (5, now - timedelta(days=3)), now)
-    ahead.acquainted(set(), (7, now + timedelta(days=2)), now)
+    empty.refresh(set(), None, now)
+    old.refresh(set(), (5, now - timedelta(days=3)), now)
+    ahead.refresh(set(), (7, now + timedelta(days=2)), now)
 
     oldest, newest = board.bounds([empty])
     assert oldest == now - hour

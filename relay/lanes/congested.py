@@ -1,8 +1,9 @@
-"""Lanes with more blocked keys than a claim can carry: see `relay/lanes/lane.py`.
+"""Claims from lanes with more blocked keys than a claim can carry.
 
-Their blocked keys stay in the database. A look examines a bounded number of ready rows
-and tells which of them may be claimed, and how far it got. All statements of a look
-and the claim that follows must see one snapshot, so they share a transaction.
+`relay/lanes/lane.py` explains the idea. The blocked keys stay in the database. A look
+examines a bounded number of ready rows and finds which of them may be claimed, and how
+far it got. The statements of a look and the claim that follows must see the same
+snapshot, so they share a transaction.
 """
 
 import math
@@ -16,11 +17,11 @@ from outbox.postgres.connection import Connection
 from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.lanes.lane import BEGINNING, SKEW, CatchUp, Lane
-from relay.lanes.xid_horizon import Horizon
+from relay.lanes.xid_horizon import XidHorizon
 
-# In all lanes of a look, some 20 ms: so long what is blocked holds up the others.
+# In all lanes of a look together. This takes some 20 ms, for which others wait.
 _MOST_EXAMINED: Final = 10_000
-# Further back, claims look for refused messages on every day there is.
+# If the first refusal is older, claims look for refused messages on every day.
 _DAYS: Final = 40
 _NO_END: Final = 2**63 - 1
 
@@ -29,17 +30,17 @@ Seqs: TypeAlias = dict[int, list[int]]
 
 @dataclass(slots=True)
 class Look:
-    """What may be claimed of some lanes, and how far they were examined.
+    """What may be claimed from some lanes, and how far they were examined.
 
     Attributes:
-        oldest: no row that was examined is older.
-        moves: of each catch-up when the look began.
-        snapshot: that of the look.
-        passed: seqs of messages below the floor, by lane: of keys that catch up.
-        next: seqs of messages above the floor, by lane.
-        position: how far each lane's catch-up got, None: to the floor.
+        oldest: no examined row is older.
+        moves: how often each catch-up had been set back when the look began.
+        snapshot: the look's.
+        passed: by lane, seqs below the floor, of keys that catch up.
+        next: by lane, seqs above the floor.
+        position: how far each lane's catch-up got; None: to the floor.
         reached: how far above the floor each lane was examined.
-        exhausted: the lanes of which nothing above that is ready.
+        exhausted: lanes with nothing ready above that.
     """
 
     oldest: datetime
@@ -52,14 +53,14 @@ class Look:
     exhausted: set[int] = field(default_factory=set)
 
     def wanted(self) -> Seqs:
-        """All seqs that may be claimed, by lane."""
+        """Return all seqs that may be claimed, by lane."""
         return {
             number: [*self.passed.get(number, ()), *self.next.get(number, ())]
             for number in self.passed | self.next
         }
 
     def cut(self, claimed: Iterable[int]) -> None:
-        """Take back what was not claimed, since there were bytes enough without it."""
+        """Take back what was not claimed because the byte limit had been reached."""
         taken = set(claimed)
         for number, seqs in self.passed.items():
             if left := [seq for seq in seqs if seq not in taken]:
@@ -79,9 +80,9 @@ async def look_into(
     aside: Sequence[UUID],
     max_rows: int,
 ) -> Look:
-    """Examine crowded lanes, as far as it takes to find `max_rows` messages.
+    """Examine congested lanes until `max_rows` messages are found.
 
-    What catches up gets half of them, so that neither holds up the other.
+    Keys that catch up get half of them, so that neither half holds up the other.
     """
     for lane in lanes:
         if lane.catch_up is not None and lane.catch_up.arrived:
@@ -116,11 +117,11 @@ async def look_into(
     return look
 
 
-def note(look: Look, lanes: Sequence[Lane], *, strange: Sequence[Lane]) -> list[Lane]:
-    """Move floors and catch-ups as far as the look got; give the lanes it came to.
+def note(look: Look, lanes: Sequence[Lane], *, stale: Sequence[Lane]) -> list[Lane]:
+    """Move floors and catch-ups as far as the look got; return the lanes it reached.
 
     Args:
-        strange: those that were surveyed with the look's own snapshot.
+        stale: lanes that were surveyed with the same snapshot before.
     """
     came_to = []
     for lane in lanes:
@@ -137,7 +138,7 @@ def note(look: Look, lanes: Sequence[Lane], *, strange: Sequence[Lane]) -> list[
         if number not in look.reached and number not in look.exhausted:
             continue
         came_to.append(lane)
-        if number in look.reached and lane not in strange:
+        if number in look.reached and lane not in stale:
             lane.looked_up_to(look.reached[number], look.snapshot)
         if (
             number in look.exhausted
@@ -151,24 +152,24 @@ def note(look: Look, lanes: Sequence[Lane], *, strange: Sequence[Lane]) -> list[
 async def survey(
     connection: Connection,
     lanes: Sequence[Lane],
-    horizon: Horizon,
+    horizon: XidHorizon,
     now: datetime,
     given_out: int,
 ) -> None:
-    """Read what the database knows of crowded lanes that may have changed.
+    """Update congested lanes from the database.
 
-    What was passed by and isn't blocked, because it was changed by hand, is looked for
-    piece by piece, from one survey to the next.
+    Rows below the floor that were made ready by hand are looked for piece by piece,
+    from one survey to the next.
     """
     refused_since = await _find_first_refusal(connection, lanes)
     positions = [
-        lane.surveyed if lane.crowded and lane.surveyed < lane.floor else -1
+        lane.surveyed if lane.congested and lane.surveyed < lane.floor else -1
         for lane in lanes
     ]
     floors = [lane.floor for lane in lanes]
     catching_up = [up for lane in lanes if (up := lane.catch_up) is not None]
     cursor = await connection.execute(
-        load("relay", "survey_crowded"),
+        load("relay", "survey_congested"),
         {
             "lanes": [lane.number for lane in lanes],
             "positions": positions,
@@ -192,7 +193,7 @@ async def survey(
         snapshot = Snapshot.read(text)
         since = min(now, horizon.since(snapshot.xmin))
         stray = None if seq is None else (seq, created_at)
-        lane.surveyed_crowd(first, stray, since, refused_since, given_out, snapshot)
+        lane.refresh_congested(first, stray, since, refused_since, given_out, snapshot)
         count, last = reach[number]
         lane.surveyed = last if count >= _share(lanes) and last is not None else -1
 
@@ -279,9 +280,9 @@ def _share(lanes: Sequence[Lane]) -> int:
 def _by_lane(
     rows: Sequence[tuple[int, int]], lanes: Sequence[Lane], max_rows: int
 ) -> tuple[Seqs, set[int]]:
-    """Sort what was found; tell which lanes were examined as far as is allowed.
+    """Group what was found by lane; return also the lanes that were examined in full.
 
-    Not the one in which the last row was found, if there were enough, nor those behind.
+    If enough was found, that excludes the lane of the last row and those after it.
     """
     found: Seqs = {}
     for number, seq in rows:

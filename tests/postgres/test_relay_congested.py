@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import relay.claim
-import relay.lanes.crowded
+import relay.lanes.congested
 from outbox import Message, Priority
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
@@ -37,7 +37,7 @@ READY_HEADS = """
 @pytest.fixture
 def few_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims see a small part of a lane at a time."""
-    monkeypatch.setattr(relay.lanes.crowded, "_MOST_EXAMINED", 7)
+    monkeypatch.setattr(relay.lanes.congested, "_MOST_EXAMINED", 7)
 
 
 def fill_with_blocked_keys(url: str, behind: int = 2) -> None:
@@ -96,7 +96,9 @@ async def test_order_holds_for_each_key_whatever_the_broker_refuses(
 
 
 @pytest.mark.usefixtures("few_examined")
-async def test_two_relays_in_turn_keep_the_order_of_a_crowd(database_url: str) -> None:
+async def test_two_relays_in_turn_keep_the_order_of_many_blocked_keys(
+    database_url: str,
+) -> None:
     answers = count()
 
     def every_third(message: Message) -> Confirmation:
@@ -120,7 +122,7 @@ async def test_two_relays_in_turn_keep_the_order_of_a_crowd(database_url: str) -
 
 
 @pytest.mark.usefixtures("few_examined")
-async def test_a_crowd_of_blocked_keys_holds_up_nobody_else(database_url: str) -> None:
+async def test_many_blocked_keys_hold_up_nobody_else(database_url: str) -> None:
     fill_with_blocked_keys(database_url)
     others = numbered("abcdefgh", 3)
     publisher = ScriptedPublisher()
@@ -164,7 +166,7 @@ async def test_keys_that_are_due_all_at_once_are_made_ready_a_batch_at_a_time(
 
 
 @pytest.mark.usefixtures("few_examined")
-async def test_what_was_made_ready_by_hand_in_a_crowded_lane_is_found(
+async def test_what_was_made_ready_by_hand_in_a_congested_lane_is_found(
     database_url: str,
 ) -> None:
     fill_with_blocked_keys(database_url)
@@ -179,7 +181,7 @@ async def test_what_was_made_ready_by_hand_in_a_crowded_lane_is_found(
     assert publisher.of_key("b7") == ["b7/0", "b7/1", "b7/2"]
 
 
-async def test_a_lane_is_no_longer_crowded_when_its_keys_are_free(
+async def test_a_lane_is_no_longer_congested_when_its_keys_are_free(
     database_url: str,
 ) -> None:
     fill_with_blocked_keys(database_url)
@@ -206,7 +208,7 @@ async def test_a_lane_is_no_longer_crowded_when_its_keys_are_free(
 async def test_a_claim_that_fails_half_way_passes_nothing_by(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = relay.lanes.crowded.look_into
+    look = relay.lanes.congested.look_into
     failures = iter([False, False, *[True] * 5])
 
     async def fail(*arguments: Any, **more: Any) -> Any:
@@ -215,7 +217,7 @@ async def test_a_claim_that_fails_half_way_passes_nothing_by(
         return await look(*arguments, **more)
 
     fill_with_blocked_keys(database_url)
-    # Lanes of another class are not crowded, and are claimed from before the others.
+    # Lanes of another class are not congested, and are claimed from before the others.
     urgent = [
         Message(f"u{key}/{n}", b"", key=f"u{key}", priority=Priority.REALTIME)
         for n in range(20)
