@@ -13,7 +13,7 @@ from pika import BlockingConnection, URLParameters
 
 from benchmarks.http_sink import http_sink
 from benchmarks.workload import TOPIC
-from outbox.brokers.rabbitmq.connection import EXCHANGE
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.testing.kafka import kafka_cluster
 from outbox.testing.nats import nats_server
@@ -61,10 +61,10 @@ def rabbitmq() -> Iterator[str]:
     with rabbitmq_server() as server:
         with BlockingConnection(URLParameters(server.url)) as connection:
             channel = connection.channel()
-            channel.exchange_declare(EXCHANGE, "topic", durable=True)
+            channel.exchange_declare(RabbitMQOptions.exchange, "topic", durable=True)
             quorum = {"x-queue-type": "quorum"}
             channel.queue_declare(TOPIC, durable=True, arguments=quorum)
-            channel.queue_bind(TOPIC, EXCHANGE, TOPIC)
+            channel.queue_bind(TOPIC, RabbitMQOptions.exchange, TOPIC)
         yield server.url
 
 

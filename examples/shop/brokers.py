@@ -9,9 +9,9 @@ from typing import Final
 
 from examples.shop.orders import TOPIC
 from examples.shop.topics import make_topic
+from outbox.brokers.sqs.options import SqsOptions
 from outbox.errors import ConfigError
 from outbox.testing.lifetime import free_port
-from outbox.url import take_options
 
 NAMES: Final = ("postgres", "redis", "rabbitmq", "nats", "kafka", "sns", "http")
 
@@ -64,7 +64,7 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
         from outbox.testing.redis import redis_server
 
         with redis_server() as redis:
-            yield Broker(redis.url, options="reclaim_after=5")
+            yield Broker(redis.url, options="reclaim_after=5s")
     elif wanted == "rabbitmq":
         from outbox.testing.rabbitmq import rabbitmq_server
 
@@ -75,7 +75,7 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
 
         with nats_server() as nats:
             url = f"{nats.url}?stream=DEMO&create={TOPIC}"
-            yield Broker(url, repeats=False, options="ack_wait=5")
+            yield Broker(url, repeats=False, options="ack_wait=5s")
     elif wanted == "kafka":
         from outbox.testing.kafka import kafka_cluster
 
@@ -86,9 +86,9 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
         from outbox.testing.sqs import sqs_server
 
         with sqs_server() as aws:
-            url = f"{aws.url('sns')}&fifo=true&wait=1"
+            url = f"{aws.url('sns')}&fifo=true&wait=1s"
             asyncio.run(make_topic(url))
-            yield Broker(url, repeats=False, options="visibility=5")
+            yield Broker(url, repeats=False, options="visibility=5s")
     elif wanted == "http":
         if importlib.util.find_spec("uvicorn") is None:
             raise ConfigError("broker http: needs a server: pip install uvicorn")
@@ -115,7 +115,7 @@ def _given(url: str) -> Broker:
         raise ConfigError(
             "broker http: the shop listens for its webhooks itself; write --broker http"
         )
-    if scheme == "sns" and take_options(url, ("fifo",))[1].get("fifo") != "true":
+    if scheme == "sns" and not SqsOptions.parse(url)[1].fifo:
         raise ConfigError(
             "broker sns: the shop counts what is out of order, and only FIFO topics "
             "keep an order; make them, and add fifo=true to the URL"

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Final, Self
 
 from inbox.source import Delivery
+from outbox.brokers.memory import MemoryOptions
 from outbox.errors import ConfigError
 from outbox.message import Message
 from outbox.url import without_password
@@ -65,6 +66,7 @@ class MemorySource:
         Raises:
             ConfigError: the URL says something else.
         """
+        url, _ = MemoryOptions.parse(url)
         if url.rstrip("/") != "memory:":
             raise ConfigError(f"broker URL {without_password(url)!r}: write memory://")
         return cls()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Self
 
+from outbox.brokers.memory import MemoryOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.url import without_password
@@ -27,6 +28,7 @@ class MemoryPublisher:
         Raises:
             ConfigError: the URL says something else.
         """
+        url, _ = MemoryOptions.parse(url)
         where = url.removeprefix("memory:").strip("/")
         if not url.startswith("memory:") or where not in {"", "drop"}:
             raise ConfigError(

@@ -7,10 +7,11 @@ statement in one transaction, so it arrives as a whole or not at all.
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import psycopg
 
+from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -23,14 +24,9 @@ from outbox.message import Message
 from outbox.postgres.connection import Link, conninfo
 from outbox.postgres.pooler_check import refuse_pooler_async
 from outbox.postgres.sql_files import load
-from outbox.url import take_options, whole_number, without_password
+from outbox.url import without_password
 from relay.publisher import Acked, Confirmation, Nacked
 
-_OPTIONS: Final = ("unsubscribed", "max_payload_bytes")
-_CHOICES: Final = ("keep", "drop")
-# PostgreSQL takes a value of 1 GiB, but what dumps it writes each byte as two, and a
-# batch with such a one takes longer than a publish may.
-_MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -38,50 +34,32 @@ class PostgresPublisher:
     """Publishes to every consumer that subscribes to the topic.
 
     Args:
-        url: of the database with the schema `inbox`.
-        drop_unsubscribed: ack a message to which nobody subscribes instead of
-            nacking it.
-        max_payload_bytes: a payload above it is nacked as permanent.
+        url: of the database with the schema `inbox`, with the options of
+            `PostgresOptions` and libpq's own.
+
+    Raises:
+        ConfigError: the URL can't be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        drop_unsubscribed: bool = False,
-        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
-    ) -> None:
+    def __init__(self, url: str) -> None:
+        url, options = PostgresOptions.parse(url)
         conninfo(url)
-        if max_payload_bytes < 1:
-            raise ConfigError(
-                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
-            )
         self._url = url
         self._name = without_password(url)
-        self._drop_unsubscribed = drop_unsubscribed
-        self._max_payload_bytes = max_payload_bytes
+        self._drop_unsubscribed = options.unsubscribed == "drop"
+        self._max_payload_bytes = options.max_payload_bytes
         self._link = Link(url, application_name="pillarbox publisher")
         self._turn = asyncio.Lock()
         self._entered = False
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from a URL of PostgreSQL, with our own options if wanted.
-
-        These are `unsubscribed=drop` and `max_payload_bytes`.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        rest, options = take_options(url, _OPTIONS)
-        choice = options.pop("unsubscribed", "keep")
-        if choice not in _CHOICES:
-            raise ConfigError(
-                f"broker URL option unsubscribed={shorten(choice)}: "
-                f"write one of {', '.join(_CHOICES)}"
-            )
-        limits = {name: whole_number(name, value) for name, value in options.items()}
-        return cls(rest, drop_unsubscribed=choice == "drop", **limits)
+        return cls(url)
 
     async def __aenter__(self) -> Self:
         """Connect, and see that the tables are there.

@@ -7,7 +7,7 @@ of the key to other topics then go before.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from redis.exceptions import NoPermissionError
 
@@ -17,56 +17,41 @@ from outbox.brokers.redis.connection import (
     redis_away,
     redis_client,
 )
+from outbox.brokers.redis.options import RedisOptions
 from outbox.cloudevents.fields import to_fields
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerUnavailableError
 from outbox.gather import cancellable
 from outbox.message import Message
-from outbox.url import take_options, whole_number
 from relay.publisher import Acked, Confirmation, Nacked
-
-_OPTIONS: Final = ("maxlen", "max_payload_bytes")
-# Redis' own limit of one string, proto-max-bulk-len.
-_MAX_PAYLOAD_BYTES: Final = 512 * 1024 * 1024
 
 
 class RedisPublisher:
     """Publishes by XADD.
 
     Args:
-        url: `redis://` or `rediss://`, as redis-py takes it.
-        maxlen: about how many entries a stream keeps; None keeps all, for Redis
-            doesn't remove what is acked.
-        max_payload_bytes: a payload above it is nacked as permanent.
+        url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
+
+    Raises:
+        ConfigError: the URL can't be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        maxlen: int | None = None,
-        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
-    ) -> None:
-        for name, value in (
-            ("maxlen", maxlen),
-            ("max_payload_bytes", max_payload_bytes),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: must be at least 1")
-        self._url = url
+    def __init__(self, url: str) -> None:
+        address, options = RedisOptions.parse(url)
+        self._url = address
         self._entered = False
-        self._client = redis_client(url)
-        self._trim = () if maxlen is None else ("MAXLEN", "~", maxlen)
-        self._max_payload_bytes = max_payload_bytes
+        self._client = redis_client(address)
+        # Redis doesn't remove what is acked.
+        self._trim = () if options.maxlen is None else ("MAXLEN", "~", options.maxlen)
+        self._max_payload_bytes = options.max_payload_bytes
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `redis://host:port/db?maxlen=…&max_payload_bytes=…`.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        rest, options = take_options(url, _OPTIONS)
-        return cls(rest, **{n: whole_number(n, v) for n, v in options.items()})
+        return cls(url)
 
     async def __aenter__(self) -> Self:
         """Connect.

@@ -56,6 +56,6 @@ def source_of(url: str) -> Source | str:
     if url.startswith("nats:"):
         return NatsSource(url, consumer=NAME, topics=[TOPIC], ack_wait=HOLD)
     if url.startswith("sqs:"):
-        settings = SqsSettings.from_url(url)
-        return SqsSource(settings, consumer=NAME, topics=[TOPIC], visibility=HOLD)
+        settings = SqsSettings.from_url(url, visibility=HOLD)
+        return SqsSource(settings, consumer=NAME, topics=[TOPIC])
     return url

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from outbox.brokers.http import HttpOptions
 from outbox.brokers.nats.url import NatsSettings
 from outbox.brokers.sqs.connection import SqsSettings
+from outbox.brokers.sqs.options import SqsOptions
 from outbox.cloudevents.signature import Secret
-from relay.publishers.http.url import HttpSettings
+from relay.publishers.http.settings import HttpSettings
 
 SECRET = "5ecre7"
 WEBHOOK = "whsec_" + "5ecre7" * 6
@@ -27,8 +29,12 @@ SETTINGS: dict[type[object], list[Callable[[], object]]] = {
         lambda: HttpSettings(
             url=f"https://me:{SECRET}@host/path?token={SECRET}",
             secrets=(Secret(WEBHOOK),),
+            options=HttpOptions(),
         )
     ],
+    # They hold no secret: the name of a variable, and an address without a user.
+    HttpOptions: [lambda: HttpOptions(secret_env="HOST_SECRET_ENV", ca_file="host")],
+    SqsOptions: [lambda: SqsOptions(endpoint_url="https://host:1")],
 }
 URLS = {
     "amqp": f"amqp://me:{SECRET}@127.0.0.1/",

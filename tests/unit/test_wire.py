@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from outbox import InvalidMessageError, Message
 from outbox.cloudevents.fields import from_fields, to_fields
-from outbox.url import take_options
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 MESSAGES = st.builds(
@@ -73,13 +72,3 @@ def test_a_field_that_is_not_what_it_should_be_is_named(
     field = "headers" if name.startswith(b"h:") else name.decode()
     with pytest.raises(InvalidMessageError, match=f"message {field} "):
         from_fields({**SOUND, name: value})
-
-
-def test_our_options_are_taken_out_of_a_url_and_the_rest_stays_as_it_is() -> None:
-    url = "x://u:p@h1:1,h2:2/d?a=%2Fx&ours=1%2C2&b"
-    assert take_options(url, ["ours"]) == (
-        "x://u:p@h1:1,h2:2/d?a=%2Fx&b",
-        {"ours": "1,2"},
-    )
-    assert take_options("x://h?ours=1", ["ours"]) == ("x://h", {"ours": "1"})
-    assert take_options("x://h", ["ours"]) == ("x://h", {})

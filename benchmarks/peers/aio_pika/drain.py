@@ -12,8 +12,8 @@ from typing import Any, Self
 import aio_pika  # in its own environment
 
 from benchmarks.drain import main
-from outbox.brokers.rabbitmq.connection import EXCHANGE
 from outbox.brokers.rabbitmq.message import to_properties
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.message import Message
 from relay.publisher import Acked, Confirmation
 
@@ -31,7 +31,7 @@ class AioPikaPublisher:
     async def __aenter__(self) -> Self:
         self._connection = await aio_pika.connect(self._url)
         channel = await self._connection.channel(publisher_confirms=True)
-        self._exchange = await channel.get_exchange(EXCHANGE)
+        self._exchange = await channel.get_exchange(RabbitMQOptions.exchange)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -25,6 +25,7 @@ from inbox.sources.kafka.reader import Part, Reader
 from inbox.sources.kafka.record import message_of
 from inbox.sources.kafka.topics import require_topics
 from outbox.brokers.kafka.connection import check_config, kafka_away, kafka_config
+from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 
@@ -71,12 +72,14 @@ class KafkaSource:
     """The records of one consumer's topics.
 
     Args:
-        url: `kafka://host:port,…/?option=…` with librdkafka's options.
+        url: `kafka://host:port,…/?option=…`, with the options of `KafkaOptions` and
+            librdkafka's own.
         consumer: the name of the group, which begins with the oldest records.
         topics: names, or their beginnings followed by `*`; topics that come later are
             found within 5 s.
         poll_interval: how long one `receive` waits.
-        handover: how long another replica waits at most for what is in work here.
+        handover: how long another replica waits at most for what is in work here;
+            None: as the URL says.
     """
 
     def __init__(
@@ -86,21 +89,22 @@ class KafkaSource:
         consumer: str,
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
-        handover: timedelta = timedelta(seconds=10),
+        handover: timedelta | None = None,
     ) -> None:
         ours = {"group.id": consumer, "enable.auto.offset.store": False}
         ours["enable.auto.commit"] = True
-        self._name, config = kafka_config(url, ours)
+        address, options = KafkaOptions.parse(url, handover=handover)
+        self._name, config = kafka_config(address, ours)
         defaults: dict[str, Any] = dict(_DEFAULTS)
         if config.get("group.protocol", "classic") == "classic":
             defaults |= _COOPERATIVE
         if any(topic.endswith("*") for topic in topics):
             defaults |= _DISCOVERY
         self._config: Mapping[str, Any] = {**defaults, **config}
-        check_config(confluent_kafka.Consumer, self._config)
+        check_config(self._name, confluent_kafka.Consumer, self._config)
         self._topics = topics
         self._poll = poll_interval.total_seconds()
-        self._handover = handover.total_seconds()
+        self._handover = options.handover.total_seconds()
         self._backlog: Backlog[Entry] = Backlog()
         self._place = count()
         self._held = 0
@@ -112,10 +116,10 @@ class KafkaSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from a URL of Kafka.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't one.
+            ConfigError: the URL can't be used.
         """
         return cls(url, consumer=consumer, topics=topics)
 

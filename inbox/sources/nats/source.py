@@ -22,13 +22,12 @@ from inbox.sources.nats.delivery import NatsDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, give_back
 from outbox.brokers.nats.connection import ApiError, NatsConnection
-from outbox.brokers.nats.url import NatsSettings, name_option
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.brokers.nats.options import NAME_FORM, is_name
+from outbox.brokers.nats.url import NatsSettings
+from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.gather import end
 from outbox.retry import jittered
-from outbox.url import whole_number
 
-_OPTIONS: Final = ("ack_wait", "max_deliver", "max_ack_pending")
 _DEFAULT: Final = {
     "ack_wait": 30 * NANOSECONDS,
     "max_deliver": -1,
@@ -46,7 +45,7 @@ class NatsSource:
     often it handed one over, for whatever reason.
 
     Args:
-        url: `nats://` or `tls://`, with the options of `outbox.brokers.nats.url`.
+        url: `nats://` or `tls://`, with the options of `NatsOptions`.
         consumer: begins the names of the durables.
         topics: subjects, or their beginnings followed by `.*`.
         poll_interval: how long one pull waits at most; drawn anew each time.
@@ -59,8 +58,8 @@ class NatsSource:
     Attributes:
         reclaimed: how many came that had been handed over before.
 
-    What is None is left as it is in a durable that is there already; a new one has
-    30 s, no end, and 10,000.
+    What neither these arguments nor the URL give stays as it is in a durable that
+    exists; a new one has 30 s, no limit and 10,000.
     """
 
     def __init__(
@@ -74,16 +73,27 @@ class NatsSource:
         max_deliver: int | None = None,
         max_ack_pending: int | None = None,
     ) -> None:
-        if ack_wait is not None and ack_wait <= timedelta(0):
-            raise ConfigError(f"ack_wait={ack_wait}: must be above 0")
-        self._settings, _ = NatsSettings.from_url(url, _OPTIONS)
-        self._consumer = name_option("consumer", consumer)
+        self._settings = NatsSettings.from_url(
+            url,
+            ack_wait=ack_wait,
+            max_deliver=max_deliver,
+            max_ack_pending=max_ack_pending,
+        )
+        if not is_name(consumer):
+            raise ConfigError(f"consumer {shorten(consumer)}: write {NAME_FORM}")
+        self._consumer = consumer
         self._topics = topics
         self._poll = poll_interval.total_seconds()
-        wanted = {"max_deliver": max_deliver, "max_ack_pending": max_ack_pending}
-        self._wanted: dict[str, Any] = {n: v for n, v in wanted.items() if v}
-        if ack_wait is not None:
-            self._wanted["ack_wait"] = int(ack_wait.total_seconds() * NANOSECONDS)
+        options = self._settings.options
+        self._wanted: dict[str, Any] = {
+            name: value
+            for name in ("max_deliver", "max_ack_pending")
+            if (value := getattr(options, name)) is not None
+        }
+        if options.ack_wait is not None:
+            self._wanted["ack_wait"] = int(
+                options.ack_wait.total_seconds() * NANOSECONDS
+            )
         self.reclaimed = 0
         self._connecting = asyncio.Lock()
         self._entered = False
@@ -97,16 +107,12 @@ class NatsSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from `nats://host:4222?stream=…&ack_wait=…`, in seconds.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        _, options = NatsSettings.from_url(url, _OPTIONS)
-        numbers: dict[str, Any] = {n: whole_number(n, v) for n, v in options.items()}
-        if "ack_wait" in numbers:
-            numbers["ack_wait"] = timedelta(seconds=numbers["ack_wait"])
-        return cls(url, consumer=consumer, topics=topics, **numbers)
+        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Connect, and make the durables.
@@ -267,7 +273,10 @@ class NatsSource:
             await connection.open()
             try:
                 durables = await find_durables(
-                    connection, self._consumer, self._topics, self._settings.stream
+                    connection,
+                    self._consumer,
+                    self._topics,
+                    self._settings.options.stream,
                 )
                 for durable in durables:
                     held = self._count_held(durable.place)

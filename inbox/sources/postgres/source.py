@@ -18,6 +18,7 @@ from inbox.poison.history import History
 from inbox.source import Delivery
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
+from outbox.brokers.postgres import PostgresOptions
 from outbox.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -77,10 +78,11 @@ class PostgresSource:
         url: of the database, reached directly, not through a transaction pooler.
         consumer: whose deliveries; its replicas share them.
         topics: to subscribe to; exact ones, or beginnings followed by `*`.
-        lease: how long a replica that hangs keeps its lanes.
+        lease: how long a replica that hangs keeps its lanes; None: as the URL says.
         poll_interval: how long to wait at most unless woken; drawn anew each time.
         sweep_interval: how often to look for what committed late or is due again.
         prefetch: how many to claim at once; they wait in memory, in no transaction.
+            None: as the URL says.
         answer_timeout: how long to wait for the database's answer to a statement.
         leave_timeout: how long leaving waits for what was settled to be written.
     """
@@ -91,16 +93,15 @@ class PostgresSource:
         *,
         consumer: str,
         topics: Sequence[str],
-        lease: timedelta = timedelta(seconds=10),
+        lease: timedelta | None = None,
         poll_interval: timedelta = timedelta(seconds=1),
         sweep_interval: timedelta = timedelta(seconds=5),
-        prefetch: int = 256,
+        prefetch: int | None = None,
         answer_timeout: timedelta = timedelta(seconds=20),
         leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
+        url, options = PostgresOptions.parse(url, lease=lease, prefetch=prefetch)
         conninfo(url)
-        if prefetch < 1:
-            raise ConfigError(f"prefetch={prefetch}: must be at least 1")
         self._url = url
         self._topics = list(topics)
         self._poll = poll_interval.total_seconds()
@@ -113,7 +114,7 @@ class PostgresSource:
             url,
             lock_class=consumer_class(consumer),
             groups=[range(BUCKETS)],
-            limit=lease,
+            limit=options.lease,
             application_name=f"{self._application} lease",
             relation="inbox.delivery",
             on_take=self._lanes.take,
@@ -123,7 +124,7 @@ class PostgresSource:
             Link(url, application_name=self._application, settings=_SETTINGS),
             self._lanes,
             consumer=consumer,
-            prefetch=prefetch,
+            prefetch=options.prefetch,
             sweep_interval=sweep_interval,
             answer_timeout=answer_timeout,
         )
@@ -139,10 +140,10 @@ class PostgresSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from a URL of PostgreSQL.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't one.
+            ConfigError: the URL can't be used.
         """
         return cls(url, consumer=consumer, topics=topics)
 

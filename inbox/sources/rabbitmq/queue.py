@@ -13,7 +13,7 @@ from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from outbox.brokers.rabbitmq.amqp import NOT_FOUND, PRECONDITION_FAILED, Channel, Link
-from outbox.brokers.rabbitmq.connection import MAX_NAME_BYTES
+from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
 from outbox.errors import ConfigError, shorten
 
 OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], None]

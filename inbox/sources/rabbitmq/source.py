@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pika import BasicProperties, spec
 
@@ -23,24 +23,13 @@ from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from outbox.brokers.rabbitmq.amqp import Link
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
-    EXCHANGE,
-    checked_name,
-    choice,
     rabbitmq_away,
     rabbitmq_parameters,
 )
 from outbox.brokers.rabbitmq.message import from_delivery
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.url import take_options, whole_number
 
-_OPTIONS: Final = (
-    "exchange",
-    "queue",
-    "queue_type",
-    "single_active_consumer",
-    "prefetch",
-)
-_QUEUE_TYPES: Final = ("quorum", "classic")
 _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
 
@@ -49,17 +38,14 @@ class RabbitMQSource:
     """The messages of one consumer's queue.
 
     Args:
-        url: `amqp://`, `amqps://` or `rabbitmq://`, as pika takes it.
-        consumer: the name of the queue, if `queue` doesn't say another.
+        url: `amqp://user:password@host:port/vhost`, `amqps://…` or `rabbitmq://…`,
+            with the options of `RabbitMQOptions` and pika's own.
+        consumer: the name of the queue unless `queue` gives another.
         topics: whole topics, or their beginnings up to a dot followed by `*`, for
             which the queue is bound.
-        exchange: to which it is bound; made if it isn't there.
-        queue: its name; one that is there is used as it is.
-        classic: make a classic queue, not a quorum queue.
-        single_active_consumer: one replica at a time gets messages.
-        prefetch: how many messages are held here at most, with those that wait for
-            their retry; None is four times the first `limit`, and at least 100.
         poll_interval: how long `receive` waits.
+        options: in place of those of the URL: `exchange`, `queue`, `queue_type`,
+            `single_active_consumer` and `prefetch`.
 
     Attributes:
         reclaimed: how many came that had been handed over before.
@@ -71,29 +57,21 @@ class RabbitMQSource:
         *,
         consumer: str,
         topics: Sequence[str],
-        exchange: str = EXCHANGE,
-        queue: str | None = None,
-        classic: bool = False,
-        single_active_consumer: bool = False,
-        prefetch: int | None = None,
         poll_interval: timedelta = timedelta(seconds=1),
+        **options: Any,
     ) -> None:
-        self._url = url
-        self._parameters = rabbitmq_parameters(url)
+        self._url, read = RabbitMQOptions.parse(url, **options)
+        self._parameters = rabbitmq_parameters(self._url, read)
         for topic in topics:
             binding_key(topic)
         self._config = QueueConfig(
-            name=checked_name("queue", queue or consumer),
-            exchange=checked_name("exchange", exchange),
+            name=read.queue or RabbitMQOptions(queue=consumer).queue or "",
+            exchange=read.exchange,
             topics=tuple(topics),
-            classic=classic,
-            single=single_active_consumer,
+            classic=read.queue_type == "classic",
+            single=read.single_active_consumer,
         )
-        if prefetch is not None and not 1 <= prefetch <= _MAX_PREFETCH:
-            raise ConfigError(
-                f"prefetch={prefetch}: must be from 1 to {_MAX_PREFETCH:,}"
-            )
-        self._prefetch = prefetch
+        self._prefetch = read.prefetch
         self._poll = poll_interval.total_seconds()
         self._link: Link | None = None
         self._queue: Queue | None = None
@@ -106,29 +84,12 @@ class RabbitMQSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from `amqp://user:password@host:port/vhost?exchange=…`.
-
-        Further options are `queue`, `queue_type=classic`,
-        `single_active_consumer=true`, `prefetch`, and those of pika.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL, or a topic can't be bound.
+            ConfigError: the URL can't be used, or a topic can't be bound.
         """
-        rest, options = take_options(url, _OPTIONS)
-        kind = choice(options, "queue_type", _QUEUE_TYPES)
-        single = choice(options, "single_active_consumer", ("false", "true"))
-        return cls(
-            rest,
-            consumer=consumer,
-            topics=topics,
-            exchange=options.get("exchange", EXCHANGE),
-            queue=options.get("queue"),
-            classic=kind == "classic",
-            single_active_consumer=single == "true",
-            prefetch=whole_number("prefetch", options["prefetch"])
-            if "prefetch" in options
-            else None,
-        )
+        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Connect, and make exchange, queue and bindings if they aren't there.

@@ -27,13 +27,12 @@ from outbox.brokers.redis.connection import (
     redis_away,
     redis_client,
 )
+from outbox.brokers.redis.options import RedisOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.gather import cancellable, end
 from outbox.message import Message
 from outbox.retry import jittered
-from outbox.url import take_options, whole_number
 
-_OPTIONS: Final = ("reclaim_after",)
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
 
@@ -68,12 +67,13 @@ class RedisSource:
     """The entries of one consumer's streams. Needs Redis 6.2.
 
     Args:
-        url: `redis://` or `rediss://`, as redis-py takes it.
+        url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
         consumer: the name of the group, which begins with the oldest entries.
         topics: names of streams, or their beginnings followed by `*`; streams that
             come later are found within 5 s.
         poll_interval: how long one read waits at most; drawn anew each time.
-        reclaim_after: how long an entry lies idle before it is taken over.
+        reclaim_after: how long an entry stays idle before it is taken over; None: as
+            the URL says.
         leave_timeout: how long leaving waits for what was acked to be written, and
             then for what was not to be given back.
 
@@ -88,16 +88,15 @@ class RedisSource:
         consumer: str,
         topics: Sequence[str],
         poll_interval: timedelta = timedelta(seconds=1),
-        reclaim_after: timedelta = timedelta(seconds=60),
+        reclaim_after: timedelta | None = None,
         leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        if reclaim_after <= timedelta(0):
-            raise ConfigError(f"reclaim_after={reclaim_after}: must be above 0")
-        self._url = url
+        address, options = RedisOptions.parse(url, reclaim_after=reclaim_after)
+        self._url = address
         self._poll = poll_interval.total_seconds()
-        self._reclaim_after = reclaim_after.total_seconds()
+        self._reclaim_after = options.reclaim_after.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
-        self._client = redis_client(url)
+        self._client = redis_client(address)
         self._streams = Streams(self._client, group=consumer, topics=topics)
         self.reclaimed = 0
         self._ready: deque[Entry] = deque()
@@ -110,17 +109,12 @@ class RedisSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from `redis://host:port/db?reclaim_after=…`, in seconds.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        rest, options = take_options(url, _OPTIONS)
-        ours = {
-            name: timedelta(seconds=whole_number(name, value))
-            for name, value in options.items()
-        }
-        return cls(rest, consumer=consumer, topics=topics, **ours)
+        return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Join the groups of the streams.

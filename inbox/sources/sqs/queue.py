@@ -72,7 +72,7 @@ class SqsQueue:
         Raises:
             ConfigError: there is none, or we may not use it.
         """
-        account = settings.account
+        account = settings.options.account
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
         try:
             answer = await client.get_queue_url(QueueName=name, **owner)
@@ -197,7 +197,7 @@ async def queues_of(
         async for page in pages:
             for url in page.get("QueueUrls", ()):
                 name = url.rpartition("/")[2]
-                if is_fifo(name) == settings.fifo:
+                if is_fifo(name) == settings.options.fifo:
                     found.setdefault(name, SqsQueue(client, name, url))
     return found
 
@@ -245,9 +245,9 @@ def queue_names(
         pattern = _TOPIC if settings.service == "sqs" else f"{_CONSUMER}-{_TOPIC}"
     names: dict[str, None] = {}
     prefixes: dict[str, None] = {}
-    start = settings.options["queue_prefix"] + pattern.replace(_CONSUMER, consumer)
+    start = (settings.options.queue_prefix or "") + pattern.replace(_CONSUMER, consumer)
     for topic in topics:
-        fifo = settings.fifo
+        fifo = settings.options.fifo
         begins = topic.endswith("*") and _TOPIC in start
         if begins and not start.endswith(_TOPIC):
             raise ConfigError(

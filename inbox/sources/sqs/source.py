@@ -22,18 +22,15 @@ from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings
-from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.errors import BrokerUnavailableError
 from outbox.gather import end
 from outbox.message import Message
-from outbox.url import whole_number
 
 _CONNECTIONS: Final = 32
 _DISCOVERY: Final = 30.0
 _BEATS: Final = 4
 # A little more than half of the time, so that no beat comes just too early.
 _HALF: Final = 0.55
-_MAX_WAIT: Final = timedelta(seconds=20)
-_MAX_VISIBILITY: Final = timedelta(hours=12)
 
 
 class _Outcome(NamedTuple):
@@ -70,18 +67,17 @@ class SqsSource:
     """The messages of one consumer's queues.
 
     Args:
-        settings: of the connection and the names.
+        settings: what a URL says.
         consumer: may be a part of the names of queues.
         topics: names of topics, or their beginnings followed by `*`; queues that come
             later are found within 30 s.
-        queue: the name of a topic's queue, with `{topic}`, `{consumer}` or both.
         poll_interval: how long one call waits.
-        wait: how long one request waits at SQS, in whole seconds up to 20.
-        visibility: how long a message stays invisible to others after the last
-            heartbeat of its replica, in whole seconds.
         answer_timeout: how long to wait for an answer of AWS, beyond `wait`.
         leave_timeout: how long leaving waits for what was settled to be written, and
             then for what was not to be given back.
+
+    Raises:
+        ConfigError: the names of the queues can't be made of this.
     """
 
     def __init__(
@@ -90,26 +86,18 @@ class SqsSource:
         *,
         consumer: str,
         topics: Sequence[str],
-        queue: str | None = None,
         poll_interval: timedelta = timedelta(seconds=1),
-        wait: timedelta = timedelta(seconds=20),
-        visibility: timedelta = timedelta(seconds=30),
         answer_timeout: timedelta = timedelta(seconds=10),
         leave_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        for name, value, least, most in (
-            ("wait", wait, timedelta(0), _MAX_WAIT),
-            ("visibility", visibility, timedelta(seconds=1), _MAX_VISIBILITY),
-        ):
-            if not least <= value <= most or value % timedelta(seconds=1):
-                raise ConfigError(
-                    f"{name}={value}: must be whole seconds from {least} to {most}"
-                )
+        options = settings.options
         self._settings = settings
-        self._names, self._prefixes = queue_names(queue, settings, consumer, topics)
+        self._names, self._prefixes = queue_names(
+            options.queue, settings, consumer, topics
+        )
         self._poll_interval = poll_interval.total_seconds()
-        self._wait = int(wait.total_seconds())
-        self._visibility = int(visibility.total_seconds())
+        self._wait = int(options.wait.total_seconds())
+        self._visibility = int(options.visibility.total_seconds())
         self._answer_timeout = answer_timeout.total_seconds()
         self._leave_timeout = leave_timeout.total_seconds()
         self._exit = AsyncExitStack()
@@ -132,20 +120,7 @@ class SqsSource:
         Raises:
             ConfigError: it isn't such a URL.
         """
-        settings = SqsSettings.from_url(url)
-        options = settings.options
-        seconds = {
-            name: timedelta(seconds=whole_number(name, options[name]))
-            for name in ("wait", "visibility")
-            if name in options
-        }
-        return cls(
-            settings,
-            consumer=consumer,
-            topics=topics,
-            queue=options.get("queue"),
-            **seconds,
-        )
+        return cls(SqsSettings.from_url(url), consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
         """Find the queues.

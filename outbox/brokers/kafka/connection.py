@@ -1,12 +1,14 @@
 """What publisher and source of Kafka share: the URL, and what librdkafka says."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.url import split
 
@@ -14,6 +16,7 @@ PREFIX: Final = "ce_"
 """Of CloudEvents attributes in the headers of a Kafka record."""
 
 _URL: Final = "write kafka://host:port[,host:port…]/?option=value"
+_UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]*)"')
 _SETTINGS: Final[dict[str, Any]] = {
     "client.id": "pillarbox",
     "allow.auto.create.topics": True,
@@ -64,7 +67,9 @@ def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     }
 
 
-def check_config(make: Callable[[dict[str, Any]], object], config: Any) -> None:
+def check_config(
+    name: str, make: Callable[[dict[str, Any]], object], config: Any
+) -> None:
     """Have librdkafka check a configuration, without connecting.
 
     Raises:
@@ -73,7 +78,10 @@ def check_config(make: Callable[[dict[str, Any]], object], config: Any) -> None:
     try:
         make(config | {"bootstrap.servers": "", "log_level": 0})
     except (KafkaException, ValueError, TypeError) as error:
-        raise ConfigError(f"broker URL: {reason_of(error)}") from None
+        reason = reason_of(error)
+        if unknown := _UNKNOWN.search(reason):
+            raise KafkaOptions.unknown(name, unknown[1]) from None
+        raise ConfigError(f"broker URL {name}: {reason}") from None
 
 
 def reason_of(error: BaseException | KafkaError) -> str:

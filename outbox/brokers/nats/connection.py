@@ -90,8 +90,8 @@ class NatsConnection:
                         password=settings.password,
                         token=settings.user if settings.password is None else None,
                         tls=settings.tls,
-                        user_credentials=settings.creds,
-                        inbox_prefix=settings.inbox_prefix,
+                        user_credentials=settings.options.creds,
+                        inbox_prefix=settings.options.inbox_prefix,
                         # It would wait for the server in the middle of a batch.
                         pending_size=0,
                     )
@@ -173,7 +173,8 @@ class NatsConnection:
             BrokerUnavailableError: there is no answer.
             ConfigError: there is no such stream, and it isn't to be made.
         """
-        stream, create = self._settings.stream, self._settings.create
+        options = self._settings.options
+        stream, create = options.stream, options.create
         try:
             if stream is None:
                 await self.ask("INFO")

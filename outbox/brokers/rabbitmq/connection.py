@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pika
@@ -19,16 +18,11 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.url import split, take_options, without_password
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
+from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.url import split, without_password
 
 BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
-EXCHANGE: Final = "outbox"
-"""Where topics are published to unless the URL names another exchange."""
-
-MAX_NAME_BYTES: Final = 255
-"""Of what AMQP calls a short string: names, routing keys, content types."""
-
 _TLS_FILES: Final = ("cacertfile", "certfile", "keyfile")
 _HEARTBEAT: Final = 20
 
@@ -37,21 +31,21 @@ if (_logger := logging.getLogger("pika")).level == logging.NOTSET:
     _logger.setLevel(logging.CRITICAL)
 
 
-def rabbitmq_parameters(url: str) -> pika.URLParameters:
-    """Read a URL as pika does, with `cacertfile`, `certfile` and `keyfile` for TLS.
+def rabbitmq_parameters(url: str, options: RabbitMQOptions) -> pika.URLParameters:
+    """Read a URL without our options as pika does, with the files for TLS.
 
     Raises:
         ConfigError: it can't be used.
     """
     name = without_password(url)
-    rest, files = take_options(url, _TLS_FILES)
-    split(rest)
-    scheme, _, address = rest.partition("://")
-    if scheme not in {"amqp", "amqps", "rabbitmq"} or not address:
+    split(url)
+    scheme, _, address = url.partition("://")
+    if scheme not in RabbitMQOptions.schemes or not address:
         raise ConfigError(f"broker URL {name}: write amqp://user:password@host:port")
     secure = scheme == "amqps"
+    files = {n: v for n in _TLS_FILES if (v := getattr(options, n)) is not None}
     if files and not secure:
-        raise ConfigError(f"broker URL {name}: {', '.join(files)} takes amqps://")
+        raise ConfigError(f"broker URL {name}: {', '.join(files)} needs amqps://")
     try:
         parameters = pika.URLParameters(f"{'amqps' if secure else 'amqp'}://{address}")
         if secure and "ssl_options=" not in address:
@@ -61,34 +55,6 @@ def rabbitmq_parameters(url: str) -> pika.URLParameters:
     if parameters.heartbeat is None:
         parameters.heartbeat = _HEARTBEAT
     return parameters
-
-
-def checked_name(option: str, value: str) -> str:
-    """Check the name of an exchange or a queue.
-
-    Raises:
-        ConfigError: it is empty or too long.
-    """
-    if not 0 < len(value.encode()) <= MAX_NAME_BYTES:
-        raise ConfigError(
-            f"{option} {shorten(value)}: must have 1 to {MAX_NAME_BYTES} bytes"
-        )
-    return value
-
-
-def choice(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    """Read an option that is one of a few words, the first if it isn't given.
-
-    Raises:
-        ConfigError: it is another.
-    """
-    value = options.get(name, choices[0])
-    if value not in choices:
-        raise ConfigError(
-            f"broker URL option {name}={shorten(value)}: "
-            f"write one of {', '.join(choices)}"
-        )
-    return value
 
 
 def rabbitmq_away(url: str, error: BaseException) -> BrokerUnavailableError:

@@ -8,7 +8,7 @@ from typing import Final
 
 from pika import BasicProperties
 
-from outbox.brokers.rabbitmq.connection import MAX_NAME_BYTES
+from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
 from outbox.cloudevents.headers import CONTENT_TYPE, from_headers, to_headers
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import InvalidMessageError

@@ -1,6 +1,7 @@
 """A client of Redis from a URL, for the publisher and the source."""
 
 import asyncio
+import re
 from typing import Any, Final
 
 from redis.asyncio import Connection, Redis, UnixDomainSocketConnection
@@ -13,6 +14,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.url import split, without_password
 
 BROKEN: Final = (RedisError, OSError)
+_TLS: Final = re.compile(r"(?:^|&)(ssl_[a-z_]+)=")
 _SETTINGS: Final[dict[str, Any]] = {
     "protocol": 2,
     "socket_connect_timeout": 10,
@@ -54,9 +56,11 @@ def redis_client(url: str) -> Redis:
     database = url.partition("?")[0].partition("://")[2].partition("/")[2]
     if database and not database.isdecimal() and not url.startswith("unix:"):
         raise ConfigError(
-            f"broker URL {name}: {database!r} is no number of a Redis database; "
+            f"broker URL {name}: {database!r} is not the number of a Redis database; "
             "write redis://host:port/0"
         )
+    if url.startswith("redis:") and (tls := _TLS.search(url.partition("?")[2])):
+        raise ConfigError(f"broker URL {name}: {tls[1]} needs rediss://")
     try:
         # A retry hidden in the client would do things a second time unseen.
         client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_SETTINGS)

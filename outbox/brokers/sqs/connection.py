@@ -22,30 +22,17 @@ from botocore.exceptions import (
 )
 from botocore.loaders import Loader
 
+from outbox.brokers.sqs.options import SqsOptions
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
-from outbox.url import split, take_options, without_password
+from outbox.url import split, without_password
 
 BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
 MISSING: Final = {"QueueDoesNotExist", "NonExistentQueue", "NotFound"}
 DENIED: Final = {"AccessDenied", "AuthorizationError", "KMSAccessDenied"}
 
-_OPTIONS: Final = (
-    "endpoint_url",
-    "queue_prefix",
-    "topic_prefix",
-    "fifo",
-    "account",
-    "strict",
-    "in_flight",
-    "max_payload_bytes",
-    "queue",
-    "wait",
-    "visibility",
-)
 # A session of its own would read the descriptions of the services again, in 0.2 s.
 _LOADER: Final = Loader()
 _LARGE: Final = 512 * 1024
-_SERVICES: Final = ("sqs", "sns")
 _UNUSABLE: Final = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -77,39 +64,36 @@ class SqsSettings:
     Attributes:
         url: as it may be printed.
         service: `sqs` or `sns`.
-        prefix: before the names of queues, or of topics of SNS.
-        fifo: the names end in `.fifo`.
-        account: whose queues or topics they are; None means our own.
-        options: the others, as text.
+        options: those of the URL.
     """
 
     url: str
     service: str
-    prefix: str = ""
-    fifo: bool = False
-    account: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: SqsOptions
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
+    def from_url(cls, url: str, **given: Any) -> Self:
         """Read a URL.
+
+        Args:
+            given: options that win over those of the URL, unless they are None.
 
         Raises:
             ConfigError: it can't be used.
         """
         name = without_password(url)
-        rest, options = take_options(url, _OPTIONS)
+        rest, options = SqsOptions.parse(url, **given)
         parts = split(rest)
-        if parts.scheme not in _SERVICES:
+        if parts.scheme not in SqsOptions.schemes:
             raise ConfigError(
                 f"broker URL {name}: write sqs://region/ or sns://region/"
             )
-        unknown = parts.query or parts.path.strip("/") or parts.fragment
+        unknown = parts.path.strip("/") or parts.fragment
         if unknown:
             raise ConfigError(
-                f"broker URL {name}: {shorten(unknown)} means nothing here; "
-                f"the options are {', '.join(_OPTIONS)}"
+                f"broker URL {name}: {shorten(unknown)} means nothing here; write "
+                f"{parts.scheme}://region/?option=value"
             )
         credentials, _, region = parts.netloc.rpartition("@")
         key, colon, secret = credentials.partition(":")
@@ -119,31 +103,24 @@ class SqsSettings:
             )
         connection = {
             "region_name": region or None,
-            "endpoint_url": options.pop("endpoint_url", None),
+            "endpoint_url": options.endpoint_url,
             "aws_access_key_id": unquote(key) if colon else None,
             "aws_secret_access_key": unquote(secret) if colon else None,
         }
-        endpoint = connection["endpoint_url"]
-        if endpoint is not None and not _is_endpoint(endpoint):
-            raise ConfigError(
-                f"broker URL option endpoint_url={shorten(endpoint)}: "
-                "write https://host:port"
-            )
-        account = options.pop("account", None)
-        if account is not None and re.fullmatch(r"\d{12}", account) is None:
-            raise ConfigError(
-                f"broker URL option account={shorten(account)}: write its 12 digits"
-            )
-        prefixes = {s: options.pop(f"{s}_prefix", "") for s in ("queue", "topic")}
         return cls(
             url=name,
             service=parts.scheme,
-            prefix=prefixes["queue" if parts.scheme == "sqs" else "topic"],
-            fifo=flag("fifo", options.pop("fifo", "false")),
-            account=account,
-            options={"queue_prefix": prefixes["queue"], **options},
+            options=options,
             connection={k: v for k, v in connection.items() if v is not None},
         )
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of queues, or of topics of SNS."""
+        options = self.options
+        if self.service == "sqs":
+            return options.queue_prefix or ""
+        return options.topic_prefix or ""
 
     def client(
         self, service: str, *, connections: int, read_timeout: float
@@ -178,7 +155,7 @@ class SqsSettings:
             ValueError: it can't have one; says why.
         """
         return resource_name(
-            self.prefix + topic, fifo=self.fifo, limit=_MAX_NAME[self.service]
+            self.prefix + topic, fifo=self.options.fifo, limit=_MAX_NAME[self.service]
         )
 
     def away(self, error: BaseException) -> BrokerUnavailableError:
@@ -204,14 +181,6 @@ class SqsSettings:
                 "sqs://key:secret@region/, or to the AWS SDK in its own ways"
             )
         return None
-
-
-def _is_endpoint(url: str) -> bool:
-    try:
-        parts = split(url)
-    except ConfigError:
-        return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _in_pieces(request: Any, **_: Any) -> None:
@@ -264,16 +233,3 @@ def is_temporary(error: BaseException) -> bool:
 def is_busy(code: str) -> bool:
     """Tell whether a code, which AWS may lay at our door, asks for patience."""
     return _TEMPORARY.search(code) is not None
-
-
-def flag(name: str, value: str) -> bool:
-    """Read an option that is true or false.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if value not in {"true", "false"}:
-        raise ConfigError(
-            f"broker URL option {name}={shorten(value)}: write true or false"
-        )
-    return value == "true"

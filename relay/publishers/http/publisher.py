@@ -21,7 +21,7 @@ from relay.publishers.http.address import is_public, socket_maker
 from relay.publishers.http.host import Host
 from relay.publishers.http.post import Mailbox, one_line
 from relay.publishers.http.round import Round
-from relay.publishers.http.url import HttpSettings
+from relay.publishers.http.settings import HttpSettings
 
 
 class HttpPublisher:
@@ -33,7 +33,7 @@ class HttpPublisher:
         self._tls = settings.tls()
         self._name = f"broker {settings.name}"
         self._host = Host(self._name)
-        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._slots = asyncio.Semaphore(settings.options.max_connections)
         self._taken = Taken()
         self._session: aiohttp.ClientSession | None = None
 
@@ -43,7 +43,7 @@ class HttpPublisher:
 
         `secret_env` names the variable that holds the secrets, separated by white
         space; `unsigned=true` does without. Further options are those of
-        `HttpSettings`, times in seconds. The rest of the query is the receiver's.
+        `HttpOptions`. The rest of the query is the receiver's.
 
         Raises:
             ConfigError: it isn't such a URL, or there is no secret.
@@ -58,7 +58,7 @@ class HttpPublisher:
             ConfigError: it is in a private network, or its certificate isn't trusted.
         """
         settings = self._settings
-        connect_timeout = settings.connect_timeout.total_seconds()
+        connect_timeout = settings.options.connect_timeout.total_seconds()
         try:
             async with asyncio.timeout(connect_timeout):
                 await self._connect()
@@ -73,12 +73,15 @@ class HttpPublisher:
             ) from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=settings.max_connections,
+                limit=settings.options.max_connections,
                 ssl=self._tls or True,
-                socket_factory=socket_maker(allow_private=settings.allow_private),
+                socket_factory=socket_maker(
+                    allow_private=settings.options.allow_private
+                ),
             ),
             timeout=aiohttp.ClientTimeout(
-                total=settings.timeout.total_seconds(), sock_connect=connect_timeout
+                total=settings.options.timeout.total_seconds(),
+                sock_connect=connect_timeout,
             ),
             headers={"User-Agent": "pillarbox", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -108,7 +111,7 @@ class HttpPublisher:
             self._url,
             self._host,
             self._settings.secrets,
-            self._settings.max_retry_after.total_seconds(),
+            self._settings.options.max_retry_after.total_seconds(),
         )
         headers: list[Mapping[str, str]] = [{}] * len(batch)
         answers: list[Confirmation | None] = [None] * len(batch)
@@ -125,7 +128,7 @@ class HttpPublisher:
             async with self._slots:
                 return await mailbox.post(batch[i], headers[i])
 
-        width = self._settings.max_connections
+        width = self._settings.options.max_connections
         try:
             if None in answers:
                 self._host.check_pause()
@@ -140,7 +143,7 @@ class HttpPublisher:
         return [answer for answer in answers if answer is not None]
 
     def _headers_of(self, message: Message) -> Mapping[str, str]:
-        size, limit = len(message.payload), self._settings.max_payload_bytes
+        size, limit = len(message.payload), self._settings.options.max_payload_bytes
         if size > limit:
             raise InvalidMessageError(
                 "payload",
@@ -155,7 +158,7 @@ class HttpPublisher:
         host, port = self._url.raw_host or "", self._url.port or 0
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(info[4][0]) for info in infos]
-        if not self._settings.allow_private:
+        if not self._settings.options.allow_private:
             private = addresses
             addresses = list(filter(is_public, addresses))
             if not addresses:

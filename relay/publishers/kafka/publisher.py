@@ -8,7 +8,6 @@ is blamed and nothing of its key overtakes it.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Final, Self
 
 import confluent_kafka
@@ -20,14 +19,13 @@ from outbox.brokers.kafka.connection import (
     kafka_config,
     reason_of,
 )
+from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from outbox.url import take_options, whole_number
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka.producer import Producer
 from relay.publishers.kafka.record import Record, problem_of, record_of
 
-_OPTION: Final = "max_payload_bytes"
 # Kafka's own default of message.max.bytes.
 _MAX_RECORD_BYTES: Final = 1_048_588
 _DEFAULTS: Final = {"linger.ms": 1, "message.max.bytes": _MAX_RECORD_BYTES}
@@ -77,25 +75,21 @@ class KafkaPublisher:
     """Publishes with an idempotent producer.
 
     Args:
-        url: `kafka://host:port,…/?option=…` with librdkafka's options.
-        max_payload_bytes: a payload above it is nacked as permanent; the whole record
-            may have `message.max.bytes`, an option.
-        publish_timeout: after that Kafka counts as away.
+        url: `kafka://host:port,…/?option=…`, with the options of `KafkaOptions` and
+            librdkafka's own.
+
+    Raises:
+        ConfigError: the URL can't be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        max_payload_bytes: int | None = None,
-        publish_timeout: timedelta = timedelta(seconds=10),
-    ) -> None:
-        self._name, config = kafka_config(url, _OURS)
+    def __init__(self, url: str) -> None:
+        address, options = KafkaOptions.parse(url)
+        self._name, config = kafka_config(address, _OURS)
         self._config: Mapping[str, Any] = {**_DEFAULTS, **config}
-        check_config(confluent_kafka.Producer, self._config)
+        check_config(self._name, confluent_kafka.Producer, self._config)
         self._max_record_bytes = int(self._config["message.max.bytes"])
-        self._max_payload_bytes = max_payload_bytes or self._max_record_bytes
-        self._publish_timeout = publish_timeout.total_seconds()
+        self._max_payload_bytes = options.max_payload_bytes or self._max_record_bytes
+        self._timeout = options.timeout.total_seconds()
         self._producers: dict[bool, Producer] = {}
         self._ending: set[Producer] = set()
         self._entered = False
@@ -104,17 +98,12 @@ class KafkaPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `kafka://host:port,…/?max_payload_bytes=…`.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        rest, options = take_options(url, (_OPTION,))
-        limit = options.get(_OPTION)
-        return cls(
-            rest,
-            max_payload_bytes=None if limit is None else whole_number(_OPTION, limit),
-        )
+        return cls(url)
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -196,7 +185,7 @@ class KafkaPublisher:
         return [answer for answer in answers if answer is not None]
 
     def _until(self) -> float:
-        return asyncio.get_running_loop().time() + self._publish_timeout
+        return asyncio.get_running_loop().time() + self._timeout
 
     def _current(self, *, alone: bool = False) -> Producer:
         if not self._entered:
@@ -216,7 +205,7 @@ class KafkaPublisher:
         if size > self._max_payload_bytes:
             problem: str | None = (
                 f"payload has {size} bytes, the publisher's limit is "
-                f"{self._max_payload_bytes} ({_OPTION})"
+                f"{self._max_payload_bytes} (max_payload_bytes)"
             )
         else:
             problem = problem_of(record, self._max_record_bytes)

@@ -24,7 +24,6 @@ from outbox.brokers.nats.message import (
 from outbox.brokers.nats.url import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.message import Message
-from outbox.url import whole_number
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.nats.puback import (
     Flight,
@@ -34,9 +33,6 @@ from relay.publishers.nats.puback import (
     read_answer,
 )
 
-_OPTIONS: Final = ("max_payload_bytes",)
-# No answer for so long, with answers outstanding, means that none will come.
-_PATIENCE: Final = 10.0
 _PONG: Final = 5
 _RECENTLY: Final = 30.0
 
@@ -45,18 +41,21 @@ class NatsPublisher:
     """Publishes to the streams that capture the topics, or to one that is named.
 
     Args:
-        url: `nats://` or `tls://`, with the options of `outbox.brokers.nats.url`.
-        max_payload_bytes: a payload above it is nacked as permanent, and so is what
-            is larger, with its headers, than the server takes.
+        url: `nats://` or `tls://`, with the options of `NatsOptions`.
+
+    A message that is larger than the server takes, with its headers, is nacked as
+    permanent.
+
+    Raises:
+        ConfigError: the URL can't be used.
     """
 
-    def __init__(self, url: str, *, max_payload_bytes: int | None = None) -> None:
-        if max_payload_bytes is not None and max_payload_bytes < 1:
-            raise ConfigError(
-                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
-            )
-        self._settings, _ = NatsSettings.from_url(url, _OPTIONS)
-        self._max_payload_bytes = max_payload_bytes
+    def __init__(self, url: str) -> None:
+        self._settings = NatsSettings.from_url(url)
+        options = self._settings.options
+        self._stream = options.stream
+        self._max_payload_bytes = options.max_payload_bytes
+        self._timeout = options.timeout.total_seconds()
         self._connection: NatsConnection | None = None
         self._connecting = asyncio.Lock()
         self._entered = False
@@ -67,13 +66,12 @@ class NatsPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `nats://host:4222?stream=…&max_payload_bytes=…`.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        _, options = NatsSettings.from_url(url, _OPTIONS)
-        return cls(url, **{n: whole_number(n, v) for n, v in options.items()})
+        return cls(url)
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -144,7 +142,7 @@ class NatsPublisher:
                 "(max_payload_bytes)",
                 permanent=True,
             )
-        headers = encode_headers(message, self._settings.stream)
+        headers = encode_headers(message, self._stream)
         size, limit = size + len(headers), connection.client.max_payload
         if size > limit:
             return Nacked(
@@ -185,12 +183,13 @@ class NatsPublisher:
         left = -1
         while flight.left != left:
             left = flight.left
-            await asyncio.wait({flight.done}, timeout=_PATIENCE)
+            await asyncio.wait({flight.done}, timeout=self._timeout)
             if flight.done.done():
                 flight.done.result()
                 return
         raise TimeoutError(
-            f"no answer for {_PATIENCE:.0f} s to {left} of {len(flight.batch)} messages"
+            f"no answer for {self._timeout:g} s to {left} of {len(flight.batch)} "
+            "messages"
         )
 
     async def _hear(self, reply: Msg) -> None:
@@ -239,10 +238,10 @@ class NatsPublisher:
 
     async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
         try:
-            if self._settings.stream is not None and await connection.ready():
+            if self._stream is not None and await connection.ready():
                 # For all alike, so it isn't this message's fault.
                 raise self._settings.away(
-                    f"stream {self._settings.stream!r} was gone, and is made again"
+                    f"stream {self._stream!r} was gone, and is made again"
                 )
             answer = await connection.ask("STREAM.NAMES", {"subject": topic})
         except ConfigError as error:

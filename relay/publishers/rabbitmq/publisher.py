@@ -8,30 +8,23 @@ and what a queue with `reject-publish` has no room for.
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from typing import Final, Self
 
 from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, Link
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
-    EXCHANGE,
-    checked_name,
-    choice,
     rabbitmq_away,
     rabbitmq_parameters,
 )
 from outbox.brokers.rabbitmq.message import why_impossible
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
-from outbox.url import take_options, whole_number, without_password
+from outbox.url import without_password
 from relay.published_ids import Taken
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 
-_NUMBERS: Final = ("max_payload_bytes", "timeout")
-# max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
-_MAX_PAYLOAD_BYTES: Final = 128 * 1024 * 1024
-_TIMEOUT: Final = 20
 # A channel that finds a quorum queue without a leader, as after a restart, may never
 # be confirmed anything: then the next channel is.
 _FIRST_PATIENCE: Final = 3.0
@@ -44,36 +37,20 @@ class RabbitMQPublisher:
     """Publishes persistent messages, and waits for the confirms of each batch.
 
     Args:
-        url: `amqp://`, `amqps://` or `rabbitmq://`, as pika takes it.
-        exchange: where to publish to; a durable topic exchange is made if it isn't
-            there, another kind is used as it is.
-        drop_unroutable: ack a message for which no queue is bound, which is lost
-            then, instead of nacking it.
-        max_payload_bytes: a payload above it is nacked as permanent.
-        timeout: after that long without all confirms the broker counts as away.
+        url: `amqp://user:password@host:port/vhost`, `amqps://…` or `rabbitmq://…`,
+            with the options of `RabbitMQOptions` and pika's own.
+
+    Raises:
+        ConfigError: the URL can't be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        exchange: str = EXCHANGE,
-        drop_unroutable: bool = False,
-        max_payload_bytes: int = _MAX_PAYLOAD_BYTES,
-        timeout: timedelta = timedelta(seconds=_TIMEOUT),
-    ) -> None:
-        if max_payload_bytes < 1:
-            raise ConfigError(
-                f"max_payload_bytes={max_payload_bytes}: must be at least 1"
-            )
-        if timeout <= timedelta(0):
-            raise ConfigError(f"timeout={timeout}: must be above 0")
-        self._url = url
-        self._parameters = rabbitmq_parameters(url)
-        self._exchange = checked_name("exchange", exchange)
-        self._mandatory = not drop_unroutable
-        self._max_payload_bytes = max_payload_bytes
-        self._timeout = timeout.total_seconds()
+    def __init__(self, url: str) -> None:
+        self._url, options = RabbitMQOptions.parse(url)
+        self._parameters = rabbitmq_parameters(self._url, options)
+        self._exchange = options.exchange
+        self._mandatory = options.unroutable == "keep"
+        self._max_payload_bytes = options.max_payload_bytes
+        self._timeout = options.timeout.total_seconds()
         self._patience = min(_FIRST_PATIENCE, self._timeout)
         self._entered = False
         self._link: Link | None = None
@@ -85,24 +62,12 @@ class RabbitMQPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `amqp://user:password@host:port/vhost?exchange=…`.
-
-        Further options are `unroutable=drop`, `max_payload_bytes`, `timeout` in
-        seconds, and those of pika.
+        """Make one.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
-        rest, options = take_options(url, ("exchange", "unroutable", *_NUMBERS))
-        unroutable = choice(options, "unroutable", ("keep", "drop"))
-        numbers = {n: whole_number(n, options[n]) for n in _NUMBERS if n in options}
-        return cls(
-            rest,
-            exchange=options.get("exchange", EXCHANGE),
-            drop_unroutable=unroutable == "drop",
-            max_payload_bytes=numbers.get("max_payload_bytes", _MAX_PAYLOAD_BYTES),
-            timeout=timedelta(seconds=numbers.get("timeout", _TIMEOUT)),
-        )
+        return cls(url)
 
     async def __aenter__(self) -> Self:
         """Connect, and make the exchange if it isn't there.

@@ -65,7 +65,7 @@ class Queues:
     kind = "queue"
 
     def __init__(self, settings: SqsSettings) -> None:
-        self._account = settings.account
+        self._account = settings.options.account
         self._prefix = settings.prefix
 
     async def connect(self, client: Any) -> None:
@@ -117,7 +117,7 @@ class Topics:
         """Learn the account, which the names of topics contain."""
         region = client.meta.region_name
         partition = client.meta.partition
-        account = self._settings.account
+        account = self._settings.options.account
         if account is None:
             async with self._settings.client(
                 "sts", connections=1, read_timeout=10

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
-from outbox.brokers.sqs.connection import BROKEN, SqsSettings, flag
+from outbox.brokers.sqs.connection import BROKEN, SqsSettings
 from outbox.brokers.sqs.message import write
-from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
+from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from outbox.gather import gather
 from outbox.message import Message
-from outbox.url import whole_number
 from relay.published_ids import Taken
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
@@ -33,32 +32,16 @@ class SqsPublisher:
     """Publishes to queues or topics that exist.
 
     Args:
-        settings: of the connection and the names.
-        in_flight: requests under way at once.
-        strict: a request to a FIFO queue or topic has at most one message of a key.
-        max_payload_bytes: a payload above it is nacked as permanent; so is, in any
-            case, what is larger with its attributes than the queue takes.
+        settings: what a URL says.
     """
 
-    def __init__(
-        self,
-        settings: SqsSettings,
-        *,
-        in_flight: int = 16,
-        strict: bool = True,
-        max_payload_bytes: int | None = None,
-    ) -> None:
-        for name, value in (
-            ("in_flight", in_flight),
-            ("max_payload_bytes", max_payload_bytes),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: must be at least 1")
+    def __init__(self, settings: SqsSettings) -> None:
+        options = settings.options
         self._settings = settings
-        self._strict = strict
-        self._max_payload_bytes = max_payload_bytes
-        self._in_flight = in_flight
-        self._turn = asyncio.Semaphore(in_flight)
+        self._strict = options.strict
+        self._max_payload_bytes = options.max_payload_bytes
+        self._in_flight = options.in_flight
+        self._turn = asyncio.Semaphore(options.in_flight)
         services: dict[str, type[Queues | Topics]] = {"sqs": Queues, "sns": Topics}
         self._service: Service = services[settings.service](settings)
         self._found: dict[str, tuple[float, Destination]] = {}
@@ -73,14 +56,7 @@ class SqsPublisher:
         Raises:
             ConfigError: it isn't such a URL.
         """
-        settings = SqsSettings.from_url(url)
-        options: dict[str, Any] = {
-            name: whole_number(name, settings.options[name])
-            for name in ("in_flight", "max_payload_bytes")
-            if name in settings.options
-        }
-        strict = flag("strict", settings.options.get("strict", "true"))
-        return cls(settings, strict=strict, **options)
+        return cls(SqsSettings.from_url(url))
 
     async def __aenter__(self) -> Self:
         """Connect.

@@ -196,7 +196,7 @@ async def test_a_message_that_is_put_off_holds_back_its_key_and_not_the_host(
 
 async def test_a_message_is_put_off_no_longer_than_allowed(target: Target) -> None:
     target.script = answers(425, headers={"Retry-After": "86400"})
-    (answer,) = await publish(target, ONE, options="max_retry_after=3")
+    (answer,) = await publish(target, ONE, options="max_retry_after=3s")
     assert isinstance(answer, Nacked)
     assert answer.retry_after == timedelta(seconds=3)
 
@@ -208,7 +208,7 @@ async def test_a_pause_may_be_a_date_and_has_a_bound(
     tomorrow = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
     value = tomorrow if is_date else "86400"
     target.script = answers(429, headers={"Retry-After": value})
-    async with HttpPublisher.from_url(target.url("max_retry_after=1")) as publisher:
+    async with HttpPublisher.from_url(target.url("max_retry_after=1s")) as publisher:
         with pytest.raises(BrokerUnavailableError, match="pause of 1 s"):
             await publisher.publish([ONE])
         assert await until_answered(publisher, ONE) == [Acked()]
@@ -253,7 +253,7 @@ async def test_a_slow_answer_is_waited_for(target: Target) -> None:
         return web.Response(status=204)
 
     target.script = script
-    assert await publish(target, ONE, options="timeout=60") == [Acked()]
+    assert await publish(target, ONE, options="timeout=60s") == [Acked()]
 
 
 async def test_the_status_counts_and_an_endless_answer_is_not_read(

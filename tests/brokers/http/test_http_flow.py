@@ -148,7 +148,7 @@ async def test_a_host_that_gives_no_answer_is_away_and_what_it_took_is_not_repea
         return web.Response(status=204)
 
     target.script = script
-    async with HttpPublisher.from_url(target.url("timeout=3")) as publisher:
+    async with HttpPublisher.from_url(target.url("timeout=3s")) as publisher:
         async with asyncio.timeout(60):
             with pytest.raises(BrokerUnavailableError, match="no answer in time"):
                 await publisher.publish([one, *others])
@@ -196,7 +196,7 @@ async def test_a_suspect_does_not_hold_up_the_others(target: Target) -> None:
         return web.Response(status=204)
 
     target.script = script
-    async with HttpPublisher.from_url(target.url("timeout=3")) as publisher:
+    async with HttpPublisher.from_url(target.url("timeout=3s")) as publisher:
         with pytest.raises(BrokerUnavailableError):
             await publisher.publish([bad])
         with pytest.raises(BrokerUnavailableError):

@@ -1,6 +1,5 @@
 """What is Kafka's own about its publisher: its URL, its partitions, its refusals."""
 
-from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -191,7 +190,7 @@ async def test_a_queue_that_is_full_is_waited_for(
 async def test_no_answer_in_time_is_told_as_such(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
-    publisher = KafkaPublisher(private_kafka.url, publish_timeout=timedelta(seconds=3))
+    publisher = KafkaPublisher(f"{private_kafka.url}?timeout=3s")
     async with publisher:
         assert await publisher.publish(numbered(topic, 1)) == [Acked()]
         private_kafka.freeze()

@@ -232,7 +232,7 @@ def test_a_publishers_url_that_makes_no_sense_is_refused(query: str) -> None:
         "nats://a,,b",
         "nats://h?tls_ca=/x",
         "tls://h?tls_ca=/no/such/file",
-        "nats://h?ack_wait=0",
+        "nats://h?ack_wait=0s",
     ],
 )
 def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:

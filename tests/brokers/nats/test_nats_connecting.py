@@ -129,7 +129,7 @@ async def listening(
     server: NatsServer, hear: Callable[[Msg], Awaitable[None]]
 ) -> AsyncIterator[tuple[NatsConnection, asyncio.Event]]:
     """Connect and hear what is published to `here`; an event tells of the end."""
-    settings, _ = NatsSettings.from_url(server.url)
+    settings = NatsSettings.from_url(server.url)
     lost = asyncio.Event()
     connection = NatsConnection(settings, on_lost=lambda _: lost.set())
     await connection.open()

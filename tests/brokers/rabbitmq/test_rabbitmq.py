@@ -174,7 +174,7 @@ async def test_what_was_confirmed_before_time_ran_out_is_not_published_again(
 ) -> None:
     topic = f"orders.{uuid4().hex}"
     bind(rabbitmq_url, topic)
-    slow, through = proxy(f"{rabbitmq_url}&timeout=3")
+    slow, through = proxy(f"{rabbitmq_url}&timeout=3s")
     first, large = Message(topic, b"1"), Message(topic, bytes(16 * 1024 * 1024))
     async with RabbitMQPublisher.from_url(through) as publisher:
         assert await publisher.publish([Message(topic, b"0")]) == [Acked()]
@@ -225,7 +225,7 @@ async def test_what_is_wrong_with_the_url_is_told_at_the_start(
         "amqp://h?exchange=",
         f"amqp://h?exchange={'x' * 256}",
         "amqp://h?nonsense=1",
-        "amqp://h?timeout=0",
+        "amqp://h?timeout=0s",
         "amqp://h?max_payload_bytes=many",
         "amqp://h?unroutable=lose",
         "amqp://h?cacertfile=x",

@@ -148,11 +148,15 @@ async def test_no_more_is_held_than_the_prefetch_and_a_retry_holds_its_key(
         assert [delivery.attempts for delivery in again] == [1, 0]
 
 
-@pytest.mark.parametrize("classic", [False, True])
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 async def test_one_replica_works_at_a_time_and_order_holds_when_it_is_left(
-    rabbitmq_url: str, consumer: str, classic: bool
+    rabbitmq_url: str, consumer: str, queue_type: str
 ) -> None:
-    settings = {"single_active_consumer": True, "classic": classic, "prefetch": 20}
+    settings = {
+        "single_active_consumer": True,
+        "queue_type": queue_type,
+        "prefetch": 20,
+    }
     async with source(rabbitmq_url, consumer, **settings) as second:
         async with source(rabbitmq_url, consumer, **settings) as first:
             # Who asks first is the active one.
@@ -204,13 +208,13 @@ async def test_a_queue_that_was_deleted_is_made_again(
         assert payloads(await receive(only, 3)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("classic", [False, True])
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 async def test_what_the_server_took_back_comes_again_with_its_attempts(
-    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, classic: bool
+    shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, queue_type: str
 ) -> None:
     with ExitStack() as trouble:
         trouble.enter_context(impatient(shared_rabbitmq))
-        async with source(rabbitmq_url, consumer, classic=classic) as only:
+        async with source(rabbitmq_url, consumer, queue_type=queue_type) as only:
             await publish(rabbitmq_url, *numbered(3, keys=3))
             failed, done, slow = await receive(only, 3)
             await failed.nack(timedelta(seconds=3))

@@ -115,7 +115,7 @@ class TestRabbitMQSource(ThroughProxy, SourceSuite):
 
 
 class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):
-    settings: ClassVar[dict[str, Any]] = {"classic": True}
+    settings: ClassVar[dict[str, Any]] = {"queue_type": "classic"}
 
 
 class TestRabbitMQSourceWithSingleActiveConsumer(TestRabbitMQSource):

@@ -77,7 +77,7 @@ async def test_a_url_says_when_another_gets_what_a_dead_replica_held(
         client.xgroup_create("orders", "billing", id="0")
         client.xreadgroup("billing", "dead", {"orders": ">"})
 
-    url = f"{redis_url}?reclaim_after=1"
+    url = f"{redis_url}?reclaim_after=1s"
     async with (
         RedisSource.from_url(url, consumer="billing", topics=["orders"]) as source,
         asyncio.timeout(90),
@@ -90,7 +90,7 @@ async def test_a_url_says_when_another_gets_what_a_dead_replica_held(
 
 
 def test_a_url_with_a_moment_that_is_none_is_told(redis_url: str) -> None:
-    with pytest.raises(ConfigError, match="reclaim_after='soon': write a whole"):
+    with pytest.raises(ConfigError, match="reclaim_after='soon': write a duration"):
         RedisSource.from_url(
             f"{redis_url}?reclaim_after=soon", consumer="billing", topics=["orders"]
         )

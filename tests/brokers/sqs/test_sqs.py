@@ -25,10 +25,9 @@ SOON = timedelta(milliseconds=100)
 
 @asynccontextmanager
 async def source(url: str, *topics: str, **changes: Any) -> AsyncIterator[SqsSource]:
-    quick: dict[str, Any] = {"poll_interval": SOON, "wait": timedelta(seconds=1)}
-    made = SqsSource(
-        SqsSettings.from_url(url), consumer="billing", topics=topics, **quick | changes
-    )
+    quick: dict[str, Any] = {"wait": timedelta(seconds=1)}
+    settings = SqsSettings.from_url(url, **quick | changes)
+    made = SqsSource(settings, consumer="billing", topics=topics, poll_interval=SOON)
     async with made as entered:
         yield entered
 
@@ -128,8 +127,7 @@ async def test_one_queue_may_take_all_topics_of_a_consumer(
         await aws.subscribe(topic, f"billing-{queue}")
         await publish(shared_sqs.url("sns"), Message(topic, b"1"))
     url = f"{shared_sqs.url('sns')}&queue=%7Bconsumer%7D-{queue}"
-    settings = SqsSettings.from_url(url)
-    async with source(url, one, other, queue=settings.options["queue"]) as consumer:
+    async with source(url, one, other) as consumer:
         assert {d.message.topic for d in await receive(consumer, 2)} == {one, other}
 
 
@@ -183,18 +181,20 @@ async def test_a_server_that_is_away_is_told_without_the_secret(scheme: str) -> 
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("options", "topic"),
     [
-        {"wait": timedelta(seconds=21)},
-        {"visibility": timedelta(seconds=0.5)},
-        {"queue": "{topic}-x", "topics": ["orders.*"]},
-        {"topics": ["with space"]},
+        ("wait=21s", "orders"),
+        ("visibility=0.5s", "orders"),
+        ("visibility=30", "orders"),
+        ("queue=%7Btopic%7D-x", "orders.*"),
+        ("", "with space"),
     ],
 )
-def test_what_sqs_cannot_do_is_refused(changes: dict[str, Any]) -> None:
-    settings = SqsSettings.from_url("sqs://eu-west-1/")
+def test_what_sqs_cannot_do_is_refused(options: str, topic: str) -> None:
     with pytest.raises(ConfigError):
-        SqsSource(settings, **{"consumer": "billing", "topics": ["orders"]} | changes)
+        SqsSource.from_url(
+            f"sqs://eu-west-1/?{options}", consumer="billing", topics=[topic]
+        )
 
 
 async def test_a_reader_that_fails_is_told_and_tried_again(

@@ -100,12 +100,14 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
     @override
     def source(self, consumer: str, topic: str) -> SqsSource:
         return SqsSource(
-            SqsSettings.from_url(self.url),
+            SqsSettings.from_url(
+                self.url,
+                wait=timedelta(seconds=1),
+                visibility=timedelta(seconds=self.hold),
+            ),
             consumer=consumer,
             topics=[topic],
             poll_interval=timedelta(milliseconds=100),
-            wait=timedelta(seconds=1),
-            visibility=timedelta(seconds=self.hold),
             answer_timeout=timedelta(seconds=self.answer_timeout),
             leave_timeout=timedelta(seconds=2),
         )

@@ -1,0 +1,67 @@
+"""The options of the URL of a web hook, `https://` or `http://`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from outbox.brokers.options import BrokerOptions, Duration, Flag, Number, Text, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions(BrokerOptions):
+    """What the publisher reads; the rest of the query is the receiver's."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("http", "https")
+    closed: ClassVar[bool] = False
+    refused: ClassVar[Mapping[str, str]] = {
+        "secret": "URLs get printed; put the secret into an environment variable and "
+        "write secret_env=THE_NAME"
+    }
+
+    secret_env: str | None = option(
+        Text("the name of an environment variable"),
+        side="relay",
+        shown="required",
+        help="the environment variable with the secrets, `whsec_…`, separated by white "
+        "space; each signs every request",
+    )
+    unsigned: bool = option(
+        Flag(),
+        False,
+        side="relay",
+        help="`true`: no secret and no signature, for receivers of plain CloudEvents",
+    )
+    allow_private: bool = option(
+        Flag(),
+        False,
+        side="relay",
+        help="`true`: the target may be in a private network",
+    )
+    ca_file: str | None = option(
+        Text("the name of a file"),
+        side="relay",
+        help="certificates in PEM to trust besides the system's",
+    )
+    max_connections: int = option(
+        Number(), 16, side="relay", help="open at once, and so requests at once"
+    )
+    max_payload_bytes: int = option(
+        Number(),
+        1024 * 1024,
+        side="relay",
+        help="a larger payload is dead-lettered at once",
+    )
+    timeout: timedelta = option(
+        Duration(), timedelta(seconds=10), side="relay", help="of one request"
+    )
+    connect_timeout: timedelta = option(
+        Duration(), timedelta(seconds=5), side="relay", help="of one connection"
+    )
+    max_retry_after: timedelta = option(
+        Duration(),
+        timedelta(minutes=2),
+        side="relay",
+        help="the longest pause that the target may ask for, for itself or for one "
+        "message",
+    )

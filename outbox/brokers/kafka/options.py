@@ -1,0 +1,89 @@
+"""The options of a `kafka://` URL."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from outbox.brokers.options import BrokerOptions, Described, Duration, Number, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaOptions(BrokerOptions):
+    """What publisher and source read; librdkafka reads, and checks, the rest."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("kafka",)
+    closed: ClassVar[bool] = False
+    client: ClassVar[tuple[Described, ...]] = (
+        Described(
+            "message.max.bytes",
+            "relay",
+            "1,048,588",
+            "of a record with key and headers; the brokers' own default",
+        ),
+        Described("linger.ms", "relay", "1", "how long to wait for a fuller request"),
+        Described("compression.type", "relay", "`none`", "`lz4`, `zstd`, …"),
+        Described(
+            "allow.auto.create.topics",
+            "both",
+            "`true`",
+            "works only if the brokers allow it, too",
+        ),
+        Described(
+            "security.protocol",
+            "both",
+            "`plaintext`",
+            "`ssl`, `sasl_ssl`, `sasl_plaintext`",
+        ),
+        Described(
+            "sasl.mechanism",
+            "both",
+            "",
+            "`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER`",
+        ),
+        Described("sasl.username", "both", "", "if not in front of the host"),
+        Described("sasl.password", "both", "", "if not in front of the host"),
+        Described("ssl.ca.location", "both", "the system's", "file or directory"),
+        Described("ssl.certificate.location", "both", "", "file of our certificate"),
+        Described("ssl.key.location", "both", "", "file of its key"),
+        Described(
+            "session.timeout.ms",
+            "consumer",
+            "45,000",
+            "after which a dead replica's Kafka partitions go to others",
+        ),
+        Described(
+            "partition.assignment.strategy",
+            "consumer",
+            "`cooperative-sticky`",
+            "`range` and `roundrobin` are eager",
+        ),
+        Described(
+            "auto.offset.reset", "consumer", "`earliest`", "where a new group begins"
+        ),
+        Described(
+            "auto.commit.interval.ms",
+            "consumer",
+            "100",
+            "how often the offsets of settled messages are committed",
+        ),
+    )
+
+    max_payload_bytes: int | None = option(
+        Number(),
+        side="relay",
+        shown="`message.max.bytes`",
+        help="a larger payload is dead-lettered at once",
+    )
+    timeout: timedelta = option(
+        Duration(),
+        timedelta(seconds=10),
+        side="relay",
+        help="how long reports of a batch may take before Kafka counts as unavailable",
+    )
+    handover: timedelta = option(
+        Duration(),
+        timedelta(seconds=10),
+        side="consumer",
+        help="how long the next owner of a Kafka partition waits for the messages in "
+        "work here",
+    )

@@ -1,0 +1,13 @@
+"""The options of a `memory://` URL: there are none."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outbox.brokers.options import BrokerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(BrokerOptions):
+    """Nothing to set."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("memory",)

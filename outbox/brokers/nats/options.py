@@ -1,0 +1,113 @@
+"""The options of a `nats://` or `tls://` URL."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final
+
+from typing_extensions import override
+
+from outbox.brokers.options import (
+    BrokerOptions,
+    Duration,
+    Names,
+    Number,
+    Text,
+    option,
+)
+from outbox.errors import ConfigError
+
+_FORBIDDEN: Final = frozenset(" \t\r\n.*>/\\")
+NAME_FORM: Final = "a name of letters, digits, - and _"
+
+
+def is_name(text: str) -> bool:
+    """Tell whether NATS takes it as the name of a stream, a consumer or a domain."""
+    return bool(text) and text.isprintable() and not set(text) & _FORBIDDEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatsOptions(BrokerOptions):
+    """What publisher and source read."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("nats", "tls")
+
+    stream: str | None = option(
+        Text(NAME_FORM, is_name),
+        side="both",
+        shown="whichever captures the topic",
+        help="the only stream that may be used",
+    )
+    create: tuple[str, ...] = option(
+        Names("subjects, separated by commas"),
+        (),
+        side="both",
+        shown="",
+        help="subjects, separated by commas: `stream` is created with them if it is "
+        "missing",
+    )
+    max_payload_bytes: int | None = option(
+        Number(),
+        side="relay",
+        shown="the server's limit",
+        help="a larger payload is dead-lettered at once",
+    )
+    timeout: timedelta = option(
+        Duration(),
+        timedelta(seconds=10),
+        side="relay",
+        help="how long answers may be outstanding with none coming before NATS counts "
+        "as unavailable",
+    )
+    ack_wait: timedelta | None = option(
+        Duration(),
+        side="consumer",
+        shown="`30s`",
+        help="after how long a message that a dead replica held is delivered again",
+    )
+    max_deliver: int | None = option(
+        Number(),
+        side="consumer",
+        shown="unlimited",
+        help="deliveries of one message; see below",
+    )
+    max_ack_pending: int | None = option(
+        Number(),
+        side="consumer",
+        shown="10,000",
+        help="messages that all replicas together may hold",
+    )
+    tls_ca: str | None = option(
+        Text("the name of a file"),
+        side="both",
+        shown="the system's",
+        help="file of the authorities' certificates, for `tls://`",
+    )
+    tls_cert: str | None = option(
+        Text("the name of a file"), side="both", help="file of our certificate"
+    )
+    tls_key: str | None = option(
+        Text("the name of a file"), side="both", help="file of its key"
+    )
+    creds: str | None = option(
+        Text("the name of a file"),
+        side="both",
+        help="a credentials file; needs `pip install nkeys`",
+    )
+    inbox_prefix: str = option(
+        Text("a subject"),
+        "_INBOX",
+        side="both",
+        help="subject under which answers come",
+    )
+    domain: str | None = option(
+        Text(NAME_FORM, is_name), side="both", help="the JetStream domain"
+    )
+
+    @override
+    def __post_init__(self) -> None:
+        """Check that there is a stream to create."""
+        super().__post_init__()
+        if self.create and self.stream is None:
+            raise ConfigError(
+                "broker URL option create: needs stream=NAME, the name of the stream"
+            )

@@ -1,0 +1,426 @@
+"""The options of a broker URL, declared once for the relay and the consumer.
+
+Each broker has a frozen dataclass of its options. One URL serves both sides: each
+side reads all options and uses its own. What the dataclass doesn't declare is left in
+the URL for the client library or, with web hooks, for the receiver.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
+from urllib.parse import quote, unquote
+
+from outbox.duration import exact_duration, read_duration
+from outbox.errors import ConfigError, UnknownImplementationError, shorten
+from outbox.url import without_password
+
+GROUP: Final = "outbox.broker_options"
+Side = Literal["relay", "consumer", "both"]
+_METADATA: Final = "option"
+
+
+class Form(Protocol):
+    """How an option's value is written, and which values it may have."""
+
+    @property
+    def description(self) -> str:
+        """What to write, to follow "write"."""
+
+    def read(self, text: str) -> Any:
+        """Give the value; raise ValueError if it isn't written so."""
+
+    def write(self, value: Any) -> str:
+        """Write a value so that `read` gives it again."""
+
+    def allows(self, value: Any) -> bool:
+        """Tell whether an option may have the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A whole number."""
+
+    least: int = 1
+    most: int | None = None
+
+    @property
+    def description(self) -> str:
+        """Name the bounds."""
+        end = "" if self.most is None else f" to {self.most}"
+        return f"a whole number from {self.least}{end}"
+
+    def read(self, text: str) -> int:
+        """Read decimal digits."""
+        if re.fullmatch(r"[0-9]{1,18}", text) is None:
+            raise ValueError
+        return int(text)
+
+    def write(self, value: int) -> str:
+        """Write decimal digits."""
+        return str(value)
+
+    def allows(self, value: int) -> bool:
+        """Compare with the bounds."""
+        return self.least <= value and (self.most is None or value <= self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A duration, such as `90s`.
+
+    Args:
+        whole: it has to be a whole number of seconds.
+    """
+
+    least: timedelta | None = None
+    most: timedelta | None = None
+    whole: bool = False
+
+    @property
+    def description(self) -> str:
+        """Give examples, and name the bounds."""
+        kind = "whole seconds" if self.whole else "a duration"
+        bounds = "" if self.least is None else f" from {exact_duration(self.least)}"
+        bounds += "" if self.most is None else f" to {exact_duration(self.most)}"
+        return f"{kind}{bounds or ' above 0'}, such as 30s or 2m"
+
+    def read(self, text: str) -> timedelta:
+        """Read it in the grammar of the command line."""
+        try:
+            return read_duration("", text)
+        except ConfigError:
+            raise ValueError from None
+
+    def write(self, value: timedelta) -> str:
+        """Write it exactly."""
+        return exact_duration(value)
+
+    def allows(self, value: timedelta) -> bool:
+        """Compare with the bounds."""
+        return (
+            (value > timedelta(0) if self.least is None else value >= self.least)
+            and (self.most is None or value <= self.most)
+            and not (self.whole and value % timedelta(seconds=1))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    @property
+    def description(self) -> str:
+        """Name both."""
+        return "true or false"
+
+    def read(self, text: str) -> bool:
+        """Read `true` or `false`, and nothing else."""
+        if text not in {"true", "false"}:
+            raise ValueError
+        return text == "true"
+
+    def write(self, value: bool) -> str:
+        """Write `true` or `false`."""
+        return "true" if value else "false"
+
+    def allows(self, value: bool) -> bool:
+        """Both are allowed."""
+        return isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """Name them."""
+        return f"one of {', '.join(self.words)}"
+
+    def read(self, text: str) -> str:
+        """Give the text."""
+        return text
+
+    def write(self, value: str) -> str:
+        """Give the text."""
+        return value
+
+    def allows(self, value: str) -> bool:
+        """Look it up."""
+        return value in self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text that isn't empty.
+
+    Args:
+        description: what to write.
+        test: tells whether the text can be used.
+    """
+
+    description: str = "a text"
+    test: Callable[[str], object] = bool
+
+    def read(self, text: str) -> str:
+        """Give the text."""
+        return text
+
+    def write(self, value: str) -> str:
+        """Give the text."""
+        return value
+
+    def allows(self, value: str) -> bool:
+        """Apply the test."""
+        return bool(value) and bool(self.test(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Several names, separated by commas."""
+
+    description: str = "names, separated by commas"
+
+    def read(self, text: str) -> tuple[str, ...]:
+        """Leave out empty ones."""
+        return tuple(name for name in text.split(",") if name)
+
+    def write(self, value: Sequence[str]) -> str:
+        """Join them."""
+        return ",".join(value)
+
+    def allows(self, value: Sequence[str]) -> bool:
+        """There has to be one, without a comma in it."""
+        return bool(value) and all(name and "," not in name for name in value)
+
+
+class Described(NamedTuple):
+    """One row of a table of options.
+
+    Attributes:
+        default: as it is shown, in Markdown; empty if there is none.
+    """
+
+    name: str
+    side: Side
+    default: str
+    help: str
+
+
+class _Option(NamedTuple):
+    form: Form
+    side: Side
+    default: str | None
+    help: str
+
+
+def option(
+    form: Form,
+    default: Any = None,
+    *,
+    side: Side,
+    help: str,
+    shown: str | None = None,
+) -> Any:
+    """Declare an option as a field of a dataclass.
+
+    Args:
+        form: how its value is written.
+        default: its value if the URL doesn't give it.
+        side: who uses it; the other side ignores it.
+        help: what it is for, in Markdown.
+        shown: the default as a table shows it, if not as it would be written.
+    """
+    return field(
+        default=default, metadata={_METADATA: _Option(form, side, shown, help)}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions:
+    """What the options of one broker have in common.
+
+    Attributes:
+        schemes: of its URLs.
+        client: options that the client library reads itself, and that are worth a row
+            in the table.
+        refused: options that are an error, with the remedy.
+        closed: whether an option is an error that is neither declared here nor among
+            `client_names`.
+
+    Raises:
+        ConfigError: a value can't be used; names the option, the value and the form.
+    """
+
+    schemes: ClassVar[tuple[str, ...]]
+    client: ClassVar[tuple[Described, ...]] = ()
+    refused: ClassVar[Mapping[str, str]] = {}
+    closed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for name, declared in _declared(type(self)):
+            value = getattr(self, name)
+            if value != _default(type(self), name) and not declared.form.allows(value):
+                raise ConfigError(
+                    f"{name}={value}: must be {declared.form.description}"
+                )
+
+    @classmethod
+    def client_names(cls) -> Collection[str]:
+        """Give the names of the options that the client library takes."""
+        return [described.name for described in cls.client]
+
+    @classmethod
+    def parse(cls, url: str, **given: Any) -> tuple[str, Self]:
+        """Read the options out of a URL; give the URL without them, and the options.
+
+        Args:
+            given: values that win over those of the URL, unless they are None.
+
+        Raises:
+            ConfigError: an option is unknown, or given twice, or its value can't be
+                used. The message names it, and holds no password.
+        """
+        start, _, query = url.partition("?")
+        declared = dict(_declared(cls))
+        values: dict[str, Any] = {}
+        rest = []
+        for part in filter(None, query.split("&")):
+            quoted, _, text = part.partition("=")
+            name = unquote(quoted)
+            if "@" in query and cls.closed and name not in cls.client_names():
+                # It may all be part of a password with a question mark in it.
+                raise ConfigError(
+                    f"broker URL {without_password(url)}: its options can't be read; "
+                    "write ? as %3F and @ as %40"
+                )
+            if name in cls.refused:
+                raise ConfigError(f"broker URL option {name}: {cls.refused[name]}")
+            if name not in declared:
+                if cls.closed and name not in cls.client_names():
+                    raise cls.unknown(url, name)
+                rest.append(part)
+            elif name in values:
+                raise ConfigError(f"broker URL option {name}: given twice")
+            else:
+                shown = "…" if "@" in query else shorten(without_password(text))
+                values[name] = _read(declared[name].form, unquote(text), name, shown)
+        values.update((n, value) for n, value in given.items() if value is not None)
+        return "?".join([start, "&".join(rest)] if rest else [start]), cls(**values)
+
+    @classmethod
+    def unknown(cls, url: str, name: str) -> ConfigError:
+        """Make the error about an option that there isn't."""
+        names = [described.name for described in cls.table()]
+        near = get_close_matches(name, {*names, *cls.client_names()}, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = f"the options are {', '.join(names)}" if names else "it has no options"
+        return ConfigError(
+            f"broker URL {without_password(url)}: unknown option "
+            f"{shorten(name)}{hint or ';'} {known}"
+        )
+
+    def query(self) -> str:
+        """Write the options that aren't at their defaults, for the query of a URL."""
+        return "&".join(
+            f"{name}={quote(declared.form.write(getattr(self, name)), safe=',:/')}"
+            for name, declared in _declared(type(self))
+            if getattr(self, name) != _default(type(self), name)
+        )
+
+    @classmethod
+    def table(cls) -> Sequence[Described]:
+        """Give a row for each option, those of the client library last."""
+        ours = [
+            Described(name, declared.side, _shown(cls, name, declared), declared.help)
+            for name, declared in _declared(cls)
+        ]
+        return [*ours, *cls.client]
+
+    @classmethod
+    def markdown(cls) -> str:
+        """Give the table as it stands in the documentation."""
+        lines = ["| option | side | default | |", "|---|---|---|---|"]
+        lines += [
+            f"| `{row.name}` | {row.side} | {row.default} | {row.help} |".replace(
+                "|  |", "| |"
+            )
+            for row in cls.table()
+        ]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def text(cls) -> str:
+        """Give the table as plain text in columns, for a terminal."""
+        rows = [
+            (
+                row.name,
+                row.side,
+                row.default.replace("`", ""),
+                row.help.replace("`", ""),
+            )
+            for row in cls.table()
+        ]
+        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]]
+        return "\n".join(
+            "  ".join(map(str.ljust, row, [*widths, 0])).rstrip() for row in rows
+        )
+
+
+def options_of(broker: str) -> type[BrokerOptions]:
+    """Give the options of a broker, by its name or by a scheme of its URLs.
+
+    Neither its client library nor a server is needed.
+
+    Raises:
+        UnknownImplementationError: there is no such broker; the message lists them.
+    """
+    found = brokers()
+    for name, options in found.items():
+        if broker == name or broker in options.schemes:
+            return options
+    raise UnknownImplementationError(
+        f"no broker {shorten(broker)}; installed: {', '.join(found) or 'none'}"
+    )
+
+
+def brokers() -> dict[str, type[BrokerOptions]]:
+    """Give the options of every installed broker, by its name."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    return {point.name: point.load() for point in points}
+
+
+def _declared(options: type[BrokerOptions]) -> Iterator[tuple[str, _Option]]:
+    return ((f.name, f.metadata[_METADATA]) for f in fields(options))
+
+
+def _default(options: type[BrokerOptions], name: str) -> Any:
+    return getattr(options, name)
+
+
+def _shown(options: type[BrokerOptions], name: str, declared: _Option) -> str:
+    if declared.default is not None:
+        return declared.default
+    default = _default(options, name)
+    if default is None:
+        return ""
+    if isinstance(declared.form, Number):
+        mebibytes, rest = divmod(default, 1024 * 1024)
+        return f"{mebibytes} MiB" if mebibytes and not rest else f"{default:,}"
+    return f"`{declared.form.write(default)}`"
+
+
+def _read(form: Form, text: str, name: str, shown: str) -> Any:
+    with suppress(ValueError):
+        value = form.read(text)
+        if text and form.allows(value):
+            return value
+    raise ConfigError(f"broker URL option {name}={shown}: write {form.description}")

@@ -1,0 +1,50 @@
+"""The options of a `postgresql://` URL with which PostgreSQL is the broker."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from psycopg import pq
+from typing_extensions import override
+
+from outbox.brokers.options import BrokerOptions, Choice, Duration, Number, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresOptions(BrokerOptions):
+    """What publisher and source read; libpq reads the rest."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+
+    unsubscribed: str = option(
+        Choice(("keep", "drop")),
+        "keep",
+        side="relay",
+        help="`keep`: a message to whose topic no consumer subscribes is nacked, and "
+        "stays visible in the outbox; `drop`: it counts as published",
+    )
+    max_payload_bytes: int = option(
+        Number(),
+        # PostgreSQL takes a value of 1 GiB, but what dumps it writes each byte as two,
+        # and a batch with such a payload takes longer than a publish may.
+        128 * 1024 * 1024,
+        side="relay",
+        help="a larger payload is dead-lettered at once; PostgreSQL itself takes no "
+        "value of 1 GiB",
+    )
+    lease: timedelta = option(
+        Duration(),
+        timedelta(seconds=10),
+        side="consumer",
+        help="how long a replica that hangs keeps its lanes",
+    )
+    prefetch: int = option(
+        Number(), 256, side="consumer", help="deliveries claimed at once"
+    )
+
+    @classmethod
+    @override
+    def client_names(cls) -> Collection[str]:
+        """Ask libpq for its own."""
+        return [default.keyword.decode() for default in pq.Conninfo.get_defaults()]

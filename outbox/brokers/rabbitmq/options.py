@@ -1,0 +1,110 @@
+"""The options of an `amqp://`, `amqps://` or `rabbitmq://` URL."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final
+
+from outbox.brokers.options import (
+    BrokerOptions,
+    Choice,
+    Described,
+    Duration,
+    Flag,
+    Number,
+    Text,
+    option,
+)
+
+MAX_NAME_BYTES: Final = 255
+"""Of what AMQP calls a short string: names, routing keys, content types."""
+
+_NAME: Final = Text(
+    f"a name of at most {MAX_NAME_BYTES} bytes",
+    lambda text: len(text.encode(errors="replace")) <= MAX_NAME_BYTES,
+)
+_FILE: Final = Text("the name of a file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RabbitMQOptions(BrokerOptions):
+    """What publisher and source read; pika reads the rest."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("amqp", "amqps", "rabbitmq")
+    client: ClassVar[tuple[Described, ...]] = (
+        Described("heartbeat", "both", "20", "seconds"),
+        Described("socket_timeout", "both", "10", "seconds to connect"),
+        Described(
+            "stack_timeout", "both", "15", "seconds to connect, with TLS and AMQP"
+        ),
+        Described("blocked_connection_timeout", "both", "", "seconds"),
+        Described(
+            "connection_attempts", "both", "1", "before the connection counts as failed"
+        ),
+        Described("retry_delay", "both", "2", "seconds between such attempts"),
+        Described("channel_max", "both", "65,535", "channels"),
+        Described("frame_max", "both", "131,072", "bytes"),
+        Described("locale", "both", "`en_US`", ""),
+        Described("client_properties", "both", "", "a Python dict"),
+        Described("tcp_options", "both", "", "a Python dict"),
+        Described("ssl_options", "both", "", "a Python dict, instead of the files"),
+    )
+
+    exchange: str = option(
+        _NAME,
+        "outbox",
+        side="both",
+        help="a durable topic exchange; created if it is missing, used as it is if not",
+    )
+    unroutable: str = option(
+        Choice(("keep", "drop")),
+        "keep",
+        side="relay",
+        help="`drop`: a message that no queue gets is acked, and lost",
+    )
+    max_payload_bytes: int = option(
+        Number(),
+        # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
+        128 * 1024 * 1024,
+        side="relay",
+        help="a larger payload is dead-lettered at once; set it to the server's "
+        "`max_message_size`",
+    )
+    timeout: timedelta = option(
+        Duration(),
+        timedelta(seconds=20),
+        side="relay",
+        help="how long the confirms of a batch may take before RabbitMQ counts as "
+        "unavailable",
+    )
+    queue: str | None = option(
+        _NAME,
+        side="consumer",
+        shown="the consumer's name",
+        help="created if it is missing, used as it is if not",
+    )
+    queue_type: str = option(
+        Choice(("quorum", "classic")),
+        "quorum",
+        side="consumer",
+        help="of a queue that is created",
+    )
+    single_active_consumer: bool = option(
+        Flag(),
+        False,
+        side="consumer",
+        help="`true`: one replica works, the others wait",
+    )
+    prefetch: int | None = option(
+        Number(most=65_535),
+        side="consumer",
+        shown="4 × the first `limit`, at least 100",
+        help="most messages held here",
+    )
+    cacertfile: str | None = option(
+        _FILE,
+        side="both",
+        shown="the system's",
+        help="file of the authorities' certificates, for `amqps://`",
+    )
+    certfile: str | None = option(_FILE, side="both", help="file of our certificate")
+    keyfile: str | None = option(_FILE, side="both", help="file of its key")

@@ -1,0 +1,64 @@
+"""The options of a `redis://` or `rediss://` URL."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from outbox.brokers.options import BrokerOptions, Described, Duration, Number, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisOptions(BrokerOptions):
+    """What publisher and source read; redis-py reads the rest."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
+    client: ClassVar[tuple[Described, ...]] = (
+        Described("username", "both", "", "if not in front of the host"),
+        Described("password", "both", "", "if not in front of the host"),
+        Described("db", "both", "0", "if not in the path"),
+        Described("client_name", "both", "", "as `CLIENT LIST` shows it"),
+        Described(
+            "socket_timeout", "both", "30", "seconds that one answer may take to come"
+        ),
+        Described("socket_connect_timeout", "both", "10", "seconds"),
+        Described("socket_keepalive", "both", "true", ""),
+        Described(
+            "health_check_interval", "both", "0", "seconds between PINGs; 0 sends none"
+        ),
+        Described("ssl_ca_certs", "both", "the system's", "a file, for `rediss://`"),
+        Described("ssl_ca_path", "both", "", "a directory, for `rediss://`"),
+        Described("ssl_certfile", "both", "", "our certificate, for `rediss://`"),
+        Described("ssl_keyfile", "both", "", "its key"),
+        Described("ssl_password", "both", "", "of the key"),
+        Described(
+            "ssl_cert_reqs", "both", "`required`", "`none` trusts any certificate"
+        ),
+        Described(
+            "ssl_check_hostname",
+            "both",
+            "true",
+            "whether its name has to be the host's",
+        ),
+        Described("ssl_ciphers", "both", "", "in OpenSSL's format"),
+    )
+
+    maxlen: int | None = option(
+        Number(),
+        side="relay",
+        shown="keep all",
+        help="about how many entries a stream keeps (`MAXLEN ~`)",
+    )
+    max_payload_bytes: int = option(
+        Number(),
+        # Redis' own limit of one string, proto-max-bulk-len.
+        512 * 1024 * 1024,
+        side="relay",
+        help="a larger payload is dead-lettered at once",
+    )
+    reclaim_after: timedelta = option(
+        Duration(),
+        timedelta(seconds=60),
+        side="consumer",
+        help="how long an entry that a dead replica held stays idle before another "
+        "replica takes it",
+    )

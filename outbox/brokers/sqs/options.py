@@ -1,0 +1,85 @@
+"""The options of an `sqs://` or `sns://` URL."""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Final
+
+from outbox.brokers.options import BrokerOptions, Duration, Flag, Number, Text, option
+from outbox.errors import ConfigError
+from outbox.url import split
+
+_SECOND: Final = timedelta(seconds=1)
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = split(url)
+    except ConfigError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and "@" not in url
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqsOptions(BrokerOptions):
+    """What publisher and source read."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("sqs", "sns")
+
+    fifo: bool = option(
+        Flag(),
+        False,
+        side="both",
+        help="`true`: the names end in `.fifo`",
+    )
+    queue_prefix: str | None = option(
+        Text(), side="both", help="before the names of queues"
+    )
+    topic_prefix: str | None = option(
+        Text(), side="relay", help="before the names of topics of SNS"
+    )
+    queue: str | None = option(
+        Text(),
+        side="consumer",
+        shown="`{topic}`, with `sns://` `{consumer}-{topic}`",
+        help="the name of a consumer's queue",
+    )
+    account: str | None = option(
+        Text("its 12 digits", re.compile(r"[0-9]{12}").fullmatch),
+        side="both",
+        shown="ours",
+        help="12 digits: whose queues or topics they are",
+    )
+    endpoint_url: str | None = option(
+        Text("https://host:port", _is_endpoint),
+        side="both",
+        shown="AWS",
+        help="another server with this interface",
+    )
+    max_payload_bytes: int | None = option(
+        Number(),
+        side="relay",
+        shown="the queue's limit",
+        help="a larger payload is dead-lettered at once",
+    )
+    in_flight: int = option(
+        Number(), 16, side="relay", help="most requests under way at once"
+    )
+    strict: bool = option(
+        Flag(),
+        True,
+        side="relay",
+        help="see below",
+    )
+    wait: timedelta = option(
+        Duration(timedelta(0), 20 * _SECOND, whole=True),
+        20 * _SECOND,
+        side="consumer",
+        help="how long one request waits at SQS, at most 20 s",
+    )
+    visibility: timedelta = option(
+        Duration(_SECOND, timedelta(hours=12), whole=True),
+        30 * _SECOND,
+        side="consumer",
+        help="after how long a message that a dead replica held is delivered again",
+    )
