@@ -35,18 +35,7 @@ def caused(message: Message, cause: UUID) -> Message:
     """Return the message with its cause in a header, unless it has one already."""
     if HEADER in message.headers:
         return message
-    return Message(
-        message.topic,
-        message.payload,
-        key=message.key,
-        tenant=message.tenant,
-        headers={**message.headers, HEADER: str(cause)},
-        id=message.id,
-        content_type=message.content_type,
-        schema_version=message.schema_version,
-        priority=message.priority,
-        available_at=message.available_at,
-    )
+    return message.replace(headers={**message.headers, HEADER: str(cause)})
 
 
 def _root(session: Session) -> SessionTransaction | None:

@@ -1,10 +1,10 @@
 """The message: one event to deliver; the value that all packages share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self, TypedDict, Unpack
 from uuid import UUID
 
 from typing_extensions import override
@@ -14,6 +14,19 @@ from outbox.lane import Priority
 from outbox.message_id import uuid7
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class _Changes(TypedDict, total=False):
+    topic: str
+    payload: object
+    key: str | None
+    tenant: str | None
+    headers: Mapping[str, str]
+    id: UUID
+    content_type: str
+    schema_version: int
+    priority: Priority
+    available_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -84,6 +97,20 @@ class Message:
         assign(self, "schema_version", schema_version)
         assign(self, "priority", priority)
         assign(self, "available_at", available_at)
+
+    def replace(self, **changes: Unpack[_Changes]) -> Self:
+        """Give a copy with some attributes changed.
+
+        A new payload that isn't bytes is encoded as JSON; its content type is then
+        `application/json` unless that is given, too.
+
+        Raises:
+            CodecError: the payload can't be encoded.
+        """
+        values: dict[str, Any] = {**changes}
+        if not isinstance(values.get("payload", b""), bytes):
+            values.setdefault("content_type", codec.JSON)
+        return replace(self, **values)
 
     def json(self) -> Any:
         """Decode the payload as JSON.

@@ -10,7 +10,6 @@ Topic, key and headers are not encoded: put secrets into the payload only.
 """
 
 import re
-from collections.abc import Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from outbox.errors import CodecError, ConfigError, shorten
@@ -80,7 +79,7 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
         CODEC_HEADER: f"{name}:{key_id}",
         CONTENT_TYPE_HEADER: message.content_type,
     }
-    return _with(message, payload, BINARY, headers)
+    return message.replace(payload=payload, content_type=BINARY, headers=headers)
 
 
 def decoded(message: Message, codec: PayloadCodec) -> Message:
@@ -124,7 +123,7 @@ def decoded(message: Message, codec: PayloadCodec) -> Message:
         if header not in {CODEC_HEADER, CONTENT_TYPE_HEADER}
     }
     content_type = message.headers.get(CONTENT_TYPE_HEADER) or BINARY
-    return _with(message, payload, content_type, headers)
+    return message.replace(payload=payload, content_type=content_type, headers=headers)
 
 
 def name_of(codec: PayloadCodec) -> str:
@@ -154,20 +153,3 @@ def load_codec(path: str) -> PayloadCodec:
         )
     name_of(found)
     return found
-
-
-def _with(
-    message: Message, payload: bytes, content_type: str, headers: Mapping[str, str]
-) -> Message:
-    return Message(
-        message.topic,
-        payload,
-        key=message.key,
-        tenant=message.tenant,
-        headers=headers,
-        id=message.id,
-        content_type=content_type,
-        schema_version=message.schema_version,
-        priority=message.priority,
-        available_at=message.available_at,
-    )

@@ -1,7 +1,7 @@
-"""Messages that the broker took, in a call that could not tell the relay so.
+"""The ids of messages that the broker confirmed in a call that raised nevertheless.
 
-A batch of single requests may fail half-way. What it had confirmed by then need not
-be sent a second time when the relay comes with the same batch again.
+A batch of single requests may fail half-way. What was confirmed by then need not be
+sent again when the relay comes with the same batch.
 """
 
 import time
@@ -9,23 +9,24 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-_MAX_IDS: Final = 10_000
+from outbox.brokers.bounded_dict import BoundedDict
+
 _MAX_AGE: Final = 300.0
 
 
-class Taken:
-    """Remembers ids for a while, each until it is asked for."""
+class PublishedIds:
+    """Remembers ids for five minutes at most, each until it is asked for."""
 
     def __init__(self) -> None:
-        self._taken_at: dict[UUID, float] = {}
+        self._published_at: BoundedDict[UUID, float] = BoundedDict()
 
     def add(self, ids: Iterable[UUID]) -> None:
-        """Remember what was taken; the oldest make room."""
-        self._taken_at.update(dict.fromkeys(ids, time.monotonic()))
-        while len(self._taken_at) > _MAX_IDS:
-            del self._taken_at[next(iter(self._taken_at))]
+        """Remember ids; the oldest make room for them."""
+        now = time.monotonic()
+        for id in ids:
+            self._published_at[id] = now
 
     def pop(self, id: UUID) -> bool:
-        """Tell whether a message was taken lately, and forget it."""
-        taken_at = self._taken_at.pop(id, None)
-        return taken_at is not None and time.monotonic() - taken_at < _MAX_AGE
+        """Tell whether a message was published lately, and forget it."""
+        published_at = self._published_at.pop(id, None)
+        return published_at is not None and time.monotonic() - published_at < _MAX_AGE

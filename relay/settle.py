@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
+from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import TOPIC_HEADER
 from outbox.limits import MAX_INDEXED_BYTES
 from outbox.postgres.connection import Connection
@@ -169,8 +170,3 @@ def _bounds(rows: Sequence[Claimed]) -> dict[str, object]:
     """Bound `created_at`, so that the planner sees the batch's partitions only."""
     moments = [row.created_at for row in rows]
     return {"first": min(moments), "last": max(moments)}
-
-
-def storable(reason: str) -> str:
-    """Make a reason what PostgreSQL can store as text."""
-    return reason.replace("\0", "␀").encode(errors="replace").decode()

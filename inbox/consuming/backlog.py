@@ -2,15 +2,13 @@
 
 `Backlog`: what was fetched and not handed over yet, in its order. A key waits while one
 of its messages does: what comes after that stays behind it, and all other keys go on.
-`LruCache`: what was noted about the latest messages.
 """
 
 import heapq
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Final, Generic, Protocol, TypeVar
-from uuid import UUID
+from typing import Generic, Protocol, TypeVar
 
 
 class Item(Protocol):
@@ -120,31 +118,3 @@ class Backlog(Generic[T]):
 
 def _name(item: Item) -> str | int:
     return id(item) if item.key is None else item.key
-
-
-N = TypeVar("N")
-
-_MAX_IDS: Final = 10_000
-
-
-class LruCache(Generic[N]):
-    """Notes on messages, by id; the least recently noted are forgotten."""
-
-    def __init__(self, max_ids: int = _MAX_IDS) -> None:
-        self._max_ids = max_ids
-        self._notes: dict[UUID, N] = {}
-
-    def note(self, id: UUID, note: N) -> None:
-        """Keep a note, and replace an earlier one."""
-        self._notes.pop(id, None)
-        self._notes[id] = note
-        if len(self._notes) > self._max_ids:
-            del self._notes[next(iter(self._notes))]
-
-    def get(self, id: UUID) -> N | None:
-        """Return the note."""
-        return self._notes.get(id)
-
-    def forget(self, id: UUID) -> None:
-        """Forget the note, if there is one."""
-        self._notes.pop(id, None)

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 from sqlalchemy import bindparam, insert, null, select, text
 from sqlalchemy.orm import Session
 
-from inbox.consuming.backlog import LruCache
 from inbox.errors import DeadLetter, InvalidReceiptError, TransactionEndedError
 from inbox.handlers.executor import Executor
 from inbox.schema import dead_letter_table
 from inbox.transaction import limit_idle_now
 from outbox import json_codec as codec
+from outbox.brokers.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import SHORTENED, TOPIC_HEADER
 from outbox.errors import one_line, traceback_of
@@ -85,7 +86,7 @@ class Stacktraces:
     """
 
     def __init__(self) -> None:
-        self._told: LruCache[bool] = LruCache()
+        self._told: BoundedDict[UUID, bool] = BoundedDict()
 
     def first(
         self, message: Message, failure: str | BaseException, said: Failure
@@ -97,7 +98,7 @@ class Stacktraces:
             return None
         if self._told.get(message.id):
             return None
-        self._told.note(message.id, True)
+        self._told[message.id] = True
         return said.stacktrace
 
 

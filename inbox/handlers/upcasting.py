@@ -133,28 +133,15 @@ class Versions:
                 )
             try:
                 payload = known[step](message)
-                message = _next(message, payload)
+                message = message.replace(
+                    payload=payload, schema_version=message.schema_version + 1
+                )
             except Exception as error:
                 raise DeadLetter(
                     f"upcaster {_name(known[step])} to version {step}: "
                     f"{one_line(error)}"
                 ) from error
         return message
-
-
-def _next(message: Message, payload: object) -> Message:
-    return Message(
-        message.topic,
-        payload,
-        key=message.key,
-        tenant=message.tenant,
-        headers=message.headers,
-        id=message.id,
-        content_type=message.content_type if isinstance(payload, bytes) else None,
-        schema_version=message.schema_version + 1,
-        priority=message.priority,
-        available_at=message.available_at,
-    )
 
 
 def _check(version: object, least: int) -> None:

@@ -12,6 +12,7 @@ from uuid import UUID
 from typing_extensions import override
 
 from outbox.errors import InvalidMessageError
+from outbox.json_codec import is_json
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 
@@ -145,12 +146,7 @@ def decode_json(content_type: str, payload: bytes) -> tuple[Any] | None:
 
     None if it says or is something else, or is too deep to be shown.
     """
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind != "application/json" and not (
-        kind.startswith("application/") and kind.endswith("+json")
-    ):
-        return None
-    return _loads(payload)
+    return _loads(payload) if is_json(content_type) else None
 
 
 def _loads(text: str | bytes) -> tuple[Any] | None:

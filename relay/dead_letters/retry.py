@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
+from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import (
     Candidate,
     Failure,
@@ -33,7 +34,6 @@ from relay.claim import Claimed, decode_row, problem_of_headers
 from relay.config import RelayConfig
 from relay.publish import publish_batch
 from relay.publisher import Acked, Nacked, Publisher
-from relay.settle import storable
 
 _APPLICATION: Final = "pillarbox relay dead letters"
 

@@ -130,7 +130,7 @@ async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
 
     assert await bench.retry_all() == Tally(failed=1)
 
-    assert states(bench.url) == [("PENDING", 1, "still␀not")]
+    assert states(bench.url) == [("PENDING", 1, r"still\0not")]
     assert execute(
         bench.url,
         "SELECT retry_after > now() + interval '1 minute', error_stacktrace"

@@ -97,3 +97,30 @@ def test_a_log_does_not_show_the_payload() -> None:
     assert repr(message) == (
         f"Message(topic='t', key='k', id='{UUID(int=7)}', payload=<6 bytes>)"
     )
+
+
+def test_a_copy_differs_in_what_was_replaced_alone() -> None:
+    message = Message(
+        "orders",
+        b"\xff",
+        key="k",
+        tenant="t",
+        headers={"a": "b"},
+        content_type="image/png",
+        schema_version=3,
+        priority=Priority.BULK,
+        available_at=datetime(2030, 1, 1, tzinfo=UTC),
+    )
+    copy = message.replace(headers={}, schema_version=4)
+    assert copy != message
+    assert (copy.headers, copy.schema_version) == ({}, 4)
+    assert copy.replace(headers={"a": "b"}, schema_version=3) == message
+
+
+def test_a_new_payload_is_encoded_and_says_what_it_is() -> None:
+    message = Message("orders", b"\xff", content_type="image/png")
+    assert message.replace(payload=b"\xfe").content_type == "image/png"
+    assert message.replace(payload={"a": 1}).payload == b'{"a":1}'
+    assert message.replace(payload={"a": 1}).content_type == "application/json"
+    kind = "application/vnd.acme+json"
+    assert message.replace(payload=[], content_type=kind).content_type == kind

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox.cloudevents.fields import stranger_from_fields
-from outbox.cloudevents.raw_text import bytes_of, payload_of, text_of
+from outbox.cloudevents.raw_text import bytes_of, payload_of, storable, text_of
 
 
 @given(st.binary() | st.text().map(str.encode))
@@ -43,3 +43,18 @@ def test_a_payload_stays_byte_for_byte_whatever_is_beside_it() -> None:
     stranger = stranger_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
     assert stranger.payload == b"\xff"
     assert stranger.headers == {"id": text_of(b"\xfe")}
+
+
+@given(st.text(st.characters() | st.sampled_from("\0\ud800")))
+def test_any_text_can_be_stored_and_what_postgresql_takes_stays_as_it_is(
+    text: str,
+) -> None:
+    stored = storable(text)
+    assert "\0" not in stored
+    assert stored.encode().decode() == stored
+    sound = "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    assert (stored == text) is sound
+
+
+def test_what_is_stored_instead_can_be_read() -> None:
+    assert storable("no\0such \ud800") == r"no\0such \ud800"

@@ -13,13 +13,15 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self
+from uuid import UUID
 
 from pika import BasicProperties, spec
 
-from inbox.consuming.backlog import Backlog, LruCache
+from inbox.consuming.backlog import Backlog
 from inbox.source import Delivery
 from inbox.sources.rabbitmq.delivery import RabbitMQDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
+from outbox.brokers.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import Link
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
@@ -78,8 +80,8 @@ class RabbitMQSource:
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
         # They outlive a channel: what isn't acked comes again on the next.
-        self._failures: LruCache[tuple[int, float]] = LruCache()
-        self._done: LruCache[bool] = LruCache()
+        self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
+        self._done: BoundedDict[UUID, bool] = BoundedDict()
         self.reclaimed = 0
 
     @classmethod
@@ -145,8 +147,8 @@ class RabbitMQSource:
 
     def acked(self, delivery: RabbitMQDelivery) -> None:
         """Have a delivery acked."""
-        self._failures.forget(delivery.message.id)
-        self._done.note(delivery.message.id, True)
+        self._failures.pop(delivery.message.id, None)
+        self._done[delivery.message.id] = True
         if delivery.queue is self._queue:
             delivery.queue.ack(delivery.place)
 
@@ -155,7 +157,7 @@ class RabbitMQSource:
         if delay is not None:
             delivery.attempts += 1
             due = time.monotonic() + delay.total_seconds()
-            self._failures.note(delivery.message.id, (delivery.attempts, due))
+            self._failures[delivery.message.id] = (delivery.attempts, due)
         if delivery.queue is not self._queue:
             return  # it comes again without being asked for
         if delay is None:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
+from uuid import UUID
 
-from inbox.consuming.backlog import LruCache
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
+from outbox.brokers.bounded_dict import BoundedDict
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import end
@@ -107,7 +108,7 @@ class SqsSource:
         self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
         # They outlive a receipt handle: SQS counts for itself, whatever became of it.
-        self._failures: LruCache[int] = LruCache()
+        self._failures: BoundedDict[UUID, int] = BoundedDict()
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -201,7 +202,7 @@ class SqsSource:
         """Have an item settled, handed over again, or handed over after a while."""
         if acked:
             item.settled = True
-            self._failures.forget(item.message.id)
+            self._failures.pop(item.message.id, None)
             self._outcomes.add(_Outcome(item, None))
         elif delay is None:
             self._holding.put_back(item)
@@ -211,7 +212,7 @@ class SqsSource:
             self._holding.wait(item, delay.total_seconds())
             self._polls.news.set()
         else:
-            self._failures.note(item.message.id, item.attempts + 1)
+            self._failures[item.message.id] = item.attempts + 1
             seconds = min(delay.total_seconds(), item.ours_until - time.monotonic())
             self._holding.drop(item)
             self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))

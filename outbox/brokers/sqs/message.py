@@ -55,7 +55,7 @@ def write(message: Message) -> Written:
         InvalidMessageError: a value is empty, which AWS can't say.
     """
     body, how = _write_body(message.payload)
-    values = to_headers(_without_headers(message), PREFIX)
+    values = to_headers(message.replace(headers={}), PREFIX)
     time = values.pop(_TIME, None)
     own = dict(message.headers)
     if how is not None:
@@ -233,17 +233,3 @@ def _percent(found: re.Match[str]) -> str:
 
 def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _without_headers(message: Message) -> Message:
-    if not message.headers:
-        return message
-    return Message(
-        message.topic,
-        message.payload,
-        key=message.key,
-        tenant=message.tenant,
-        id=message.id,
-        content_type=message.content_type,
-        schema_version=message.schema_version,
-    )

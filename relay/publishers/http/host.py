@@ -11,10 +11,10 @@ import time
 from typing import Final
 from uuid import UUID
 
+from outbox.brokers.bounded_dict import BoundedDict
 from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
-_MAX_SUSPECTS: Final = 10_000
 # Shorter than this, several cuts of the network may well hit the same message.
 _DOUBT: Final = 30.0
 
@@ -35,7 +35,7 @@ class Host:
         self._paused_until = 0.0
         self._refusals = 0
         self._answered_at = 0.0
-        self._suspects: dict[UUID, float] = {}
+        self._suspects: BoundedDict[UUID, float] = BoundedDict()
 
     def check_pause(self) -> None:
         """Refuse while the pause lasts that the host asked for.
@@ -82,8 +82,6 @@ class Host:
         between. Until then the host is to blame, and nobody is charged an attempt.
         """
         now = time.monotonic()
-        if id not in self._suspects and len(self._suspects) >= _MAX_SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
         since = self._suspects.setdefault(id, now)
         return now - since >= _DOUBT and self._answered_at > since
 

@@ -15,7 +15,7 @@ import aiohttp
 from outbox.cloudevents.http import to_request
 from outbox.errors import BrokerUnavailableError, ConfigError, InvalidMessageError
 from outbox.message import Message
-from relay.published_ids import Taken
+from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.http.address import is_public, socket_maker
 from relay.publishers.http.host import Host
@@ -34,7 +34,7 @@ class HttpPublisher:
         self._name = f"broker {settings.name}"
         self._host = Host(self._name)
         self._slots = asyncio.Semaphore(settings.options.max_connections)
-        self._taken = Taken()
+        self._published = PublishedIds()
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
@@ -116,7 +116,7 @@ class HttpPublisher:
         headers: list[Mapping[str, str]] = [{}] * len(batch)
         answers: list[Confirmation | None] = [None] * len(batch)
         for i, message in enumerate(batch):
-            if self._taken.pop(message.id):
+            if self._published.pop(message.id):
                 answers[i] = Acked()
                 continue
             try:
@@ -134,7 +134,7 @@ class HttpPublisher:
                 self._host.check_pause()
                 await Round(batch, answers, self._host, send, width=width).run()
         except BaseException:
-            self._taken.add(
+            self._published.add(
                 message.id
                 for message, answer in zip(batch, answers, strict=True)
                 if isinstance(answer, Acked)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
+from outbox.brokers.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, Link
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
@@ -21,7 +22,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from outbox.url import without_password
-from relay.published_ids import Taken
+from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 
@@ -56,9 +57,9 @@ class RabbitMQPublisher:
         self._link: Link | None = None
         self._confirms: Confirms | None = None
         self._turn = asyncio.Lock()
-        self._taken = Taken()
+        self._published = PublishedIds()
         # By topic, of the last ones of which something was acked on this connection.
-        self._acked_at: dict[str, float] = {}
+        self._acked_at: BoundedDict[str, float] = BoundedDict(_TOPICS)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -130,7 +131,7 @@ class RabbitMQPublisher:
                 self._remember(batch[i] for i in sent if isinstance(answers[i], Acked))
             return [self._judge(answer) for answer in answers]
         except BaseException:
-            self._taken.add(
+            self._published.add(
                 message.id
                 for message, answer in zip(batch, answers, strict=True)
                 if isinstance(answer, Acked)
@@ -206,10 +207,7 @@ class RabbitMQPublisher:
 
     def _remember(self, acked: Iterable[Message]) -> None:
         for topic in dict.fromkeys(message.topic for message in acked):
-            self._acked_at.pop(topic, None)
             self._acked_at[topic] = time.monotonic()
-        while len(self._acked_at) > _TOPICS:
-            del self._acked_at[next(iter(self._acked_at))]
 
     def _judge(self, answer: Answer) -> Confirmation:
         """Tell whether a queue is to blame for what wasn't taken, or RabbitMQ."""
@@ -251,7 +249,7 @@ class RabbitMQPublisher:
         )
 
     def _check(self, message: Message) -> Acked | Nacked | None:
-        if self._taken.pop(message.id):
+        if self._published.pop(message.id):
             return Acked()
         size = len(message.payload)
         problem = (

@@ -17,7 +17,7 @@ from outbox.brokers.sqs.message import write
 from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from outbox.gather import gather
 from outbox.message import Message
-from relay.published_ids import Taken
+from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.sqs.destination import Destination, Queues, Service, Topics
 from relay.publishers.sqs.requests import Entry
@@ -45,7 +45,7 @@ class SqsPublisher:
         services: dict[str, type[Queues | Topics]] = {"sqs": Queues, "sns": Topics}
         self._service: Service = services[settings.service](settings)
         self._found: dict[str, tuple[float, Destination]] = {}
-        self._taken = Taken()
+        self._published = PublishedIds()
         self._exit = AsyncExitStack()
         self._client: Any = None
 
@@ -116,7 +116,7 @@ class SqsPublisher:
             await sending.send(client)
         except BaseException:
             answers |= sending.answers
-            self._taken.add(
+            self._published.add(
                 batch[index].id
                 for index, answer in answers.items()
                 if isinstance(answer, Acked)
@@ -137,7 +137,7 @@ class SqsPublisher:
         entries: list[Entry] = []
         refused: set[str | None] = set()
         for index, message in enumerate(batch):
-            if self._taken.pop(message.id):
+            if self._published.pop(message.id):
                 made: Entry | Confirmation = Acked()
             elif message.key in refused:
                 made = WAITS
