@@ -193,11 +193,10 @@ def sqs_source(shared_sqs: SqsServer, aws: Aws) -> Call:
     asyncio.run(aws.subscribe(f"{topic}.fifo", f"one-{topic}.fifo"))
     return _receiving(
         lambda: SqsSource(
-            SqsSettings.from_url(shared_sqs.url("sns") + "&fifo=true"),
+            SqsSettings.from_url(shared_sqs.url("sns") + "&fifo=true&wait=0s"),
             consumer="one",
             topics=[topic],
             poll_interval=_SOON,
-            wait=timedelta(0),
         )
     )
 

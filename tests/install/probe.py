@@ -44,6 +44,7 @@ MODULES = {
     "kafka": (
         "inbox.sources.kafka",
         "outbox.brokers.kafka.connection",
+        "outbox.brokers.kafka.message",
         "outbox.testing.kafka.cluster",
         "relay.publishers.kafka",
     ),
@@ -60,14 +61,12 @@ MODULES = {
         "inbox.sources.nats",
         "outbox.brokers.nats.connection",
         "outbox.brokers.nats.client",
-        "outbox.brokers.nats.parser",
         "relay.publishers.nats",
     ),
     "pydantic": ("outbox.validators.pydantic",),
     "rabbitmq": (
         "inbox.sources.rabbitmq",
         "outbox.brokers.rabbitmq.amqp",
-        "outbox.brokers.rabbitmq.amqp_frame",
         "outbox.brokers.rabbitmq.connection",
         "outbox.brokers.rabbitmq.message",
         "relay.publishers.rabbitmq",

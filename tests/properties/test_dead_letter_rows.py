@@ -18,8 +18,8 @@ from inbox.consuming.settlement import problem_of
 from inbox.dead_letters.write import DeadLetterWriter
 from inbox.handlers.sessions import make_executor
 from inbox.source import Delivery
-from inbox.sources.kafka.record import message_of
 from outbox import InvalidMessageError, Message, uuid7
+from outbox.brokers.kafka.message import message_of
 from outbox.brokers.nats.message import decode_message, raw_headers
 from outbox.brokers.sqs.message import read
 from outbox.cloudevents.fields import from_fields, stranger_from_fields

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outbox.brokers.http import HttpOptions
-from outbox.brokers.nats.url import NatsSettings
+from outbox.brokers.nats.settings import NatsSettings
 from outbox.brokers.sqs.connection import SqsSettings
 from outbox.brokers.sqs.options import SqsOptions
 from outbox.cloudevents.signature import Secret

@@ -21,10 +21,9 @@ from confluent_kafka import Message as Record
 from inbox.consuming.backlog import Backlog
 from inbox.source import Delivery
 from inbox.sources.kafka.log import Entry, Log
-from inbox.sources.kafka.reader import Part, Reader
-from inbox.sources.kafka.record import message_of
-from inbox.sources.kafka.topics import require_topics
+from inbox.sources.kafka.reader import Part, Reader, require_topics
 from outbox.brokers.kafka.connection import check_config, kafka_away, kafka_config
+from outbox.brokers.kafka.message import message_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message

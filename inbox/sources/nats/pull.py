@@ -1,4 +1,11 @@
-"""Pulls from the durable consumers of JetStream, over one connection."""
+"""Pulls from the durable consumers of JetStream, over one connection.
+
+Not by nats-py's own `PullSubscription.fetch` (read in 2.16): a `fetch` that is
+cancelled loses what it has received until `ack_wait` is over, and `receive` may be
+cancelled; it discards what the server says about an earlier pull, such as that the
+durable is gone; and it needs a subscription and a waiting task for each durable, of
+which a consumer has one for each topic.
+"""
 
 import json
 import time

@@ -7,7 +7,7 @@ holds is kept by heartbeats, and what waits for its time holds back its key here
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -17,15 +17,16 @@ from nats.errors import Error as NatsError
 
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
-from inbox.sources.nats.delivery import NatsDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, give_back
 from outbox.brokers.nats.connection import ApiError, NatsConnection
 from outbox.brokers.nats.options import NAME_FORM, is_name
-from outbox.brokers.nats.url import NatsSettings
+from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.gather import end
+from outbox.message import Message
 from outbox.retry import jittered
 
 _DEFAULT: Final = {
@@ -36,6 +37,32 @@ _DEFAULT: Final = {
 _LAST_WRITE: Final = 5.0
 _BEATS: Final = 3
 _BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
+
+
+class NatsDelivery:
+    """One message of a stream."""
+
+    def __init__(self, source: "NatsSource", entry: Entry) -> None:
+        self.message: Message = entry.message
+        self.attempts: int = entry.attempts
+        self.problem: str | None = entry.problem
+        self.history = FIRST_DELIVERY if entry.is_first else REDELIVERED
+        self._entry = entry
+        self._source = source
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have it acked within milliseconds."""
+        self._settle(lambda: self._source.acked(self._entry))
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        self._settle(lambda: self._source.nacked(self._entry, delay))
+
+    def _settle(self, how: Callable[[], None]) -> None:
+        if not self._settled:
+            self._settled = True
+            how()
 
 
 class NatsSource:

@@ -1,6 +1,7 @@
 """The statements on `inbox.delivery`, and what their answers mean for the lanes."""
 
 import asyncio
+import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any, Final
 import psycopg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
-from inbox.sources.postgres.claim import read_delivery
 from inbox.sources.postgres.lanes import SKEW, ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
@@ -19,6 +19,7 @@ from outbox.errors import (
     DatabaseUnavailableError,
     message_of,
 )
+from outbox.message import Message
 from outbox.postgres.connection import Link
 from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
@@ -245,3 +246,46 @@ def _span(rows: Sequence[ClaimedDelivery]) -> dict[str, Any]:
         "first": min(row.created_at for row in rows),
         "last": max(row.created_at for row in rows),
     }
+
+
+def read_delivery(row: Sequence[Any]) -> ClaimedDelivery:
+    """Make a delivery of a row of the statement `claim_deliveries`."""
+    (
+        lane,
+        seq,
+        created_at,
+        message_id,
+        attempts,
+        topic,
+        key,
+        tenant,
+        payload,
+        content_type,
+        text,
+        schema_version,
+        _,
+    ) = row
+    headers, problem = ({}, None) if text is None else _read_headers(text)
+    if schema_version < 1:
+        problem = f"schema_version is {schema_version}, it starts at 1"
+    message = Message(
+        topic,
+        payload,
+        key=key,
+        tenant=tenant,
+        headers=headers,
+        id=message_id,
+        content_type=content_type,
+        schema_version=schema_version,
+    )
+    return ClaimedDelivery(lane, seq, created_at, attempts, message, problem)
+
+
+def _read_headers(text: str) -> tuple[dict[str, str], str | None]:
+    try:
+        headers = json.loads(text)
+    except RecursionError:
+        headers = None
+    if isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values()):
+        return headers, None
+    return {"headers": text}, "headers is not a JSON object of strings"

@@ -18,8 +18,8 @@ from uuid import UUID
 from pika import BasicProperties, spec
 
 from inbox.consuming.backlog import Backlog
+from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
-from inbox.sources.rabbitmq.delivery import RabbitMQDelivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from outbox.brokers.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import Link
@@ -31,9 +31,55 @@ from outbox.brokers.rabbitmq.connection import (
 from outbox.brokers.rabbitmq.message import from_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
+from outbox.message import Message
 
 _LEAST_PREFETCH: Final = 100
 _MAX_PREFETCH: Final = 65_535
+
+
+class RabbitMQDelivery:
+    """One delivery on one channel."""
+
+    def __init__(
+        self,
+        source: "RabbitMQSource",
+        queue: Queue,
+        place: int,
+        message: Message,
+        problem: str | None,
+        *,
+        redelivered: bool,
+    ) -> None:
+        self.message = message
+        self.attempts = 0
+        self.problem = problem
+        self.history = REDELIVERED if redelivered else FIRST_DELIVERY
+        self.place = place
+        self.queue = queue
+        self._source = source
+        self._settled = True
+
+    @property
+    def key(self) -> str | None:
+        """The message's key."""
+        return self.message.key
+
+    def hand_over(self) -> Self:
+        """Let it be settled, once."""
+        self._settled = False
+        return self
+
+    async def ack(self) -> None:
+        """Have it acked within milliseconds, unless its connection was lost since."""
+        if not self._settled:
+            self._settled = True
+            self._source.acked(self)
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Hand it over again here, or, if this source is left before, elsewhere."""
+        if not self._settled:
+            self._settled = True
+            self._source.nacked(self, delay)
 
 
 class RabbitMQSource:

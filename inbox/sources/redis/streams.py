@@ -10,10 +10,9 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from inbox.poison.history import FIRST_DELIVERY, Delivered
-from inbox.sources.redis.membership import end_membership
 from outbox.cloudevents.fields import from_fields, stranger_from_fields
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
@@ -268,3 +267,27 @@ def _read(at: EntryId, fields: Mapping[bytes, bytes], attempts: int) -> Entry:
     except InvalidMessageError as error:
         message = stranger_from_fields(text_of(at.stream), fields)
         return Entry(at, message, attempts, f"entry {at.id.decode()}: {error}")
+
+
+_SCRIPT: Final = """
+local group, member = ARGV[1], ARGV[2]
+local pending = redis.pcall('XPENDING', KEYS[1], group, '-', '+', 1, member)
+if pending.err then return pending end
+if #pending > 0 then return 0 end
+redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, member)
+return 1
+"""
+
+
+async def end_membership(client: Redis, stream: bytes, group: str, member: str) -> bool:
+    """End it if nothing is pending for the member, in one step; tell whether it is so.
+
+    A read that was cancelled may still be under way at the server, and be given an
+    entry after a look. With the member that would be gone from the group.
+    """
+    try:
+        ended: Any = await client.eval(_SCRIPT, 1, stream, group, member)
+    except NoPermissionError:
+        # A name that stays in the group is no harm.
+        return True
+    return bool(ended)

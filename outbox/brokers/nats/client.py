@@ -1,4 +1,20 @@
-"""nats-py's client, where it would give up, wait or go on in the clear."""
+"""nats-py's client, where it would give up, wait or go on in the clear.
+
+It has no public way to any of this, so we override or use private names. They may
+change with any minor version: `pyproject.toml` pins it, and
+`tests/unit/test_nats_client.py` names each and fails when one changes.
+
+| private name | why |
+|---|---|
+| `_ps` | to end the connection where the parser would stop reading with only a log |
+| `_transport`, `_io_writer` | to hear why a server refuses us, and to close at once |
+| `_process_info` | to send no password to a server that offers no TLS |
+| `_process_headers`, `_parse_header_lines` | to read headers that aren't UTF-8 |
+| `_build_message` | to read subjects that aren't UTF-8 |
+| `_send_command`, `_flush_pending` | to publish a batch at twice the rate |
+| `_close`, `_pending`, `_pending_data_size` | to close without waiting for the server |
+| `_error_cb` | to report what the parser couldn't read |
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,18 +22,31 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
-from nats.errors import ConnectionClosedError
+from nats.errors import ConnectionClosedError, ProtocolError
 from nats.errors import Error as NatsError
+from nats.protocol.parser import Parser
 from typing_extensions import override
 
-from outbox.brokers.nats.parser import LoudParser
+
+class _Parser(Parser):
+    """Ends the connection where nats-py would only log an error and stop reading."""
+
+    @override
+    async def parse(self, data: bytes = b"") -> None:
+        try:
+            await super().parse(data)
+        except (NatsError, OSError):
+            raise
+        except Exception as error:
+            await self.nc._error_cb(error)
+            raise ProtocolError from error
 
 
 class _Transport(TcpTransport):
     """Sends CONNECT together with the PING that follows it.
 
-    A server that refuses the CONNECT says why and closes; what it has not read by
-    then breaks the connection, and its reason is lost.
+    A server that refuses the CONNECT gives its reason and closes the connection. If a
+    PING is still on its way by then, the connection is reset and the reason is lost.
     """
 
     def __init__(self) -> None:
@@ -26,7 +55,7 @@ class _Transport(TcpTransport):
 
     @override
     def __bool__(self) -> bool:
-        # Otherwise the client would take another one.
+        # If it were false, the client would make a transport of its own.
         return True
 
     @override
@@ -39,12 +68,16 @@ class _Transport(TcpTransport):
 
 
 class NatsClient(Client):
-    """nats-py's client, which would go on in the clear if the server offers no TLS."""
+    """nats-py's client with what the table above says.
+
+    Args:
+        secure: refuse a server that offers no TLS, before any password is sent.
+    """
 
     def __init__(self, *, secure: bool) -> None:
         super().__init__()
         self._transport = _Transport()
-        self._ps = LoudParser(self)
+        self._ps = _Parser(self)
         self._secure = secure
 
     @override
@@ -58,7 +91,7 @@ class NatsClient(Client):
     @staticmethod
     @override
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        # nats-py's own leaves out what isn't text; this keeps it as surrogates.
+        # nats-py drops what isn't UTF-8; this keeps it as surrogates.
         lines = raw.decode(errors="surrogateescape").split("\r\n")
         pairs = (line.partition(":") for line in lines if line)
         return {name.strip(): value.strip() for name, _, value in pairs}
@@ -68,7 +101,7 @@ class NatsClient(Client):
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
         except (UnicodeDecodeError, IndexError):
-            # nats-py looks for a status in the first line, which strangers write, too.
+            # nats-py expects a status in the first line, and others may write there.
             return {"": headers.decode(errors="surrogateescape")}
         return found
 
@@ -81,7 +114,7 @@ class NatsClient(Client):
         data: bytes,
         headers: dict[str, str] | None,
     ) -> Msg:
-        # nats-py's own raises at what isn't text, and stops reading for good.
+        # nats-py raises if the subject isn't UTF-8, and never reads again.
         return Msg(
             _client=self,
             subject=subject.decode(errors="surrogateescape"),
@@ -94,7 +127,8 @@ class NatsClient(Client):
     async def publish_all(self, commands: Iterable[bytes]) -> None:
         """Send commands in their order, without waiting for the server.
 
-        `publish` spells out each header anew, and so takes twice as long.
+        nats-py's `publish` encodes the headers of each message, and takes twice as
+        long.
 
         Raises:
             ConnectionClosedError: it is closed.
@@ -107,8 +141,8 @@ class NatsClient(Client):
 
     @override
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        # It would wait for a server that takes nothing more, or stumble half-way
-        # over what can't be written any more.
+        # nats-py would wait for a server that reads nothing any more, or raise half-way
+        # because something can't be written any more.
         self._pending.clear()
         self._pending_data_size = 0
         writer = getattr(self._transport, "_io_writer", None)

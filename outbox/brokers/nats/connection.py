@@ -11,7 +11,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from outbox.brokers.nats.client import NatsClient
-from outbox.brokers.nats.url import NatsSettings
+from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, message_of
 from outbox.gather import cancellable
 

@@ -1,20 +1,26 @@
 """AMQP under asyncio: pika's connection and channels, with awaitable answers."""
 
 import asyncio
+import struct
 from collections.abc import Callable
 from typing import Any, Final, Self
 
 import pika
+from pika import BasicProperties, spec
 from pika.adapters.asyncio_connection import (
     AsyncioConnection,
     _AsyncioIOServicesAdapter,
 )
 from pika.adapters.utils.nbio_interface import AbstractIOReference
 from pika.channel import Channel as PikaChannel
-from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    InvalidFrameError,
+)
+from pika.frame import Header, decode_frame
 from typing_extensions import override
 
-from outbox.brokers.rabbitmq.amqp_frame import read_frame
 from outbox.errors import ConfigError
 
 NOT_FOUND: Final = 404
@@ -295,3 +301,35 @@ class _Lookup(AbstractIOReference):
 def _settle(future: "asyncio.Future[Any]", result: object) -> None:
     if not future.done():
         future.set_result(result)
+
+
+_BODY_SIZE: Final = 4
+_PROPERTIES: Final = 12
+
+
+def read_frame(data: bytes) -> tuple[int, Any]:
+    """Give the first frame, and how many bytes it has; 0 if some are missing.
+
+    At tables that are nested too deep, or a timestamp in milliseconds, pika raises, and
+    the connection ends, again with each redelivery. So properties that it can't read
+    become one header without a name: their bytes.
+
+    Raises:
+        AMQPError: it is no frame of AMQP.
+    """
+    try:
+        frame: tuple[int, Any] = decode_frame(data)
+    except InvalidFrameError:
+        raise
+    except Exception:
+        kind, channel, size = struct.unpack_from(">BHL", data)
+        if kind != spec.FRAME_HEADER:
+            raise
+        content = data[spec.FRAME_HEADER_SIZE : spec.FRAME_HEADER_SIZE + size]
+        (body_size,) = struct.unpack_from(">Q", content, _BODY_SIZE)
+        properties = BasicProperties(  # type: ignore[no-untyped-call]
+            headers={"": content[_PROPERTIES:]}
+        )
+        header = Header(channel, body_size, properties)
+        return spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE, header
+    return frame

@@ -18,8 +18,8 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox.brokers.kafka.connection import kafka_away, reason_of
+from outbox.brokers.kafka.message import NewRecord
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
-from relay.publishers.kafka.record import Record
 
 UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)
 """Stands for a report that never came: the record may have arrived."""
@@ -89,7 +89,7 @@ class Producer:
         ).start()
 
     async def send(
-        self, records: Sequence[Record], until: float
+        self, records: Sequence[NewRecord], until: float
     ) -> Sequence[KafkaError | None]:
         """Send records in this order and give an error, or None, for each.
 
@@ -155,7 +155,7 @@ class Producer:
                 await self.ended.wait()
 
     async def _produce(
-        self, records: Sequence[Record], reports: _Reports, until: float
+        self, records: Sequence[NewRecord], reports: _Reports, until: float
     ) -> int:
         """Hand over records up to the first that librdkafka refuses; count them."""
         for index, (topic, key, value, headers) in enumerate(records):

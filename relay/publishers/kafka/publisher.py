@@ -19,12 +19,12 @@ from outbox.brokers.kafka.connection import (
     kafka_config,
     reason_of,
 )
+from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka.producer import Producer
-from relay.publishers.kafka.record import Record, problem_of, record_of
 
 # Kafka's own default of message.max.bytes.
 _MAX_RECORD_BYTES: Final = 1_048_588
@@ -199,7 +199,7 @@ class KafkaPublisher:
             producer = self._producers[alone] = Producer(config, self._name)
         return producer
 
-    def _check(self, record: Record) -> Nacked | None:
+    def _check(self, record: NewRecord) -> Nacked | None:
         """Find what is bad in itself, or known to be refused."""
         size = len(record.value)
         if size > self._max_payload_bytes:
@@ -235,7 +235,7 @@ class KafkaPublisher:
         else:
             self._known.add(topic)
 
-    def _refuse(self, record: Record, error: KafkaError) -> Nacked:
+    def _refuse(self, record: NewRecord, error: KafkaError) -> Nacked:
         if error.code() in _ABOUT_THE_TOPIC:
             return self._refuse_topic(record.topic, error)
         return Nacked(
@@ -253,7 +253,7 @@ class KafkaPublisher:
 
 
 def _pending(
-    records: Sequence[Record], answers: list[Confirmation | None]
+    records: Sequence[NewRecord], answers: list[Confirmation | None]
 ) -> list[int]:
     """Give what may be sent, and nack what a nacked one of its key holds back."""
     pending = []

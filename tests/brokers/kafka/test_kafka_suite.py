@@ -11,9 +11,9 @@ from inbox.sources.kafka import KafkaSource
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
+from outbox.brokers.kafka.message import record_of
 from outbox.testing.kafka import KafkaCluster
 from relay.publishers.kafka import KafkaPublisher
-from relay.publishers.kafka.record import record_of
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.kafka import client_config, messages
 from tests.fixtures.proxy import MakeProxy

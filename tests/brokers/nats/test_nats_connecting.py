@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from outbox import Message
 from outbox.brokers.nats.connection import NatsConnection
-from outbox.brokers.nats.url import NatsSettings
+from outbox.brokers.nats.settings import NatsSettings
 from outbox.brokers.plugins import implementation
 from outbox.errors import BrokerUnavailableError
 from outbox.testing.nats import NatsServer, nats_server

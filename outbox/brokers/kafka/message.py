@@ -1,0 +1,101 @@
+"""A message as a record of Kafka, and back, whatever others may have written."""
+
+import re
+from typing import Final, NamedTuple, cast
+
+from confluent_kafka import Message as Record
+
+from outbox.brokers.kafka.connection import PREFIX
+from outbox.cloudevents.headers import from_headers, to_headers
+from outbox.cloudevents.raw_text import text_of
+from outbox.errors import InvalidMessageError, shorten
+from outbox.message import Message
+
+_TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+# At most so much comes to a batch of one record, and to each of its headers.
+_OVERHEAD: Final = 100
+_HEADER_OVERHEAD: Final = 10
+_LONGEST_CHARACTER: Final = 4
+
+
+def message_of(record: Record) -> tuple[Message, str | None]:
+    """Read a record; give what can be read of it, and what is wrong if anything is."""
+    value, headers = record.value(), {}
+    try:
+        headers = _headers(record)
+        if value is None:
+            problem = "it has no value: it is a tombstone; publish an empty payload"
+        else:
+            texts = {name: _decoded(name, text) for name, text in headers.items()}
+            return from_headers(texts, value, PREFIX), None
+    except InvalidMessageError as error:
+        problem = str(error)
+    key = record.key()
+    stranger = Message(
+        record.topic() or "",
+        value or b"",
+        key=None if key is None else text_of(key),
+        headers={name: text_of(text) for name, text in headers.items()},
+    )
+    return stranger, problem
+
+
+def _headers(record: Record) -> dict[str, bytes]:
+    try:
+        # The client gives them in no other form, whatever its types say.
+        pairs = cast("list[tuple[str, bytes | None]]", record.headers() or [])
+    except UnicodeDecodeError:
+        raise InvalidMessageError(
+            "headers", None, "have a name that isn't UTF-8", "fix the producer"
+        ) from None
+    return {name: value or b"" for name, value in pairs}
+
+
+def _decoded(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidMessageError(
+            f"header {name}", value, "isn't UTF-8", "fix the producer"
+        ) from None
+
+
+class NewRecord(NamedTuple):
+    """What is handed to librdkafka."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: dict[str, str]
+
+
+def record_of(message: Message) -> NewRecord:
+    """Write a message as a record."""
+    return NewRecord(
+        message.topic,
+        None if message.key is None else message.key.encode(),
+        message.payload,
+        to_headers(message, PREFIX),
+    )
+
+
+def problem_of(record: NewRecord, max_bytes: int) -> str | None:
+    """Tell why Kafka can never take a record."""
+    if _TOPIC.fullmatch(record.topic) is None:
+        return (
+            f"topic {shorten(record.topic)} can't be one of Kafka: it takes 1 to 249 "
+            "of A-Z a-z 0-9 . _ -"
+        )
+    texts = (*record.headers, *record.headers.values())
+    size = len(record.value) + len(record.key or b"") + _OVERHEAD
+    size += len(record.headers) * _HEADER_OVERHEAD
+    # To count bytes takes longer, and few records are near the limit.
+    if size + _LONGEST_CHARACTER * sum(map(len, texts)) <= max_bytes:
+        return None
+    size += sum(len(text.encode()) for text in texts)
+    if size <= max_bytes:
+        return None
+    return (
+        f"the record has {size} bytes with key and headers, the limit is "
+        f"{max_bytes} (message.max.bytes)"
+    )
