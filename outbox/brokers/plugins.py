@@ -20,8 +20,9 @@ def implementation(group: str, url: str) -> Any:
     if scheme not in found:
         raise UnknownImplementationError(
             f"no {kind} for the scheme {scheme!r}; installed: "
-            f"{', '.join(sorted(found)) or 'none'}; ours take an extra each: pip "
-            f"install 'pillarbox[…]', of {', '.join(_extras(found.values()))}"
+            f"{', '.join(sorted(found)) or 'none'}; install the extra for your broker: "
+            f"pip install 'pillarbox[…]' with one of "
+            f"{', '.join(_extras(found.values()))}"
         )
     point = found[scheme]
     try:

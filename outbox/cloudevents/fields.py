@@ -73,10 +73,10 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
     return message
 
 
-def stranger_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message:
-    """Read what is no message, so that it can be found among the dead letters.
+def unreadable_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message:
+    """Read an entry that isn't one of our messages, for the dead letters.
 
-    Without a payload, all its fields are that, as JSON.
+    If it has no field `payload`, all its fields are the payload, as JSON.
     """
     bare = PAYLOAD not in fields
     return Message(

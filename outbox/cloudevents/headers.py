@@ -3,7 +3,7 @@
 The body is the payload; the rest are the attributes of CloudEvents 1.0, in binary
 mode, under the prefix that its binding for the transport lays down (`ce_` for Kafka,
 `ce-` for HTTP and NATS, `cloudEvents:` for AMQP). The message's own headers, W3C
-`traceparent` among them, go beside them under their own names.
+`traceparent` among them, keep their names.
 """
 
 import re
@@ -90,7 +90,10 @@ def _required(headers: Mapping[str, str], prefix: str, name: str) -> str:
     value = headers.get(f"{prefix}{name}")
     if not value:
         raise InvalidMessageError(
-            name, value, f"is missing: there is no header {prefix}{name}", "mend it"
+            name,
+            value,
+            f"is missing: there is no header {prefix}{name}",
+            "fix the producer",
         )
     return value
 

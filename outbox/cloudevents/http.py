@@ -1,8 +1,8 @@
 """A message as an HTTP request: CloudEvents 1.0 in binary mode.
 
 The attributes are `ce-` headers, percent-encoded as the HTTP binding lays down. The
-message's own headers go beside them under their own names, and `pillarbox-headers`
-lists them, for on the other side there are more headers than the sender's:
+message's own headers keep their names, and `pillarbox-headers` lists them, because a
+request also arrives with headers that the sender didn't write:
 
     pillarbox-headers: X-Own, traceparent, Gr%C3%B6%C3%9Fe*
 
@@ -74,7 +74,7 @@ def to_request(message: Message) -> dict[str, str]:
         raise InvalidMessageError(
             "content_type",
             message.content_type,
-            "isn't printable ASCII, which HTTP asks for",
+            "isn't printable ASCII, which HTTP requires",
             "write a media type",
         )
     bare = replace(message, headers={}) if message.headers else message
@@ -93,12 +93,13 @@ def to_request(message: Message) -> dict[str, str]:
 def from_request(headers: Mapping[str, str], payload: bytes) -> Message:
     """Read a message from a request, whose headers have names in lower case.
 
-    What `pillarbox-headers` lists is taken only under the names that `to_request`
-    writes: never `Authorization`, a cookie, or what else is for the receiver alone.
+    A header that `pillarbox-headers` lists is accepted only under a name that
+    `to_request` writes: never `Authorization`, a cookie, or another header that is
+    meant for the receiver alone.
 
     Raises:
         InvalidMessageError: an attribute is missing or isn't what it should be, or
-            a header of the message got lost, or is none that a message can have.
+            a header of the message got lost, or a message can't have it.
     """
     own = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
     for entry in headers.get(OWN, "").split(","):
@@ -110,8 +111,8 @@ def from_request(headers: Mapping[str, str], payload: bytes) -> Message:
                 raise InvalidMessageError(
                     "headers",
                     name,
-                    f"is listed in {OWN}, and got lost on the way",
-                    "let the proxies in between pass it",
+                    f"is listed in {OWN}, but didn't arrive",
+                    "let the proxies in between pass it on",
                 )
             own[original] = _decoded(value) if name != listed else value
     attributes = {
@@ -160,7 +161,7 @@ def _original(name: str) -> str:
         raise InvalidMessageError(
             "headers",
             name,
-            f"is listed in {OWN}, and can't be a message's own",
+            f"is listed in {OWN}, but can't be a message's own",
             "list own headers only, under the names that to_request gives",
         )
     check_reserved(() if original in STORED_HEADERS else (original,))

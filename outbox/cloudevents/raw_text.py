@@ -1,7 +1,7 @@
-"""What others wrote that is no message of ours, as text that loses nothing.
+"""Bytes from other producers as text that loses nothing.
 
-Metadata of a dead letter is text. Bytes that can't be become a `data:` URL in base64,
-of RFC 2397, from which whoever looks at the dead letter gets them back.
+Metadata of a dead letter is text. Bytes that aren't UTF-8 become a `data:` URL in
+base64 (RFC 2397), from which they can be recovered.
 """
 
 import json
@@ -13,9 +13,9 @@ _BASE64: Final = "data:;base64,"
 
 
 def text_of(data: bytes) -> str:
-    """Give bytes as the text that they are, or as a `data:` URL.
+    """Decode bytes as UTF-8, or write them as a `data:` URL.
 
-    No two values give the same text, and none has a NUL, which PostgreSQL refuses.
+    No two values give the same text, and no text has a NUL, which PostgreSQL refuses.
     """
     try:
         text = data.decode()
@@ -35,11 +35,14 @@ def bytes_of(text: str) -> bytes:
 
 
 def payload_of(fields: Mapping[bytes, bytes]) -> bytes:
-    """Write all fields as one JSON object, where none of them is the payload."""
+    """Write all fields as one JSON object, for an entry without a payload."""
     texts = {text_of(name): text_of(value) for name, value in fields.items()}
     return json.dumps(texts, ensure_ascii=False).encode()
 
 
 def storable(text: str) -> str:
-    """Escape what PostgreSQL takes in no text: NUL, and a lone surrogate."""
+    r"""Escape what PostgreSQL can't store in text: NUL and lone surrogates.
+
+    They become `\0` and, for example, `\ud800`.
+    """
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()

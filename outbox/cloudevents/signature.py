@@ -68,7 +68,7 @@ def read_secrets(text: str) -> tuple[Secret, ...]:
     """Read secrets that are separated by white space, the newest first.
 
     Raises:
-        ConfigError: there is none, or one can't be used.
+        ConfigError: there is no secret, or one can't be used.
     """
     secrets = tuple(map(Secret, text.split()))
     if not secrets:

@@ -14,8 +14,8 @@ from redis.exceptions import NoPermissionError
 from outbox.brokers.redis.connection import (
     BROKEN,
     close_client,
-    redis_away,
     redis_client,
+    redis_unavailable,
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.cloudevents.fields import to_fields
@@ -65,7 +65,7 @@ class RedisPublisher:
         except BaseException as error:
             await close_client(self._client)
             if isinstance(error, BROKEN):
-                raise redis_away(self._url, error) from error
+                raise redis_unavailable(self._url, error) from error
             raise
         self._entered = True
         return self
@@ -85,7 +85,7 @@ class RedisPublisher:
             with cancellable():
                 await self._client.ping()
         except BROKEN as error:
-            raise redis_away(self._url, error) from error
+            raise redis_unavailable(self._url, error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Append the batch to its streams, in its order.
@@ -136,4 +136,4 @@ class RedisPublisher:
         except NoPermissionError:
             raise
         except BROKEN as error:
-            raise redis_away(self._url, error) from error
+            raise redis_unavailable(self._url, error) from error

@@ -22,7 +22,7 @@ from outbox import InvalidMessageError, Message, uuid7
 from outbox.brokers.kafka.message import message_of
 from outbox.brokers.nats.message import decode_message, raw_headers
 from outbox.brokers.sqs.message import read
-from outbox.cloudevents.fields import from_fields, stranger_from_fields
+from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.postgres.connection import sqlalchemy_url
 
 NOISE = "".join(sha256(b"%d" % n).hexdigest() for n in range(500))
@@ -78,7 +78,7 @@ def of_redis(stream: str, fields: Mapping[str, str], raw: bytes) -> Read:
     try:
         return from_fields(coded), None
     except InvalidMessageError as error:
-        return stranger_from_fields(stream, coded), str(error)
+        return unreadable_from_fields(stream, coded), str(error)
 
 
 class Record:

@@ -147,4 +147,4 @@ def test_a_url_that_means_nothing_is_refused(url: str) -> None:
 def test_a_secret_is_decoded_and_never_shown() -> None:
     settings = SqsSettings.from_url("sqs://key:se%2Fcret@eu-west-1/")
     assert settings.connection["aws_secret_access_key"] == "se/cret"
-    assert "cret" not in repr(settings) + str(settings.away(OSError("x")))
+    assert "cret" not in repr(settings) + str(settings.unavailable(OSError("x")))

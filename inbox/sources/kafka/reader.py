@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from outbox.brokers.kafka.connection import kafka_away, reason_of
+from outbox.brokers.kafka.connection import kafka_unavailable, reason_of
 from outbox.errors import ConfigError, shorten
 
 Part: TypeAlias = tuple[str, int]
@@ -67,7 +67,7 @@ class Reader:
         handover: how long `left` is waited for.
 
     Attributes:
-        trouble: what went wrong with the group or a topic, to be told and cleared.
+        trouble: what went wrong with the group or a topic, to be raised and cleared.
         down: no broker can be reached, as far as is known.
         refusal: why the brokers refused our credentials, if they did.
         ended: set when the thread and the connections are gone.
@@ -154,7 +154,7 @@ class Reader:
                 return {name: each.error for name, each in told.result().items()}
             if self.down or self._loop.time() >= until:
                 break
-        raise kafka_away(self._name, self._reason)
+        raise kafka_unavailable(self._name, self._reason)
 
     def store(self, positions: Mapping[Part, int]) -> None:
         """Have positions committed soon; those of others are left alone."""
@@ -224,7 +224,7 @@ class Reader:
         self._arrived += len(messages)
 
     def _full(self) -> bool:
-        """Tell whether there was no room for so long that we have to poll."""
+        """Tell whether there has been no room for too long, so that we have to poll."""
         if self._full_since is None:
             self._full_since = time.monotonic()
         return time.monotonic() - self._full_since > _FULL_BEFORE_PAUSE
@@ -289,14 +289,14 @@ _PAUSE: Final = 0.1
 
 
 async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> None:
-    """Make sure that topics are there, those that aren't beginnings.
+    """Make sure that topics exist; prefixes are skipped.
 
     Args:
         name: of the broker, for errors.
 
     Raises:
-        BrokerUnavailableError: nobody tells.
-        ConfigError: one isn't there, or we may not read it.
+        BrokerUnavailableError: no broker answers.
+        ConfigError: a topic doesn't exist, or we may not read it.
     """
     now = asyncio.get_running_loop().time
     until = now() + _CONNECT
@@ -310,10 +310,10 @@ async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> No
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # It may just be on its way into being, because we asked.
+            # Our question may just have created it.
             await asyncio.sleep(_PAUSE)
         if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise ConfigError(
                 f"broker {name}, topic {shorten(topic)}: {reason_of(error)}; "
-                "create it, or let this user read it"
+                "create it, or grant this user the right to read it"
             )

@@ -22,7 +22,11 @@ from inbox.consuming.backlog import Backlog
 from inbox.source import Delivery
 from inbox.sources.kafka.log import Entry, Log
 from inbox.sources.kafka.reader import Part, Reader, require_topics
-from outbox.brokers.kafka.connection import check_config, kafka_away, kafka_config
+from outbox.brokers.kafka.connection import (
+    check_config,
+    kafka_config,
+    kafka_unavailable,
+)
 from outbox.brokers.kafka.message import message_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -293,4 +297,4 @@ class KafkaSource:
                 self.lost(list(self._logs))
                 self._reader = self._new_reader()
                 self._reader.join()
-            raise kafka_away(self._name, trouble)
+            raise kafka_unavailable(self._name, trouble)

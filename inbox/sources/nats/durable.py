@@ -89,7 +89,7 @@ class Durable:
 
         Raises:
             ApiError: JetStream refuses.
-            ConfigError: it is none that can be pulled from and acked one by one.
+            ConfigError: it can't be pulled from, or doesn't ack one by one.
         """
         own = {"durable_name": self.name, "filter_subject": self.subject}
         info = None
@@ -126,7 +126,7 @@ class Durable:
 
     @property
     def may_pull(self) -> bool:
-        """Whether a pull would bring what can be handed over."""
+        """Whether a pull would bring messages that can be handed over."""
         return self.outstanding <= 0 and (
             not self.aside or time.monotonic() > self.waits_until - _GRACE
         )

@@ -76,9 +76,9 @@ class NatsSource:
         consumer: begins the names of the durables.
         topics: subjects, or their beginnings followed by `.*`.
         poll_interval: how long one pull waits at most; drawn anew each time.
-        ack_wait: after that what a dead replica held is handed over again.
-        max_deliver: a message that is handed over so often without an outcome has a
-            problem; None is without end.
+        ack_wait: after that time what a dead replica held is handed over again.
+        max_deliver: a message that was handed over this often without an outcome has a
+            problem.
         max_ack_pending: how many messages all replicas together may hold; 1 keeps
             the order of each topic whatever happens, one message at a time.
 
@@ -146,7 +146,7 @@ class NatsSource:
 
         Raises:
             BrokerUnavailableError: NATS can't be reached, or refuses us.
-            ConfigError: no stream captures a topic, or a durable is none of ours.
+            ConfigError: no stream captures a topic, or a durable isn't ours.
         """
         self._entered = True
         await self._connected()
@@ -188,7 +188,7 @@ class NatsSource:
             # It was right at the start.
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         return [NatsDelivery(self, entry) for entry in entries]
 
     def acked(self, entry: Entry) -> None:
@@ -268,7 +268,7 @@ class NatsSource:
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         await connection.flush()
         # What is refused is told before the answer to the flush.
         await self._drop_if_refused(connection)
@@ -290,7 +290,7 @@ class NatsSource:
     async def _connected(self) -> Pulls:
         async with self._connecting:
             if not self._entered:
-                raise self._settings.away("source was left")
+                raise self._settings.unavailable("source was left")
             if self._pulls is not None and self._pulls.connection.lost is None:
                 return self._pulls
             self._refusal = None
@@ -315,7 +315,7 @@ class NatsSource:
             except BaseException as error:
                 await connection.drop()
                 if isinstance(error, NatsError | ApiError):
-                    raise self._settings.away(error) from error
+                    raise self._settings.unavailable(error) from error
                 raise
             self._pulls = pulls
             return pulls

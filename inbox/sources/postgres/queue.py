@@ -25,7 +25,7 @@ from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 
 # Also a server that became a standby, and a table or a right that is gone: no message
-# is to blame, and somebody may mend it.
+# is to blame, and somebody may fix it.
 AWAY: Final = (
     DatabaseUnavailableError,
     psycopg.OperationalError,

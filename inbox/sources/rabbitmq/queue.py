@@ -12,7 +12,12 @@ from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from outbox.brokers.rabbitmq.amqp import NOT_FOUND, PRECONDITION_FAILED, Channel, Link
+from outbox.brokers.rabbitmq.amqp import (
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    AmqpConnection,
+    Channel,
+)
 from outbox.brokers.rabbitmq.options import MAX_NAME_BYTES
 from outbox.errors import ConfigError, shorten
 
@@ -98,7 +103,7 @@ class Queue:
         self._flushing: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, link: Link, config: QueueConfig) -> Self:
+    async def open(cls, link: AmqpConnection, config: QueueConfig) -> Self:
         """Open a channel, with exchange, queue and bindings made if they aren't there.
 
         A queue that is there is used as it is.
@@ -143,7 +148,7 @@ class Queue:
         self._channel.closed.add_done_callback(lambda _: callback())
 
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
-        """Have deliveries from now on, at most so many unacked.
+        """Receive deliveries from now on, with at most `prefetch` unacked.
 
         Once for all: to change it takes a cancel, after which another replica may
         begin in between, and what is unacked would go back out of order.
@@ -200,7 +205,7 @@ class Queue:
         self._acked.clear()
 
     async def settle(self) -> None:
-        """Ack what is to be acked, and return when the server has taken note.
+        """Ack what is to be acked, and return once the server has processed it.
 
         Raises:
             AMQPError, OSError: the channel is lost.
@@ -210,7 +215,7 @@ class Queue:
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
-async def _declare(link: Link, config: QueueConfig) -> None:
+async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
     arguments = config.arguments(link.server_version)
     while True:
         channel = await link.channel()

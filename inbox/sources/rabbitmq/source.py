@@ -22,11 +22,11 @@ from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
 from outbox.brokers.bounded_dict import BoundedDict
-from outbox.brokers.rabbitmq.amqp import Link
+from outbox.brokers.rabbitmq.amqp import AmqpConnection
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
-    rabbitmq_away,
     rabbitmq_parameters,
+    rabbitmq_unavailable,
 )
 from outbox.brokers.rabbitmq.message import from_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
@@ -121,7 +121,7 @@ class RabbitMQSource:
         )
         self._prefetch = read.prefetch
         self._poll = poll_interval.total_seconds()
-        self._link: Link | None = None
+        self._link: AmqpConnection | None = None
         self._queue: Queue | None = None
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
@@ -151,7 +151,7 @@ class RabbitMQSource:
         except BaseException as error:
             await self._disconnect()
             if isinstance(error, BROKEN):
-                raise rabbitmq_away(self._url, error) from error
+                raise rabbitmq_unavailable(self._url, error) from error
             raise
         return self
 
@@ -188,7 +188,7 @@ class RabbitMQSource:
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except BROKEN as error:
-            raise rabbitmq_away(self._url, error) from error
+            raise rabbitmq_unavailable(self._url, error) from error
         return [delivery.hand_over() for delivery in self._backlog.take(limit)]
 
     def acked(self, delivery: RabbitMQDelivery) -> None:
@@ -214,7 +214,7 @@ class RabbitMQSource:
 
     async def _connect(self) -> Queue:
         if self._link is None or not self._link.is_open:
-            self._link = await Link.open(self._parameters)
+            self._link = await AmqpConnection.open(self._parameters)
         queue = await Queue.open(self._link, self._config)
         self._queue = queue
         queue.when_lost(self._arrived.set)

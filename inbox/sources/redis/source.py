@@ -24,8 +24,8 @@ from inbox.sources.redis.streams import Entry, EntryId, Streams
 from outbox.brokers.redis.connection import (
     BROKEN,
     close_client,
-    redis_away,
     redis_client,
+    redis_unavailable,
 )
 from outbox.brokers.redis.options import RedisOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
@@ -132,7 +132,7 @@ class RedisSource:
             if isinstance(error, ResponseError) and "unknown command" in str(error):
                 raise ConfigError(f"broker: {error}; use Redis 6.2 or newer") from None
             if isinstance(error, BROKEN):
-                raise redis_away(self._url, error) from error
+                raise redis_unavailable(self._url, error) from error
             raise
         self._tasks = [
             asyncio.create_task(self._beat()),
@@ -171,7 +171,7 @@ class RedisSource:
                     self._keep(await self._streams.read(limit, self._patience()))
                 self._wake_waiting()
         except BROKEN as error:
-            raise redis_away(self._url, error) from error
+            raise redis_unavailable(self._url, error) from error
         size = min(limit, len(self._ready))
         given = [self._ready.popleft() for _ in range(size)]
         return [RedisDelivery(self, entry) for entry in given]
@@ -220,7 +220,7 @@ class RedisSource:
             with cancellable():
                 await self._streams.acknowledge(entries)
         except BROKEN as error:
-            raise redis_away(self._url, error) from error
+            raise redis_unavailable(self._url, error) from error
         for entry in entries:
             self._held.pop(entry, None)
 

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from inbox.poison.history import FIRST_DELIVERY, Delivered
-from outbox.cloudevents.fields import from_fields, stranger_from_fields
+from outbox.cloudevents.fields import from_fields, unreadable_from_fields
 from outbox.cloudevents.raw_text import text_of
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
@@ -265,7 +265,7 @@ def _read(at: EntryId, fields: Mapping[bytes, bytes], attempts: int) -> Entry:
     try:
         return Entry(at, from_fields(fields), attempts, None)
     except InvalidMessageError as error:
-        message = stranger_from_fields(text_of(at.stream), fields)
+        message = unreadable_from_fields(text_of(at.stream), fields)
         return Entry(at, message, attempts, f"entry {at.id.decode()}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""What a source of SQS holds: ready to be handed over, with a consumer, or waiting.
+"""The messages that a source of SQS holds: ready, with a consumer, or waiting.
 
 In a FIFO queue what waits for its retry holds back the later ones of its group, since
 SQS gives out several of a group together and would not put them back in order
@@ -38,7 +38,7 @@ class Holding:
             self._ready.remove(item)
 
     def lose(self, item: Received) -> None:
-        """Hold it no longer, nor what would overtake it when it comes again."""
+        """Hold it no longer, nor what would overtake it when it is delivered again."""
         self.drop(item)
         if item.line is not None:
             for other in list(self._ready):
@@ -46,7 +46,7 @@ class Holding:
                     self.drop(other)
 
     def put_back(self, item: Received) -> None:
-        """Have it handed over again, before the later ones of its line."""
+        """Hand it over again, before the later ones of its line."""
         if item not in self.ours:
             return
         for place, other in enumerate(self._ready):
@@ -56,7 +56,7 @@ class Holding:
         self._ready.appendleft(item)
 
     def wait(self, item: Received, seconds: float) -> None:
-        """Have it handed over after a while, and the later ones of its line then."""
+        """Hand it over after a while, and the later ones of its line after it."""
         if item in self.ours:
             due = min(time.monotonic() + seconds, item.ours_until)
             self.waiting[item] = due

@@ -58,7 +58,7 @@ class Polls:
         await self.cancel()
 
     async def cancel(self) -> None:
-        """End them now; what one of them was about to receive comes again later."""
+        """End them now; what they were about to receive is delivered again later."""
         await end(self._tasks)
 
     async def _poll(self, queue: SqsQueue, limit: int) -> None:

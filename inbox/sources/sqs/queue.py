@@ -70,7 +70,7 @@ class SqsQueue:
         """Find a queue by its name.
 
         Raises:
-            ConfigError: there is none, or we may not use it.
+            ConfigError: there is no such queue, or we may not use it.
         """
         account = settings.options.account
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
@@ -138,7 +138,7 @@ class SqsQueue:
     async def hide(
         self, received: Mapping[Received, int]
     ) -> tuple[list[Received], list[Received]]:
-        """Let messages become visible after so many seconds from now on.
+        """Let messages become visible after a number of seconds.
 
         Gives those that have to be tried again, and those that aren't ours any more.
         """

@@ -143,7 +143,7 @@ class SqsSource:
             await self._exit.aclose()
             if unusable := self._settings.unusable(error):
                 raise unusable from None
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         except BaseException:
             await self._exit.aclose()
             raise
@@ -183,7 +183,7 @@ class SqsSource:
             failure = None if taken else self._polls.failure
             if failure is not None:
                 self._polls.failure = None
-                raise self._settings.away(failure) from failure
+                raise self._settings.unavailable(failure) from failure
             if len(taken) < limit:
                 await self._poll(limit)
             if taken or time.monotonic() >= until:
@@ -227,7 +227,7 @@ class SqsSource:
             if self._prefixes and time.monotonic() >= self._discover_at:
                 await self._discover()
         except BROKEN as error:
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         self._polls.start(limit)
 
     async def _discover(self) -> None:
@@ -246,7 +246,7 @@ class SqsSource:
                 again = await delete(settled)
                 again += (await hide(hidden))[0]
         except BROKEN as error:
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         if again:
             raise BrokerUnavailableError(
                 f"broker {self._settings.url} takes no more outcomes now"

@@ -92,7 +92,7 @@ def reason_of(error: BaseException | KafkaError) -> str:
     return " ".join(text.split())
 
 
-def kafka_away(name: str, reason: str) -> BrokerUnavailableError:
+def kafka_unavailable(name: str, reason: str) -> BrokerUnavailableError:
     """Say why Kafka can't be used now."""
     return BrokerUnavailableError(f"broker {name} can't be reached: {reason}")
 

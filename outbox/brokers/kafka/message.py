@@ -31,13 +31,13 @@ def message_of(record: Record) -> tuple[Message, str | None]:
     except InvalidMessageError as error:
         problem = str(error)
     key = record.key()
-    stranger = Message(
+    unreadable = Message(
         record.topic() or "",
         value or b"",
         key=None if key is None else text_of(key),
         headers={name: text_of(text) for name, text in headers.items()},
     )
-    return stranger, problem
+    return unreadable, problem
 
 
 def _headers(record: Record) -> dict[str, bytes]:

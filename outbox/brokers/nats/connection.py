@@ -43,8 +43,8 @@ class NatsConnection:
     """One connection; it isn't used again once it is lost.
 
     Args:
-        on_lost: is told once why it ended.
-        on_refusal: is told what a user's permissions forbid, in NATS' words.
+        on_lost: called once, with the reason why it ended.
+        on_refusal: called with what the user's permissions forbid, in NATS' words.
 
     Attributes:
         lost: why it ended; None while it lives.
@@ -80,7 +80,7 @@ class NatsConnection:
                         name="pillarbox",
                         error_cb=self._failed,
                         closed_cb=self._closed,
-                        # We reconnect ourselves: what was in flight must be told apart.
+                        # We reconnect ourselves: we must know what was in flight.
                         allow_reconnect=False,
                         max_reconnect_attempts=1,
                         reconnect_time_wait=0,
@@ -102,7 +102,7 @@ class NatsConnection:
             ) from None
         except (NatsError, OSError) as error:
             await self.drop()
-            raise settings.away(self._error or error) from error
+            raise settings.unavailable(self._error or error) from error
         except BaseException:
             await self.drop()
             raise
@@ -110,8 +110,8 @@ class NatsConnection:
     async def drop(
         self, reason: object = "connection closed"
     ) -> BrokerUnavailableError:
-        """End it at once; what wasn't flushed is lost. Give the reason that is told."""
-        lost = self._end(self._settings.away(self._with_last_error(reason)))
+        """End it at once, losing what wasn't flushed; give the error to raise."""
+        lost = self._end(self._settings.unavailable(self._with_last_error(reason)))
         # Half closed, the client would keep its tasks for ever.
         await asyncio.shield(self._close())
         return lost
@@ -134,16 +134,16 @@ class NatsConnection:
             with cancellable():
                 message = await self.client.request(subject, request, timeout=_ANSWER)
         except NoRespondersError:
-            raise self._settings.away(
-                "has no JetStream now: enable it in the server's configuration, or "
-                "wait for the cluster to choose its leader"
+            raise self._settings.unavailable(
+                "JetStream isn't available: enable it in the server's configuration, "
+                "or wait until the cluster has elected a leader"
             ) from None
         except NatsTimeoutError:
-            raise self._settings.away(
+            raise self._settings.unavailable(
                 self._error or f"no answer to {subject}; may the user publish to it?"
             ) from None
         except (NatsError, OSError) as error:
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         answer = json.loads(message.data)
         if "error" in answer:
             raise ApiError(answer["error"])
@@ -164,7 +164,7 @@ class NatsConnection:
                 with cancellable():
                     await self.client.flush()
         except (NatsError, OSError, TimeoutError) as error:
-            raise self.lost or self._settings.away(error) from error
+            raise self.lost or self._settings.unavailable(error) from error
 
     async def ready(self) -> bool:
         """Make sure of JetStream and the stream; tell whether it was made just now.
@@ -196,9 +196,9 @@ class NatsConnection:
             elif error.code == _NOT_FOUND:
                 remedy = "create the stream, or add create=SUBJECTS to the URL"
             elif create:
-                remedy = "create the stream yourself, or mend create="
+                remedy = "create the stream yourself, or correct create="
             else:
-                raise self._settings.away(error) from error
+                raise self._settings.unavailable(error) from error
             raise ConfigError(
                 f"broker {self._settings.name}: stream {stream!r}: {error}; {remedy}"
             ) from error
@@ -211,7 +211,7 @@ class NatsConnection:
 
     async def _closed(self) -> None:
         reason = self._error or self.client.last_error or "connection lost"
-        self._end(self._settings.away(reason))
+        self._end(self._settings.unavailable(reason))
 
     def _with_last_error(self, reason: object) -> object:
         if self._error is None or isinstance(reason, BrokerUnavailableError):

@@ -70,7 +70,7 @@ class NatsSettings:
             options=options,
         )
 
-    def away(self, error: object) -> BrokerUnavailableError:
+    def unavailable(self, error: object) -> BrokerUnavailableError:
         """Say why NATS can't be used now."""
         if isinstance(error, BrokerUnavailableError):
             return error

@@ -62,7 +62,7 @@ class Channel:
         raise TimeoutError(f"no answer within {_ANSWER:.0f} s")
 
     async def close(self) -> None:
-        """Close it when the server has taken note of all that was sent on it.
+        """Close it once the server has processed all that was sent on it.
 
         Raises:
             AMQPError: the connection was lost instead.
@@ -77,7 +77,7 @@ class Channel:
             raise self.closed.result()
 
 
-class Link:
+class AmqpConnection:
     """One connection, from its opening to its loss.
 
     Attributes:
@@ -227,7 +227,7 @@ class _Connection(AsyncioConnection):
         super().__init__(*args, **settings)
 
     def abort(self) -> None:
-        """End it now; its callbacks are told soon."""
+        """End it now; its callbacks run soon afterwards."""
         if not self.is_closed:
             self._terminate_stream(AMQPConnectionError("given up by us"))
 

@@ -57,7 +57,7 @@ def rabbitmq_parameters(url: str, options: RabbitMQOptions) -> pika.URLParameter
     return parameters
 
 
-def rabbitmq_away(url: str, error: BaseException) -> BrokerUnavailableError:
+def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
     """Say why RabbitMQ can't be used now."""
     if isinstance(error, BrokerUnavailableError):
         return error

@@ -42,7 +42,7 @@ def to_properties(message: Message) -> BasicProperties:
 def from_delivery(
     properties: BasicProperties, routing_key: str | bytes, payload: bytes
 ) -> tuple[Message, str | None]:
-    """Read a message; if it is none, also say why, with all there is to be found."""
+    """Read a message; if it isn't one, give what can be read of it, and the reason."""
     headers = {
         _text(name): _text(value)
         for name, value in (properties.headers or {}).items()

@@ -82,7 +82,7 @@ async def close_client(client: Redis) -> None:
     await asyncio.shield(client.aclose())
 
 
-def redis_away(url: str, error: BaseException) -> BrokerUnavailableError:
+def redis_unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
     """Say why Redis can't be used now."""
     if isinstance(error, AuthenticationError):
         said = f"refuses us: {error}"

@@ -158,7 +158,7 @@ class SqsSettings:
             self.prefix + topic, fifo=self.options.fifo, limit=_MAX_NAME[self.service]
         )
 
-    def away(self, error: BaseException) -> BrokerUnavailableError:
+    def unavailable(self, error: BaseException) -> BrokerUnavailableError:
         """Say why AWS can't be used now."""
         if isinstance(error, ClientError):
             refused = _CREDENTIALS.search(code_of(error))
@@ -166,12 +166,12 @@ class SqsSettings:
         elif isinstance(error, BROKEN):
             said = "can't be reached"
         else:
-            said = "gave what can't be read"
+            said = "sent an answer that can't be read"
         text = " ".join(str(error).split()) or type(error).__name__
         return BrokerUnavailableError(f"broker {self.url} {said}: {text}")
 
     def unusable(self, error: BaseException) -> ConfigError | None:
-        """Say what about credentials or region no waiting will mend, if that's it."""
+        """Make an error of one about credentials or region, which no retry will fix."""
         if isinstance(error, _UNUSABLE) or (
             isinstance(error, ClientError) and _CREDENTIALS.search(code_of(error))
         ):

@@ -99,7 +99,7 @@ def read(
 ) -> tuple[Message, str | None]:
     """Read a message, by itself or in the envelope of SNS.
 
-    Gives what is wrong with it, too, and then as much of it as can be told.
+    Also gives what is wrong with it, if anything, and then as much as can be read.
     """
     values = {name: _text(value) for name, value in attributes.items()}
     if _ID not in values:
@@ -109,8 +109,8 @@ def read(
         payload = _read_body(body, values.get(BODY))
         return _read(payload, values), None
     except InvalidMessageError as error:
-        stranger = Message(place, payload, headers=values, id=uuid7())
-        return stranger, f"message in {place}: {error}"
+        unreadable = Message(place, payload, headers=values, id=uuid7())
+        return unreadable, f"message in {place}: {error}"
 
 
 def _read(payload: bytes, values: Mapping[str, str]) -> Message:
@@ -205,7 +205,7 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
 
 
 def _are_text(values: Iterable[str]) -> bool:
-    """Tell whether none has a lone surrogate, which JSON can say and UTF-8 can't."""
+    """Tell whether there is no lone surrogate, which JSON can hold and UTF-8 can't."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:

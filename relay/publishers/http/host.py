@@ -4,7 +4,7 @@
     away ──any answer about a message──▶ up
 
 While it is away a batch begins with one request at a time, so that a host in trouble
-isn't run over when it comes back.
+isn't flooded when it comes back.
 """
 
 import time
@@ -61,17 +61,17 @@ class Host:
         self._suspects.pop(id, None)
 
     def refused(self, reason: str) -> None:
-        """Note that it would not take a message now; too often, and it is away."""
+        """Note that it refused a message; after too many in a row it is away."""
         self._refusals += 1
         if self._refusals >= _MAX_REFUSALS:
-            self.lose(f"refuses one message after the other: {reason}")
+            self.lose(f"refuses one message after another: {reason}")
 
     def lose(self, reason: str) -> None:
         """Note that it is away."""
         self.away = reason
 
     def pause(self, seconds: float) -> None:
-        """Note that it wants to be left alone for a while."""
+        """Note that it asked for a pause."""
         self._paused_until = time.monotonic() + seconds
         self.away = f"asked for a pause of {seconds:.0f} s"
 

@@ -18,9 +18,9 @@ from outbox.message import Message
 from relay.published_ids import PublishedIds
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.http.address import is_public, socket_maker
+from relay.publishers.http.batch import Batch
 from relay.publishers.http.host import Host
 from relay.publishers.http.post import Mailbox, one_line
-from relay.publishers.http.round import Round
 from relay.publishers.http.settings import HttpSettings
 
 
@@ -132,7 +132,7 @@ class HttpPublisher:
         try:
             if None in answers:
                 self._host.check_pause()
-                await Round(batch, answers, self._host, send, width=width).run()
+                await Batch(batch, answers, self._host, send, width=width).run()
         except BaseException:
             self._published.add(
                 message.id

@@ -17,7 +17,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox.brokers.kafka.connection import kafka_away, reason_of
+from outbox.brokers.kafka.connection import kafka_unavailable, reason_of
 from outbox.brokers.kafka.message import NewRecord
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
 
@@ -145,7 +145,7 @@ class Producer:
         """Drop what is not reported, for good, and give the error to raise."""
         self.dead = True
         self._stop.set()
-        return kafka_away(self._name, reason or self._reason)
+        return kafka_unavailable(self._name, reason or self._reason)
 
     async def close(self) -> None:
         """Drop what is not reported, and disconnect."""
@@ -240,7 +240,7 @@ class Producer:
 
     def _go_down(self) -> None:
         if self._down_at is not None:
-            return  # it is told again with every attempt
+            return  # librdkafka repeats it with every attempt
         self._down_at = self._loop.time()
         for reports in self._open:
             reports.heard_when_down = reports.heard

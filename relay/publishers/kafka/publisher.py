@@ -15,8 +15,8 @@ from confluent_kafka import KafkaError
 
 from outbox.brokers.kafka.connection import (
     check_config,
-    kafka_away,
     kafka_config,
+    kafka_unavailable,
     reason_of,
 )
 from outbox.brokers.kafka.message import NewRecord, problem_of, record_of
@@ -165,7 +165,7 @@ class KafkaPublisher:
         alone = False
         while pending := _pending(records, answers):
             if asyncio.get_running_loop().time() >= until:
-                raise kafka_away(self._name, "it refuses too much to get on")
+                raise kafka_unavailable(self._name, "it refuses too much to get on")
             sent = pending[:1] if alone else pending
             producer = self._current(alone=alone)
             errors = await producer.send([records[i] for i in sent], until)
@@ -180,7 +180,7 @@ class KafkaPublisher:
                         answers[i] = self._refuse(records[i], error)
                     next_alone = True
                 elif error.code() not in _AGAIN:
-                    raise kafka_away(self._name, reason_of(error))
+                    raise kafka_unavailable(self._name, reason_of(error))
             alone = next_alone
         return [answer for answer in answers if answer is not None]
 

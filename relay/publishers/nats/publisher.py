@@ -122,7 +122,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
     if number == _OTHER_STREAM:
         return Nacked(
             f"topic {shorten(message.topic)} is captured by another stream than the "
-            "URL's; mend stream= or the subjects of the streams"
+            "URL's; correct stream= or the subjects of the streams"
         ), ""
     if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
         reason = f"stream {stream!r} takes nothing now: {said}"
@@ -212,7 +212,7 @@ class NatsPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, answers don't come, or
-                nothing at all is taken now; the next call connects again.
+                nothing is accepted at all now; the next call connects again.
         """
         if not batch:
             return []
@@ -272,7 +272,7 @@ class NatsPublisher:
             await connection.client.publish_all(commands)
             await self._wait(flight)
         except (NatsError, OSError, TimeoutError) as error:
-            reason = connection.lost or self._settings.away(error)
+            reason = connection.lost or self._settings.unavailable(error)
             await connection.drop(reason)
             raise reason from error
         finally:
@@ -314,7 +314,7 @@ class NatsPublisher:
     async def _judge(
         self, flight: Flight, connection: NatsConnection
     ) -> list[Confirmation]:
-        """Tell what is to blame for what wasn't taken: topic, stream or broker."""
+        """Tell whether topic, stream or broker is to blame for a message not stored."""
         judged: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
         for message, answer in zip(flight.batch, flight.answers, strict=True):
@@ -332,7 +332,7 @@ class NatsPublisher:
                     verdict = answer
             if isinstance(verdict, Full):
                 if not self._goes_on(verdict):
-                    raise self._settings.away(verdict.reason)
+                    raise self._settings.unavailable(verdict.reason)
                 verdict = Nacked(verdict.reason)
             judged.append(verdict)
         return judged
@@ -341,14 +341,14 @@ class NatsPublisher:
         try:
             if self._stream is not None and await connection.ready():
                 # For all alike, so it isn't this message's fault.
-                raise self._settings.away(
+                raise self._settings.unavailable(
                     f"stream {self._stream!r} was gone, and is made again"
                 )
             answer = await connection.ask("STREAM.NAMES", {"subject": topic})
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except ApiError as error:
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         if streams := answer.get("streams"):
             return Full(streams[0], f"stream {streams[0]!r} has no leader now")
         return Nacked(
@@ -375,7 +375,7 @@ class NatsPublisher:
     async def _connected(self) -> NatsConnection:
         async with self._connecting:
             if not self._entered:
-                raise self._settings.away("publisher was left")
+                raise self._settings.unavailable("publisher was left")
             if self._connection is not None and self._connection.lost is None:
                 return self._connection
             connection = NatsConnection(
@@ -388,7 +388,7 @@ class NatsPublisher:
             except BaseException as error:
                 await connection.drop()
                 if isinstance(error, NatsError):
-                    raise self._settings.away(error) from error
+                    raise self._settings.unavailable(error) from error
                 raise
             self._connection = connection
             return connection

@@ -9,7 +9,7 @@ from pika import BasicProperties, spec
 from pika.channel import Channel as PikaChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from outbox.brokers.rabbitmq.amqp import Channel, Link
+from outbox.brokers.rabbitmq.amqp import AmqpConnection, Channel
 from outbox.brokers.rabbitmq.message import to_properties
 from outbox.errors import shorten
 from outbox.message import Message
@@ -47,7 +47,7 @@ class Confirms:
     """
 
     def __init__(
-        self, link: Link, channel: Channel, exchange: str, *, mandatory: bool
+        self, link: AmqpConnection, channel: Channel, exchange: str, *, mandatory: bool
     ) -> None:
         self.link = link
         self.proven = False
@@ -60,7 +60,9 @@ class Confirms:
         self._unroutable: set[str | None] = set()
 
     @classmethod
-    async def open(cls, link: Link, exchange: str, *, mandatory: bool) -> Self:
+    async def open(
+        cls, link: AmqpConnection, exchange: str, *, mandatory: bool
+    ) -> Self:
         """Open a channel, with the exchange made if it isn't there.
 
         Raises:

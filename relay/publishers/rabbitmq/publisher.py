@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
 from outbox.brokers.bounded_dict import BoundedDict
-from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, Link
+from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, AmqpConnection
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
-    rabbitmq_away,
     rabbitmq_parameters,
+    rabbitmq_unavailable,
 )
 from outbox.brokers.rabbitmq.message import why_impossible
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
@@ -54,7 +54,7 @@ class RabbitMQPublisher:
         self._timeout = options.timeout.total_seconds()
         self._patience = min(_FIRST_PATIENCE, self._timeout)
         self._entered = False
-        self._link: Link | None = None
+        self._link: AmqpConnection | None = None
         self._confirms: Confirms | None = None
         self._turn = asyncio.Lock()
         self._published = PublishedIds()
@@ -83,12 +83,12 @@ class RabbitMQPublisher:
         except BaseException as error:
             await self.__aexit__()
             if isinstance(error, BROKEN):
-                raise rabbitmq_away(self._url, error) from error
+                raise rabbitmq_unavailable(self._url, error) from error
             raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; what isn't confirmed by then is told to be away."""
+        """Disconnect; what isn't confirmed by then counts as not published."""
         self._entered = False
         link, self._link = self._link, None
         if link is not None:
@@ -112,7 +112,7 @@ class RabbitMQPublisher:
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
         except BROKEN as error:
-            raise rabbitmq_away(self._url, error) from error
+            raise rabbitmq_unavailable(self._url, error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Publish the batch in its order, and gather its confirms.
@@ -158,7 +158,7 @@ class RabbitMQPublisher:
         except BlockedError as error:
             raise self._takes_nothing(error) from error
         except BROKEN as error:
-            raise rabbitmq_away(self._url, error) from error
+            raise rabbitmq_unavailable(self._url, error) from error
 
     async def _publish(
         self, messages: Sequence[Message], confirms: Confirms, answers: list[Answer]
@@ -190,7 +190,7 @@ class RabbitMQPublisher:
         alone: Confirms | None = None
         for i in left:
             if alone is None or alone.closed:
-                # Of its own, so that others aren't taken for the culprit.
+                # On a channel of its own, so that no other message is blamed.
                 async with self._turn:
                     alone = await self._open_confirms()
             given: list[Answer] = [None]
@@ -210,7 +210,7 @@ class RabbitMQPublisher:
             self._acked_at[topic] = time.monotonic()
 
     def _judge(self, answer: Answer) -> Confirmation:
-        """Tell whether a queue is to blame for what wasn't taken, or RabbitMQ."""
+        """Tell whether a queue or RabbitMQ is to blame for a message not accepted."""
         match answer:
             case Full(topic):
                 recently = time.monotonic() - _RECENTLY
@@ -242,7 +242,7 @@ class RabbitMQPublisher:
                 f"broker {without_password(self._url)}: this publisher was left"
             )
         if self._link is None or not self._link.is_open:
-            self._link = await Link.open(self._parameters)
+            self._link = await AmqpConnection.open(self._parameters)
             self._acked_at.clear()
         return await Confirms.open(
             self._link, self._exchange, mandatory=self._mandatory

@@ -78,7 +78,7 @@ class SqsPublisher:
             await self._exit.aclose()
             if unusable := self._settings.unusable(error):
                 raise unusable from None
-            raise self._settings.away(error) from error
+            raise self._settings.unavailable(error) from error
         except BaseException:
             await self._exit.aclose()
             raise
@@ -197,7 +197,7 @@ class SqsPublisher:
         except BROKEN as error:
             refusal = refusal_of(error, f"{self._service.kind} {name}")
             if refusal is None:
-                raise self._settings.away(error) from error
+                raise self._settings.unavailable(error) from error
             return refusal
         self._found[topic] = (time.monotonic() + _FRESH, destination)
         return destination

@@ -1,7 +1,7 @@
 """Deal a batch out into requests of ten, many at once, each key in its order.
 
 Each key has a *line* of its messages; a message without a key has a line of its own.
-A line is in at most one request at a time, and goes on when that was answered, so
+A line is in at most one request at a time, and continues once that is answered, so
 what two requests carry side by side never has a key in common.
 """
 

@@ -104,7 +104,7 @@ class Sending:
         except BROKEN as error:
             refusal = refusal_of(error, f"{self._service.kind} {place.name}")
             if refusal is None:
-                raise self._settings.away(error) from error
+                raise self._settings.unavailable(error) from error
             if refusal.permanent and len(request) > 1:
                 await self._send_apart(client, request)
             else:

@@ -191,7 +191,7 @@ async def test_a_message_that_is_put_off_holds_back_its_key_and_not_the_host(
     for answer in answers[:6]:
         assert isinstance(answer, Nacked)
         assert answer.retry_after == timedelta(seconds=90)
-    assert answers[6:] == [Acked(), Nacked("waits for one of its key")]
+    assert answers[6:] == [Acked(), Nacked("waits for an earlier message of its key")]
 
 
 async def test_a_message_is_put_off_no_longer_than_allowed(target: Target) -> None:

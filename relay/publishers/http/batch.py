@@ -1,4 +1,4 @@
-"""One batch on its way by single requests: keys side by side, each in its order."""
+"""A batch as single requests: keys in parallel, the messages of a key in order."""
 
 import asyncio
 from collections import deque
@@ -12,13 +12,13 @@ from relay.publisher import Confirmation, Nacked
 from relay.publishers.http.host import Host
 
 Send: TypeAlias = Callable[[int], Awaitable[Confirmation | None]]
-"""Sends the message of that place in the batch; None: the host is away."""
+"""Sends the message at an index of the batch; None: the host is unavailable."""
 
 _MAX_TRIALS: Final = 3
 
 
-class Round:
-    """Sends what has no answer yet, one message of a key at a time.
+class Batch:
+    """Sends the messages that have no answer yet, one of a key at a time.
 
     Args:
         answers: one for each message of the batch, filled in as they come.
@@ -41,14 +41,14 @@ class Round:
         self._width = width
         self._lost: BrokerUnavailableError | None = None
         self._refused: list[tuple[int, list[int]]] = []
-        # It was away, and answered since: what it refuses now, it refuses for itself.
+        # It was unavailable and has answered since: a refusal now is the message's own.
         self._proven = False
         lines: dict[str | UUID, deque[int]] = {}
         for i, message in enumerate(batch):
             if answers[i] is None:
                 name = message.id if message.key is None else message.key
                 lines.setdefault(name, deque()).append(i)
-        # Whose request failed lately goes last, lest it hold up all the others.
+        # A message whose request failed lately goes last, so that others needn't wait.
         self._lines = deque(
             sorted(lines.values(), key=lambda line: host.suspects(batch[line[0]].id))
         )
@@ -57,7 +57,7 @@ class Round:
         """Send everything.
 
         Raises:
-            BrokerUnavailableError: the host is away, and messages are left over.
+            BrokerUnavailableError: the host is unavailable, and messages are left.
         """
         await self._try_host()
         if self._lost is None and len(self._lines) == 1:
@@ -85,7 +85,7 @@ class Round:
             await self._carry_first(line)
             if line:
                 self._lines.append(line)
-            # Who is to blame itself says nothing of the host.
+            # A message that is itself to blame says nothing about the host.
             trials += not self._host.blames(self._batch[i].id)
         if self._host.away is not None:
             self._lose()
@@ -111,14 +111,16 @@ class Round:
             line.clear()
 
     def _settle_refusals(self) -> None:
-        """Take back what was refused by a host that turned out to be away."""
+        """Take back the refusals of a host that turned out to be unavailable."""
         taken_back = self._lost is not None and not self._proven
         for i, followers in self._refused:
             if taken_back and not self._host.blames(self._batch[i].id):
                 self._answers[i] = None
                 continue
             for follower in followers:
-                self._answers[follower] = Nacked("waits for one of its key")
+                self._answers[follower] = Nacked(
+                    "waits for an earlier message of its key"
+                )
 
     def _lose(self) -> None:
         if self._lost is None:

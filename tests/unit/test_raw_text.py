@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.cloudevents.fields import stranger_from_fields
+from outbox.cloudevents.fields import unreadable_from_fields
 from outbox.cloudevents.raw_text import bytes_of, payload_of, storable, text_of
 
 
@@ -30,7 +30,7 @@ def test_what_looks_like_bytes_in_base64_is_told_from_them() -> None:
 
 def test_fields_without_a_payload_are_the_payload() -> None:
     fields = {b"data": b"\xff\x00raw", "ä".encode(): b"text", b"\xfe": b""}
-    stranger = stranger_from_fields("orders", fields)
+    stranger = unreadable_from_fields("orders", fields)
     assert stranger.payload == payload_of(fields)
     assert stranger.content_type == "application/json"
     found = json.loads(stranger.payload)
@@ -40,7 +40,7 @@ def test_fields_without_a_payload_are_the_payload() -> None:
 
 
 def test_a_payload_stays_byte_for_byte_whatever_is_beside_it() -> None:
-    stranger = stranger_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
+    stranger = unreadable_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
     assert stranger.payload == b"\xff"
     assert stranger.headers == {"id": text_of(b"\xfe")}
 
