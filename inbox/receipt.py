@@ -1,8 +1,9 @@
 """The receipt: proof that a consumer has handled a message.
 
-One INSERT tells new from known, and commits with the handler's effects. The table
-is partitioned by a moment that is a function of the message's id, so its key is
-unique on the id alone, at a cost that doesn't grow with the number of partitions.
+One INSERT tells a new message from a known one, and commits with the handler's
+effects. The table is partitioned by a timestamp that is a function of the message's id.
+So its key is unique on the id alone, at a cost that doesn't grow with the number of
+partitions.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class ForeignId:
     """An id that isn't a UUIDv7: a Stripe event, a Kafka offset.
 
     Attributes:
-        source: who gave the id; ids need to be unique within it only.
+        source: who assigned the id; ids only need to be unique within a source.
         id: the id as text.
     """
 
@@ -53,7 +54,7 @@ class ForeignId:
     id: str
 
     def __post_init__(self) -> None:
-        """Refuse what would be one id for many messages, or none that can be kept."""
+        """Refuse an id that many messages could have, or that can't be stored."""
         check_text("source", self.source)
         check_text("id", self.id, _MAX_ID_BYTES)
 
@@ -62,7 +63,7 @@ MessageId: TypeAlias = UUID | ForeignId
 
 
 class _Insert:
-    """Inserts one row, where it is new; may limit the transaction besides."""
+    """Inserts one row if it is new; may also limit the transaction's idle time."""
 
     # Built once, for it costs as much as running it. RETURNING is left out: the role
     # needs no more than INSERT.
@@ -89,7 +90,7 @@ class _Insert:
         held.is_begun = True
         count = result.rowcount
         if count < 0:
-            # Taken for a duplicate, every message would be skipped without a word.
+            # Taken as a duplicate, every message would be skipped silently.
             raise ConfigError(
                 f"rowcount={count} of an INSERT: SQLAlchemy {__version__} doesn't say "
                 "whether the receipt is new; use 2.0.31 or newer, with psycopg or "
@@ -110,16 +111,16 @@ _FORGOTTEN: Final = "not_forgotten_"
 def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bool:
     """Record in the session's transaction that `consumer` handles the message.
 
-    Gives True if it is new, and False for a duplicate. If another transaction is
-    just recording the same, this one waits for its end: after a commit there it is
-    a duplicate, after a rollback it is new. In an `AsyncSession`:
+    Returns True if it is new, and False for a duplicate. If another transaction is
+    recording the same receipt, this one waits for its end: if that commits, the message
+    is a duplicate, if it rolls back, the message is new. With an `AsyncSession`:
     `await session.run_sync(record_receipt, message_id, consumer)`.
 
     Raises:
-        MessageTooOldError: its day is beyond the retention of `inbox.receipt`.
-        MessageTooNewError: its day lies ahead of the partitions.
-        InvalidReceiptError: the id is a `str` or not a UUIDv7, or an argument can't
-            be used.
+        MessageTooOldError: its day is older than the retention of `inbox.receipt`.
+        MessageTooNewError: there is no partition for its day yet.
+        InvalidReceiptError: the id is a `str` or not a UUIDv7, or an argument is
+            invalid.
         NotASessionError: `session` isn't a `Session`.
         AutocommitError: its connection is in AUTOCOMMIT mode.
 
@@ -160,7 +161,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
 
 
 def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
-    """Tell whether the consumer is known to have handled the message."""
+    """Tell whether the consumer has a receipt of the message."""
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)
@@ -173,16 +174,16 @@ def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
 def record_receipts(
     session: Session, message_ids: Sequence[UUID], consumer: str
 ) -> set[UUID]:
-    """Record many receipts by one statement; give the ids that were new.
+    """Record many receipts in one statement; return the ids that were new.
 
     Raises:
-        InvalidReceiptError: one of them can't be recorded; then none is, and the
+        InvalidReceiptError: one of them can't be recorded. Then none is, and the
             transaction can only be rolled back.
     """
     check_text("consumer", consumer)
     for id in message_ids:
         check_id(id)
-    # In one order in every process, so that two batches never wait for each other.
+    # In the same order in every process, so that two batches never deadlock.
     ids = sorted(set(message_ids))
     values = {
         "ids": plain_array(ids),
@@ -211,7 +212,7 @@ def _insert_receipts() -> TextualSelect:
 
 
 def check_id(message_id: object) -> None:
-    """Refuse ids that tell no day.
+    """Refuse an id without a timestamp.
 
     Raises:
         InvalidReceiptError: it is a `str`, or not a UUIDv7.
@@ -236,7 +237,7 @@ def check_id(message_id: object) -> None:
 
 
 def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
-    """Tell what it means for a message that its row was refused; None if nothing."""
+    """Return what a refused row says about its message; None if nothing."""
     if _sqlstate(error) != _CHECK_VIOLATION:
         return None
     # The same SQLSTATE says "no partition of relation", then without a name.
@@ -259,7 +260,7 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
     """Refuse what can't be part of a receipt's key.
 
     Raises:
-        InvalidReceiptError: it isn't text, is empty, too long, or can't be stored.
+        InvalidReceiptError: it isn't a string, is empty, too long, or can't be stored.
     """
     if not isinstance(value, str) or not value or "\0" in value:
         raise InvalidReceiptError(
@@ -276,7 +277,7 @@ def check_text(field: str, value: object, max_bytes: int = _MAX_NAME_BYTES) -> N
 
 def _sqlstate(error: DBAPIError) -> str | None:
     original: Any = error.orig
-    # psycopg 3 and asyncpg say sqlstate, psycopg2 says pgcode.
+    # psycopg 3 and asyncpg have sqlstate, psycopg2 has pgcode.
     state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return cast("str | None", state)
 

@@ -9,41 +9,41 @@ from outbox.message import Message
 
 
 class Delivery(Protocol):
-    """One handing-over of a message by a broker."""
+    """One delivery of a message by a broker."""
 
     @property
     def message(self) -> Message:
-        """The message, as far as it can be read."""
+        """The message, as far as it is readable."""
 
     @property
     def attempts(self) -> int:
-        """How many attempts to handle it the broker knows to have failed before.
+        """The number of failed attempts before this one, as far as the broker knows.
 
-        Those count too that never came to an end, because their process died, as far
-        as the broker can tell. Its last attempt behind it, it isn't handled again.
+        If the broker counts starts, attempts that never ended because their process
+        died count, too. A message that has used up its attempts isn't handled again.
         """
 
     @property
     def problem(self) -> str | None:
-        """Why it can't be read as a message; None for a sound one.
+        """Why it can't be read as a message; None if it can.
 
-        What has a problem is never handled: it goes to the dead letters.
+        A delivery with a problem is never handled: it becomes a dead letter.
         """
 
     async def ack(self) -> None:
-        """Settle it: the broker is not to hand it over again.
+        """Settle it: the broker must not deliver it again.
 
-        May return before the broker knows; the source passes it on within
-        milliseconds, and completely before it is left. Doing it twice is harmless.
+        May return before the broker knows. The source passes it on within milliseconds,
+        and at the latest before it is closed. Calling it twice is harmless.
         """
 
     async def nack(self, delay: timedelta | None = None) -> None:
         """Give it back.
 
-        Without a delay it was not tried: it is handed over again at once, here or
-        elsewhere, and no attempt is counted. With one it failed: an attempt is
-        counted, and neither it nor, where the broker keeps order, later messages of
-        its key come before that time.
+        Without a delay it was not started: it is delivered again at once, here or
+        elsewhere, and no attempt is counted. With a delay it failed: an attempt is
+        counted, and neither it nor, if the broker keeps order, later messages of its
+        key are delivered before that time.
         """
 
 
@@ -60,11 +60,11 @@ class DeliveryWithHistory(Delivery, Protocol):
 
 
 class Source(Protocol):
-    """Hands over the messages of one consumer's topics.
+    """Delivers the messages of one consumer's topics.
 
-    Entering connects, leaving disconnects, gives back what was neither acked nor
-    nacked, and leaves no task behind. For one event loop; `receive` for one task at
-    a time, `ack` and `nack` for any.
+    Entering connects. Leaving disconnects, gives back what was neither acked nor
+    nacked, and leaves no task behind. For one event loop; call `receive` from one task
+    at a time, `ack` and `nack` from any.
     """
 
     async def __aenter__(self) -> Self:
@@ -74,10 +74,10 @@ class Source(Protocol):
         """Disconnect."""
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Wait for deliveries and give at most `limit`, those of a key in their order.
+        """Wait for deliveries and return at most `limit`, those of a key in order.
 
-        Gives none when the poll interval passes without any. May be cancelled: what
-        it had fetched by then is handed over again.
+        Returns none if the poll interval passes without any. May be cancelled: what it
+        had fetched by then is delivered later.
 
         Raises:
             BrokerUnavailableError: the broker is away; the next call reconnects.
@@ -86,20 +86,20 @@ class Source(Protocol):
 
 @runtime_checkable
 class SelectiveSource(Protocol):
-    """What a source may offer besides: to pass over tenants in its backlog.
+    """A source that can skip tenants in its backlog.
 
-    With any other, a tenant whose messages fill the room of a queue holds up those of
-    others behind them.
+    With any other source, a tenant whose messages fill the room of a queue holds up the
+    messages of other tenants behind them.
     """
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive nothing of these tenants until another call says otherwise."""
+        """Receive no messages of these tenants until the next call."""
 
 
 @runtime_checkable
 class ReclaimingSource(Protocol):
-    """What a source may offer besides: to count what others had before."""
+    """A source that counts the messages that another replica had before."""
 
     @property
     def reclaimed(self) -> int:
-        """How many deliveries so far were left by a replica, or given back by one."""
+        """The number of deliveries so far that another replica left or gave back."""

@@ -1,7 +1,7 @@
-"""A handler's transaction: only whoever called the handler ends it.
+"""A handler's transaction: only the caller of the handler ends it.
 
-Receipt and effects commit together, after the handler has returned. What a handler
-could do against that is refused where it does it, or found before the commit:
+Receipt and effects commit together, after the handler has returned. Whatever a handler
+could do against that is refused at the call, or found before the commit:
 
     AUTOCOMMIT                             ──▶ refused before the receipt
     session.commit(), rollback(), close()  ──▶ refused at the call, and at the return
@@ -9,9 +9,9 @@ could do against that is refused where it does it, or found before the commit:
     a database error without a savepoint   ──▶ refused at the return, and at the commit
     COMMIT or ROLLBACK past SQLAlchemy     ──▶ found at the return
 
-The state of the transaction costs no round trip with psycopg and psycopg2, which know
-it. asyncpg tells only whether there is a transaction; so after a database error, and
-only then, the server is asked by one statement.
+With psycopg and psycopg2 the state of the transaction costs no round trip: libpq knows
+it. asyncpg only tells whether there is a transaction, so after a database error, and
+only then, one statement asks the server.
 
 And a transaction that holds a receipt may not stay idle for long. A consumer that is
 frozen, or whose host is gone, leaves its receipts uncommitted, and whoever took over
@@ -60,9 +60,9 @@ from outbox.session import (
 )
 
 _HELD: Final = "inbox.transaction"
-# `begin` is not among them: SQLAlchemy refuses a second one by itself.
+# Not `begin`: SQLAlchemy itself refuses a second one.
 _OF_SESSION: Final = ("commit", "rollback", "close", "reset", "invalidate", "prepare")
-# PostgreSQL itself refuses a COMMIT inside of what is called or done in a transaction.
+# PostgreSQL itself refuses a COMMIT in a function or a DO block.
 _ENDING: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
     r"(commit|end|abort|prepare\s+transaction|"
@@ -74,14 +74,14 @@ _IN_ERROR: Final = 3  # libpq's PQTRANS_INERROR
 _ABORTED: Final = "25P02"
 
 _errors: Final[WeakKeyDictionary[Connection, str]] = WeakKeyDictionary()
-"""The last database error of each connection, by its name and its SQLSTATE."""
+"""The last database error of each connection: its name and SQLSTATE."""
 
 
 class Held:
-    """The transaction of a session that is to commit with a receipt or a job.
+    """The transaction of a session, which commits together with a receipt or a job.
 
     Attributes:
-        is_begun: a statement was executed in it, so the server has begun it, too.
+        is_begun: a statement was executed in it, so the server has begun it.
     """
 
     __slots__ = (
@@ -107,12 +107,12 @@ class Held:
 
     @property
     def is_current(self) -> bool:
-        """Whether its session is still in it."""
+        """Whether the session is still in this transaction."""
         return self._session.get_transaction() is self._root
 
     @property
     def asks_server(self) -> bool:
-        """Whether a check has to execute a statement."""
+        """Whether a check has to ask the server."""
         return (
             self.connection in _errors
             and not self.connection.closed
@@ -121,7 +121,7 @@ class Held:
         )
 
     def lend(self) -> None:
-        """Refuse from now on what would end the transaction."""
+        """Refuse everything that would end the transaction, from now on."""
         self._depth += 1
         if self._depth > 1:
             return
@@ -148,7 +148,7 @@ class Held:
         known.update(methods)
 
     def take_back(self) -> None:
-        """Let its owner end the transaction again."""
+        """Allow the owner to end the transaction again."""
         self._depth -= 1
         if self._depth:
             return
@@ -159,7 +159,7 @@ class Held:
         self._replaced.clear()
 
     def refuse(self, call: str, *_: object, **__: object) -> NoReturn:
-        """Refuse a call of the handler, and remember that it came."""
+        """Refuse a call of the handler, and remember it."""
         self._refused = TransactionControlError(call)
         raise self._refused
 
@@ -173,16 +173,17 @@ class Held:
     def _close_connection(self) -> None:
         if self.is_current:
             self.refuse("connection.close()")
-        # The transaction was ended past the session, which now lets go of it.
+        # It was ended behind the session's back, and the session now releases it.
         type(self.connection).close(self.connection)
 
     def check(self) -> None:
-        """Look whether the handler left the transaction as it has to be.
+        """Check that the handler left the transaction open and able to commit.
 
         Raises:
-            TransactionControlError: what ends it was refused, and that was caught.
+            TransactionControlError: a call that ends it was refused, and the handler
+                caught the error.
             TransactionEndedError: it was ended all the same.
-            UnexpectedRollbackError: PostgreSQL would roll it back at its commit.
+            UnexpectedRollbackError: PostgreSQL would turn its COMMIT into a ROLLBACK.
         """
         if self._refused is not None:
             raise self._refused
@@ -201,11 +202,11 @@ class Held:
 
     @property
     def _was_rolled_back(self) -> bool:
-        """Whether a failed flush or a lost connection has rolled it back already."""
+        """Whether a failed flush or a lost connection has already rolled it back."""
         return not self._session.is_active or self.connection.invalidated
 
     def check_commit(self) -> None:
-        """Look whether its owner may commit now.
+        """Check that its owner may commit now.
 
         Raises:
             TransactionControlError: it is lent to a handler.
@@ -222,10 +223,10 @@ class Held:
 
 
 def hold(session: Session) -> Held:
-    """Take note of a session's transaction, before a receipt or a job is part of it.
+    """Remember a session's transaction, before a receipt or a job becomes part of it.
 
     Raises:
-        AutocommitError: there would be none.
+        AutocommitError: there would be no transaction.
     """
     held: Held | None = session.info.get(_HELD)
     if held is not None and held.is_current:
@@ -241,7 +242,7 @@ def hold(session: Session) -> Held:
 class lent:  # noqa: N801 (reads as a statement: with lent(…))
     """Lend the transaction of a session to a handler for the block.
 
-    After `hold`. `async with` where the session is an `AsyncSession`.
+    Call `hold` before. Use `async with` for an `AsyncSession`.
 
     Raises:
         TransactionControlError, TransactionEndedError, UnexpectedRollbackError: at the
@@ -254,7 +255,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         self._held: Held = sync_session(session).info[_HELD]
 
     def __enter__(self) -> None:
-        """Refuse from now on what would end the transaction."""
+        """Refuse everything that would end the transaction, from now on."""
         self._held.lend()
 
     def __exit__(
@@ -263,7 +264,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take it back, and look at what the handler left."""
+        """Take it back, and check how the handler left it."""
         self._held.take_back()
         if kind is None:
             self._held.check()
@@ -293,7 +294,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
 
 @event.listens_for(Session, "before_commit")
 def _check_commit(session: Session) -> None:
-    # Every commit of the process comes through here: one look into a dict.
+    # Every commit of the process passes here; it costs one dictionary lookup.
     held: Held | None = session.info.get(_HELD)
     if held is None or session.in_nested_transaction():
         return
@@ -310,7 +311,7 @@ def _note_error(context: ExceptionContext) -> None:
         context.original_exception, "pgcode", None
     )
     if state == _ABORTED and context.connection in _errors:
-        return  # it only says that there was one before
+        return  # it only says that there was an earlier one
     name = type(context.sqlalchemy_exception or context.original_exception).__name__
     _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
 
@@ -340,7 +341,7 @@ def _is_in_transaction(connection: Connection, status: int | None) -> bool:
 
 
 def _status(connection: Connection) -> int | None:
-    """Give what libpq knows of the transaction; None if the driver is another."""
+    """Return the state that libpq has of the transaction; None for other drivers."""
     info = getattr(connection.connection.driver_connection, "info", None)
     status: int | None = getattr(info, "transaction_status", None)
     return status
@@ -349,7 +350,7 @@ def _status(connection: Connection) -> int | None:
 DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)
 _MOST: Final = timedelta(days=24)  # PostgreSQL counts milliseconds in 32 bits
-_NOTED: Final = "inbox.max_idle"
+_LIMIT: Final = "inbox.max_idle"
 
 LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
     literal_column("'idle_in_transaction_session_timeout'"),
@@ -361,7 +362,7 @@ _LIMIT_NOW: Final = select(LIMITS_IDLE)
 
 
 def check_max_idle(max_idle: timedelta | None) -> None:
-    """Refuse what PostgreSQL can't count, and what no handler can keep to.
+    """Refuse what PostgreSQL doesn't accept, or no handler could keep to.
 
     Raises:
         ConfigError: it is below a second or above 24 days.
@@ -373,19 +374,19 @@ def check_max_idle(max_idle: timedelta | None) -> None:
 
 
 def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
-    """Note for the receipts of a session how long it may stand still after them."""
+    """Set how long a session may be idle in the transaction of a receipt."""
     if max_idle is not None:
-        session.info[_NOTED] = f"{max_idle // timedelta(milliseconds=1)}ms"
+        session.info[_LIMIT] = f"{max_idle // timedelta(milliseconds=1)}ms"
 
 
 def limit_idle_now(session: Session) -> None:
-    """Limit the running transaction by what was noted, where no receipt does it."""
+    """Apply that limit to the current transaction, where no receipt does."""
     max_idle = max_idle_of(session)
     if max_idle is not None:
         session.execute(_LIMIT_NOW, {"max_idle": max_idle})
 
 
 def max_idle_of(session: AnySession) -> str | None:
-    """Give what was noted, as PostgreSQL reads it; None if nothing was."""
-    noted: str | None = session.info.get(_NOTED)
+    """Return the limit that was set, as PostgreSQL writes it; None if none was."""
+    noted: str | None = session.info.get(_LIMIT)
     return noted

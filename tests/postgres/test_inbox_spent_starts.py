@@ -1,4 +1,4 @@
-"""What its last attempt may have handled isn't given up before that is known."""
+"""A message that used up its starts is a dead letter only if it has no receipt."""
 
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from tests.fixtures.relay import execute
 pytestmark = pytest.mark.timeout(180)
 
 
-async def test_a_look_that_fails_is_repeated_and_finds_the_receipt(
+async def test_a_lookup_that_fails_is_repeated_and_finds_the_receipt(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -52,7 +52,7 @@ async def test_a_look_that_fails_is_repeated_and_finds_the_receipt(
     assert execute(database_url, "SELECT 1 FROM inbox.dead_letter") == []
 
 
-async def test_an_id_that_no_receipt_can_have_is_given_up_at_once(
+async def test_an_id_that_no_receipt_can_have_is_dead_lettered_at_once(
     database_url: str,
 ) -> None:
     source = MemorySource()

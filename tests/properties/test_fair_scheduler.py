@@ -97,7 +97,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     st.none() | st.integers(1, 3),
     st.lists(arrivals | choices, max_size=40),
 )
-def test_turns_are_never_too_many_nor_idle_and_none_is_lost(
+def test_slots_are_never_too_many_nor_idle_and_none_is_lost(
     places: int, cap: int | None, steps: list[tuple[str, Any, Any]]
 ) -> None:
     async def test() -> None:
@@ -180,7 +180,7 @@ def test_tenants_take_turns_and_each_in_its_own_order(
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["x", "y"]))
-def test_a_flood_holds_up_neither_another_tenant_nor_another_queue(
+def test_a_flood_delays_neither_another_tenant_nor_another_queue(
     flood: int, places: int, queue: str
 ) -> None:
     async def test() -> None:

@@ -82,7 +82,7 @@ class Work:
                 await self._changed.wait()
 
 
-async def test_a_key_is_worked_off_in_order_and_keys_side_by_side() -> None:
+async def test_messages_of_a_key_are_handled_in_order_and_keys_side_by_side() -> None:
     work = Work()
     work.dispatcher.accept(
         [delivery("a1", "a"), delivery("a2", "a"), delivery("b1", "b")]
@@ -95,7 +95,7 @@ async def test_a_key_is_worked_off_in_order_and_keys_side_by_side() -> None:
     assert await work.dispatcher.stop(HOUR) == []
 
 
-async def test_messages_without_a_key_wait_for_nobody() -> None:
+async def test_messages_without_a_key_do_not_wait() -> None:
     work = Work(max_in_flight=3)
     work.dispatcher.accept([delivery("1"), delivery("2"), delivery("3")])
     await work.until(lambda: work.begun == ["1", "2", "3"])
@@ -103,7 +103,7 @@ async def test_messages_without_a_key_wait_for_nobody() -> None:
     await work.dispatcher.stop(HOUR)
 
 
-async def test_room_counts_keys_at_work_and_not_what_waits_behind_them() -> None:
+async def test_room_counts_running_keys_and_not_what_waits_behind_them() -> None:
     work = Work(max_in_flight=2, max_waiting=3)
     assert work.dispatcher.room == 2
     work.dispatcher.accept([delivery("a1", "a"), delivery("a2", "a")])
@@ -116,7 +116,7 @@ async def test_room_counts_keys_at_work_and_not_what_waits_behind_them() -> None
     await work.dispatcher.stop(HOUR)
 
 
-async def test_what_is_parked_makes_room_until_too_much_waits() -> None:
+async def test_parked_messages_make_room_until_too_many_wait() -> None:
     work = Work(max_in_flight=1, max_waiting=1)
     work.dispatcher.accept([delivery("park a", "a")])
     assert await work.dispatcher.wait_for_room() == 1
@@ -126,7 +126,7 @@ async def test_what_is_parked_makes_room_until_too_much_waits() -> None:
     await work.dispatcher.stop(HOUR)
 
 
-async def test_a_stop_waits_for_what_is_at_work_and_gives_back_the_rest() -> None:
+async def test_a_stop_waits_for_running_handlers_and_gives_back_the_rest() -> None:
     work = Work()
     last = delivery("a2", "a")
     parked, behind = delivery("park b", "b"), delivery("b2", "b")
@@ -139,7 +139,7 @@ async def test_a_stop_waits_for_what_is_at_work_and_gives_back_the_rest() -> Non
     assert work.done == ["a1"]
 
 
-async def test_what_is_not_done_when_the_drain_is_over_is_given_back() -> None:
+async def test_handlers_that_outlast_the_drain_are_cancelled_and_given_back() -> None:
     work = Work()
     stuck = delivery("a1", "a")
     work.dispatcher.accept([stuck])
@@ -157,14 +157,14 @@ async def test_a_second_cancellation_ends_the_drain() -> None:
     assert await stopping == [stuck]
 
 
-async def test_a_fault_of_ours_is_not_swallowed() -> None:
+async def test_an_internal_error_is_not_swallowed() -> None:
     work = Work(max_in_flight=1)
     work.dispatcher.accept([delivery("raise")])
     with pytest.raises(RuntimeError, match="raise"):
         await work.dispatcher.wait_for_room()
 
 
-async def test_a_stop_gives_back_who_waits_for_a_turn() -> None:
+async def test_a_stop_gives_back_messages_that_wait_for_a_slot() -> None:
     work = Work(max_in_flight=1, max_waiting=3, max_lines=3)
     late = [delivery("b1"), delivery("c1")]
     work.dispatcher.accept([delivery("a1"), *late])
@@ -176,7 +176,7 @@ async def test_a_stop_gives_back_who_waits_for_a_turn() -> None:
     assert work.begun == work.done == ["a1"]
 
 
-async def test_who_waits_for_its_tenant_takes_no_room_from_others() -> None:
+async def test_messages_of_a_tenant_at_its_limit_take_no_room_from_others() -> None:
     work = Work(max_in_flight=3, max_waiting=5, max_per_tenant=1)
     work.dispatcher.accept([delivery(f"a{n}", tenant="a") for n in range(3)])
     await work.until(lambda: work.begun == ["a0"])
@@ -190,7 +190,9 @@ async def test_who_waits_for_its_tenant_takes_no_room_from_others() -> None:
     await work.dispatcher.stop(HOUR)
 
 
-async def test_a_tenant_with_one_long_line_is_told_before_it_takes_all_room() -> None:
+async def test_a_tenant_with_one_long_line_is_reported_before_it_takes_all_room() -> (
+    None
+):
     work = Work(max_in_flight=2, max_waiting=8)
     work.dispatcher.accept([delivery(f"a{n}", "a", tenant="a") for n in range(5)])
     assert work.dispatcher.tenants_over_share == set()
