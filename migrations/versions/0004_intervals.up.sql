@@ -1,10 +1,10 @@
--- Owner part: partitions of an hour, a day or a week, and the change from one to another. Their
--- bounds nest in UTC (weeks begin on Mondays), so that the old and the new width meet without a gap.
+-- Owner part: hourly, daily and weekly partitions, and the change from one to another. Their
+-- bounds nest in UTC (weeks begin on Monday), so that old and new partitions meet without a gap.
 
 SET LOCAL ROLE {owner};
 
--- As partman.part_config wants to name them. Whatever the width, the name of one reads by the format
--- of another as the moment in which its day begins: pg_partman 4 orders partitions by that.
+-- For partman.part_config. The name of a partition of any width, read by the format of another
+-- width, gives the start of its day: pg_partman 4 orders partitions by that.
 CREATE FUNCTION outbox.name_format(parent text, span interval) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -14,7 +14,7 @@ BEGIN ATOMIC
                 ELSE CASE WHEN span < interval '1 day' THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD' END END
       FROM outbox.partitions(parent) x;
 END;
-COMMENT ON FUNCTION outbox.name_format IS 'how pg_partman names partitions of this width beside those that exist';
+COMMENT ON FUNCTION outbox.name_format IS 'the format of the names that pg_partman gives to partitions of this width';
 
 CREATE FUNCTION outbox.missing_partitions(parent text)
 RETURNS TABLE (starts_at timestamptz, ends_at timestamptz)
@@ -27,7 +27,7 @@ SET jit = off
 BEGIN ATOMIC
     WITH policy AS MATERIALIZED (
         SELECT q.span, outbox.begin_of(q.span, now()) AS begins_at,
-               -- By a clock that can't be trusted, today and tomorrow, which rows need.
+               -- If the clock can't be trusted, only today and tomorrow, which rows need.
                CASE WHEN outbox.clock_problem() IS NULL THEN q.premake * q.span ELSE greatest(q.span, interval '1 day') END AS ahead
           FROM outbox.partition_policy q WHERE q.parent_table = parent
     ), existing AS MATERIALIZED (
@@ -36,7 +36,7 @@ BEGIN ATOMIC
     SELECT d, d + p.span
       FROM policy p
      CROSS JOIN LATERAL (
-           -- After a change of width the present one may be wider than those ahead.
+           -- After a change of width the current one may be wider than future ones.
            SELECT greatest(p.begins_at, max(x.ends_at) - p.span)
              FROM existing x WHERE x.starts_at <= now() AND x.ends_at > now()
            ) AS present (starts_at)
@@ -44,7 +44,7 @@ BEGIN ATOMIC
      WHERE NOT EXISTS (SELECT FROM existing x WHERE x.starts_at < d + p.span AND x.ends_at > d)
      ORDER BY d;
 END;
-COMMENT ON FUNCTION outbox.missing_partitions IS 'what the policy wants from now on and no partition covers';
+COMMENT ON FUNCTION outbox.missing_partitions IS 'the current and future partitions that the policy requires and that don''t exist';
 
 CREATE FUNCTION outbox.set_interval(parent text, span interval, premake integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -67,7 +67,7 @@ BEGIN
         RETURN;
     END IF;
     EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', parent::regclass);
-    -- The first of the new width that lies wholly ahead of now, and of the present partition.
+    -- The first partition of the new width that begins after the current one ends.
     SELECT greatest(outbox.begin_of(set_interval.span, now()) + set_interval.span, max(x.ends_at)) INTO v_from
       FROM outbox.partitions(parent) x WHERE x.starts_at <= now() AND x.ends_at > now();
     SELECT array_agg(d ORDER BY d) INTO v_missing
@@ -79,8 +79,8 @@ BEGIN
     FOR v_partition IN SELECT x.partition FROM outbox.partitions(parent) x WHERE x.starts_at >= v_from LOOP
         EXECUTE format('SELECT EXISTS (SELECT FROM %s)', v_partition) INTO v_has_rows;
         IF v_has_rows THEN
-            RAISE EXCEPTION 'partition % lies ahead and has rows: the new width can''t begin at %', v_partition, v_from
-                USING HINT = format('see SELECT * FROM %s, whose clock is ahead; try again when it is past', v_partition);
+            RAISE EXCEPTION 'future partition % has rows: the new width can''t begin at %', v_partition, v_from
+                USING HINT = format('SELECT * FROM %s shows rows of a clock that is ahead; try again when that time has passed', v_partition);
         END IF;
         EXECUTE format('DROP TABLE %s', v_partition);
     END LOOP;
@@ -90,12 +90,12 @@ BEGIN
      WHERE c.parent_table = parent;
     PERFORM outbox.make_partitions(parent);
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-    RAISE EXCEPTION 'the width of the partitions of % can''t be changed now: a transaction is open on it', parent
-        USING HINT = 'try again; pillarbox doctor names transactions that stay open';
+    RAISE EXCEPTION 'the width of the partitions of % can''t be changed now: a transaction is using the table', parent
+        USING HINT = 'try again; pillarbox doctor lists long transactions';
 END
 $body$;
 COMMENT ON FUNCTION outbox.set_interval IS
-    'change the width of the partitions to come: empty ones ahead are replaced, the rest stay and go with their retention';
+    'change the width of future partitions: empty ones are replaced, the others are kept until their retention is over';
 
 SELECT outbox.adopt_table(parent_table) FROM outbox.partition_policy;
 SELECT outbox.make_partitions(parent_table) FROM outbox.partition_policy;

@@ -1,4 +1,4 @@
--- Owner part: the policy, the daily partitions by pg_partman, and what tells how they are.
+-- Owner part: the policy, the daily partitions made with pg_partman, and their state.
 
 SET LOCAL ROLE {owner};
 
@@ -24,25 +24,25 @@ CREATE TABLE outbox.partition_policy (
     CONSTRAINT premake_at_least_a_day CHECK (premake * span >= interval '1 day'),
     CONSTRAINT span_hourly_daily_or_weekly CHECK (span IN (interval '1 hour', interval '1 day', interval '7 days'))
 );
-COMMENT ON TABLE outbox.partition_policy IS 'how long rows stay and how many partitions lie ahead; edit it, the next upkeep obeys';
-COMMENT ON COLUMN outbox.partition_policy.control IS 'the column that the table is partitioned by';
-COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of the partitions to come; change it by outbox.set_interval';
-COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all of it is older than this';
+COMMENT ON TABLE outbox.partition_policy IS 'how long rows are kept and how many future partitions exist; the next upkeep applies changes';
+COMMENT ON COLUMN outbox.partition_policy.control IS 'the partition key column';
+COMMENT ON COLUMN outbox.partition_policy.span IS 'the width of future partitions; change it with outbox.set_interval';
+COMMENT ON COLUMN outbox.partition_policy.retention IS 'a partition is dropped when all its rows are older than this';
 COMMENT ON COLUMN outbox.partition_policy.minimum IS
-    'how late a message can come to its consumer, by your delays and retries: the retention may not be below; null: any may be set';
-COMMENT ON COLUMN outbox.partition_policy.premake IS 'partitions to keep ahead of now';
+    'how late a message can reach its consumer, by your delays and retries: the least retention; null: no minimum';
+COMMENT ON COLUMN outbox.partition_policy.premake IS 'number of future partitions';
 COMMENT ON COLUMN outbox.partition_policy.automatic IS
-    'whether anybody''s run_maintenance() of pg_partman makes partitions, too: as whoever calls it, in that session''s time zone';
+    'whether pg_partman''s run_maintenance() also creates partitions: owned by its caller, and in the caller''s time zone';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS
-    'SQL condition: a partition with such a row is never dropped; to be answered by an index, without reading the partition';
+    'SQL condition: a partition with such a row is never dropped; an index should answer it';
 COMMENT ON COLUMN outbox.partition_policy.keep_table IS
-    'whether the table of an expired partition is kept after its detach, as an ordinary table, instead of being dropped';
+    'whether an expired partition is kept as an ordinary table after its detach, instead of being dropped';
 COMMENT ON COLUMN outbox.partition_policy.archive IS
-    'schema.function of yours, called with (schema text, table text, starts_at timestamptz, ends_at timestamptz) before each drop';
+    'your schema.function, called with (schema text, table text, starts_at timestamptz, ends_at timestamptz) before each drop';
 COMMENT ON COLUMN outbox.partition_policy.written IS
-    'what the upkeep last wrote into part_config of pg_partman: what is otherwise there was changed by hand';
+    'what the upkeep last wrote to pg_partman''s part_config: other values were set by hand';
 
--- Each OR says what a partial index demands, word for word: else none is used.
+-- Each operand of OR repeats the predicate of a partial index, or the planner would use none.
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
     ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',
      '(available_at IS NULL AND published_at IS NULL AND dead_lettered_at IS NULL)'
@@ -52,7 +52,7 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
     ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',
      '(acked_at IS NULL AND available_at IS NULL) OR (acked_at IS NULL AND available_at IS NOT NULL)'),
     ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''');
--- By the defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
+-- The defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
 UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table = 'inbox.receipt';
 
 CREATE TABLE outbox.upkeep (
@@ -70,14 +70,14 @@ CREATE TABLE outbox.upkeep (
 );
 INSERT INTO outbox.upkeep DEFAULT VALUES;
 COMMENT ON TABLE outbox.upkeep IS 'how the last upkeep ended, whatever drives it: one row, written by outbox.maintain()';
-COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'since when it is to run: when the tables were made';
-COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last did all that it had to; null: never';
-COMMENT ON COLUMN outbox.upkeep.succeeded_in IS 'outbox.place() of then: another one means that this database was restored, or its server took over';
-COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() vouched for the clock; null: not since the last success';
+COMMENT ON COLUMN outbox.upkeep.awaited_at IS 'when the tables were created';
+COMMENT ON COLUMN outbox.upkeep.succeeded_at IS 'when it last completed; null: never';
+COMMENT ON COLUMN outbox.upkeep.succeeded_in IS 'outbox.place() at that time: if it differs, the database was restored or its server was promoted';
+COMMENT ON COLUMN outbox.upkeep.accepted_at IS 'when outbox.accept_clock() was called; null: not since the last success';
 COMMENT ON COLUMN outbox.upkeep.failed_at IS 'when it last failed; null: it has succeeded since';
-COMMENT ON COLUMN outbox.upkeep.failure IS 'what it could not do; null: it has succeeded since';
+COMMENT ON COLUMN outbox.upkeep.failure IS 'why it failed; null: it has succeeded since';
 COMMENT ON COLUMN outbox.upkeep.longest_pause IS
-    'a last success longer ago than this is taken for a clock that jumped: nothing is dropped until outbox.accept_clock()';
+    'after a longer pause the clock isn''t trusted: nothing is dropped until outbox.accept_clock() is called';
 
 CREATE FUNCTION outbox.place() RETURNS text
 LANGUAGE plpgsql STABLE
@@ -88,12 +88,12 @@ DECLARE
 BEGIN
     RETURN format('%s/%s/%s', (SELECT s.system_identifier FROM pg_control_system() s),
                   CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, v_database);
--- Some managed services hide these.
+-- Some managed services deny access to these.
 EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
     RETURN v_database;
 END
 $body$;
-COMMENT ON FUNCTION outbox.place IS 'where this is: the server, its timeline, which is another after a restore, and the database';
+COMMENT ON FUNCTION outbox.place IS 'identifies the server, its timeline, which changes with a restore or a promotion, and the database';
 
 CREATE FUNCTION outbox.note_success() RETURNS void
 LANGUAGE sql SECURITY DEFINER
@@ -103,7 +103,7 @@ BEGIN ATOMIC
         ON CONFLICT (is_it) DO UPDATE
         SET succeeded_at = EXCLUDED.succeeded_at, succeeded_in = EXCLUDED.succeeded_in, accepted_at = NULL, failed_at = NULL, failure = NULL;
 END;
-COMMENT ON FUNCTION outbox.note_success IS 'record that the upkeep succeeded now';
+COMMENT ON FUNCTION outbox.note_success IS 'record a successful upkeep';
 
 CREATE FUNCTION outbox.note_failure(failure text) RETURNS void
 LANGUAGE sql SECURITY DEFINER
@@ -112,7 +112,7 @@ BEGIN ATOMIC
     INSERT INTO outbox.upkeep AS u (failed_at, failure) VALUES (clock_timestamp(), note_failure.failure)
         ON CONFLICT (is_it) DO UPDATE SET failed_at = EXCLUDED.failed_at, failure = EXCLUDED.failure;
 END;
-COMMENT ON FUNCTION outbox.note_failure IS 'record what the upkeep could not do; the last success stays as it is';
+COMMENT ON FUNCTION outbox.note_failure IS 'record a failed upkeep, without changing the last success';
 
 CREATE FUNCTION outbox.accept_clock() RETURNS void
 LANGUAGE sql SECURITY DEFINER
@@ -121,9 +121,9 @@ BEGIN ATOMIC
     INSERT INTO outbox.upkeep AS u (accepted_at) VALUES (clock_timestamp())
         ON CONFLICT (is_it) DO UPDATE SET accepted_at = EXCLUDED.accepted_at;
 END;
-COMMENT ON FUNCTION outbox.accept_clock IS 'vouch for the server''s clock: the next upkeep drops what is expired by it';
+COMMENT ON FUNCTION outbox.accept_clock IS 'confirm that the server''s clock is right: the next upkeep drops what has expired';
 
--- Partitions are dropped by the clock. Only the last success tells whether the clock can be trusted.
+-- The clock decides what is dropped. Only the last success shows whether it can be trusted.
 CREATE FUNCTION outbox.clock_problem() RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -137,14 +137,14 @@ BEGIN ATOMIC
                       to_char(now(), 'YYYY-MM-DD HH24:MI'), to_char(l.moment, 'YYYY-MM-DD HH24:MI'))
            WHEN l.moment < now() - l.longest_pause THEN
                format('the server''s clock says %s, but the last upkeep ran at %s, longer ago than outbox.upkeep.longest_pause, %s:'
-                      ' the upkeep was off for so long, or the clock jumped ahead',
+                      ' the upkeep has been off that long, or the clock jumped ahead',
                       to_char(now(), 'YYYY-MM-DD HH24:MI'), to_char(l.moment, 'YYYY-MM-DD HH24:MI'), l.longest_pause)
            END
       FROM (SELECT coalesce(u.accepted_at, u.succeeded_at, u.awaited_at), u.longest_pause FROM outbox.upkeep u)
            AS l (moment, longest_pause);
 END;
 COMMENT ON FUNCTION outbox.clock_problem IS
-    'why the clock can''t be trusted to say what is expired; null if the time since the last upkeep is plausible';
+    'why the clock can''t be trusted; null if the time since the last upkeep is plausible';
 
 CREATE TABLE outbox.dropped_partition (
     parent_table text        NOT NULL,
@@ -155,16 +155,16 @@ CREATE TABLE outbox.dropped_partition (
     CONSTRAINT dropped_partition_pkey PRIMARY KEY (parent_table, starts_at, ends_at)
 );
 COMMENT ON TABLE outbox.dropped_partition IS
-    'what the upkeep has dropped: the low-water mark by which messages are judged too old, should such a partition be made again';
+    'partitions that the upkeep has dropped: if one is created again, messages in it count as too old';
 COMMENT ON COLUMN outbox.dropped_partition.newest IS
-    'of receipts, jobs and suspects: the newest message_at that was dropped; null: the partition was empty';
+    'for receipts, jobs and suspects: the newest message_at dropped; null: the partition was empty';
 
--- What exists, read from the catalog: names differ between pg_partman 4 and 5.
+-- Reads the catalog: names differ between pg_partman 4 and 5.
 CREATE FUNCTION outbox.partitions(parent text)
 RETURNS TABLE (partition regclass, starts_at timestamptz, ends_at timestamptz, is_default boolean, detach_pending boolean, owner oid)
 LANGUAGE sql STABLE ROWS 100
 SET search_path = pg_catalog, pg_temp
-SET datestyle = 'ISO, MDY'  -- others name the time zone by letters, which may mean another one
+SET datestyle = 'ISO, MDY'  -- other styles abbreviate the time zone, which is ambiguous
 BEGIN ATOMIC
     SELECT i.inhrelid::regclass,
            nullif(split_part(split_part(b.bound, ' TO (', 1), '''', 2), '')::timestamptz,
@@ -173,7 +173,7 @@ BEGIN ATOMIC
       FROM pg_inherits i
      CROSS JOIN LATERAL (
            SELECT c.relowner, pg_get_expr(c.relpartbound, 0) FROM pg_class c WHERE c.oid = i.inhrelid
-           OFFSET 0  -- one look at pg_class for each, and one reading of the bound
+           OFFSET 0  -- reads pg_class and the bound once per partition
            ) AS b (owner, bound)
      WHERE i.inhparent = parent::regclass
      ORDER BY 2;
@@ -184,10 +184,10 @@ CREATE FUNCTION outbox.begin_of(span interval, moment timestamptz) RETURNS times
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 RETURN date_trunc(CASE span WHEN interval '1 hour' THEN 'hour' WHEN interval '1 day' THEN 'day' ELSE 'week' END, moment, 'UTC');
-COMMENT ON FUNCTION outbox.begin_of IS 'when the hour, day or week of a moment begins, in UTC';
+COMMENT ON FUNCTION outbox.begin_of IS 'the start of the hour, day or week of a time, in UTC';
 
--- pg_partman's retention is off, ours is outbox.finish_detached(). Should somebody turn it on, then
--- retention_keep_table makes pg_partman detach what it would have dropped, unsettled rows and all.
+-- pg_partman's own retention is off: ours is outbox.finish_detached(). If somebody turns it on,
+-- retention_keep_table makes pg_partman detach what it would have dropped with unsettled rows.
 CREATE FUNCTION outbox.wanted_settings(parent text) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -201,7 +201,7 @@ BEGIN ATOMIC
                'constraint_cols', NULL, 'inherit_privileges', false, 'ignore_default_data', true, 'jobmon', false)
       FROM outbox.partition_policy p WHERE p.parent_table = parent;
 END;
-COMMENT ON FUNCTION outbox.wanted_settings IS 'how part_config of pg_partman is to be for a table, as far as this version has the columns';
+COMMENT ON FUNCTION outbox.wanted_settings IS 'the values that pg_partman''s part_config should have for a table, as far as this version has the columns';
 
 CREATE FUNCTION outbox.changed_settings(parent text)
 RETURNS TABLE (setting text, found text, wanted text, by_hand boolean)
@@ -222,14 +222,14 @@ BEGIN
     END;
     RETURN QUERY
     SELECT w.key, v_found ->> w.key, v_wanted ->> w.key,
-           -- Else the policy was changed since, or this is the first look.
+           -- Otherwise the policy has changed since, or nothing was written yet.
            coalesce(v_found -> w.key <> v_written -> w.key, false)
       FROM jsonb_object_keys(v_wanted) AS w (key)
      WHERE v_found ? w.key AND v_found -> w.key <> v_wanted -> w.key
      ORDER BY w.key;
 END
 $body$;
-COMMENT ON FUNCTION outbox.changed_settings IS 'what part_config of pg_partman has for a table, and the upkeep wants otherwise';
+COMMENT ON FUNCTION outbox.changed_settings IS 'the values in pg_partman''s part_config that differ from what the upkeep needs';
 
 CREATE FUNCTION outbox.put_back_settings(parent text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -257,15 +257,15 @@ BEGIN
     UPDATE outbox.partition_policy p SET written = outbox.wanted_settings(parent)
      WHERE p.parent_table = parent AND p.written IS DISTINCT FROM outbox.wanted_settings(parent);
     IF v_by_hand <> '{}' THEN
-        RETURN format('somebody changed the settings of pg_partman for %s: %s', parent, array_to_string(v_by_hand, ', '));
+        RETURN format('the settings of pg_partman for %s were changed: %s', parent, array_to_string(v_by_hand, ', '));
     END IF;
     RETURN NULL;
 END
 $body$;
 COMMENT ON FUNCTION outbox.put_back_settings IS
-    'write into part_config of pg_partman what the upkeep wants; gives what was changed by hand, to be reported, or null';
+    'restore the values in pg_partman''s part_config; returns what had been changed by hand, or null';
 
--- Runs once for each table: give it to pg_partman, or register what a dump brought along.
+-- Runs once per table: configure pg_partman for it, or register partitions restored from a dump.
 CREATE FUNCTION outbox.adopt_table(parent text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -281,7 +281,7 @@ BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
         IF EXISTS (SELECT FROM outbox.partitions(parent)) THEN
-            -- create_parent() would say "would overlap partition".
+            -- create_parent() would fail with "would overlap partition".
             INSERT INTO {partman}.part_config (parent_table, control, partition_type, partition_interval, premake, template_table, datetime_string)
             SELECT parent, p.control, CASE WHEN v_major >= 5 THEN 'range' ELSE 'native' END, p.span::text, p.premake, p.template,
                    outbox.name_format(parent, p.span);
@@ -294,7 +294,7 @@ BEGIN
             EXECUTE 'SELECT {partman}.create_parent(p_parent_table := $1, p_control := $2, p_interval := $3, p_type := ''native'','
                     ' p_premake := $4, p_template_table := $5, p_jobmon := false)'
               USING p.parent_table, p.control, p.span::text, p.premake, p.template;
-            -- 4.x always makes a DEFAULT partition, which forbids DETACH CONCURRENTLY and hides gaps.
+            -- 4.x always creates a DEFAULT partition, which rules out DETACH CONCURRENTLY and hides gaps.
             SELECT x.partition INTO v_default FROM outbox.partitions(parent) x WHERE x.is_default;
             IF v_default IS NOT NULL THEN
                 EXECUTE format('DROP TABLE %s', v_default);
@@ -304,7 +304,7 @@ BEGIN
     PERFORM outbox.put_back_settings(parent);
 END
 $body$;
-COMMENT ON FUNCTION outbox.adopt_table IS 'put a table of the policy under pg_partman; safe to repeat';
+COMMENT ON FUNCTION outbox.adopt_table IS 'configure pg_partman for a table of the policy; safe to repeat';
 
 CREATE FUNCTION outbox.make_partitions(parent text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -313,7 +313,7 @@ SET timezone = 'UTC'  -- pg_partman computes bounds in the session's time zone
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
 SET lock_timeout = '5s'
-SET jit = off  -- compiling takes longer than what is compiled
+SET jit = off  -- compilation would take longer than execution
 AS $body$
 DECLARE
     p outbox.partition_policy;
@@ -326,7 +326,7 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     SELECT count(*) INTO v_before FROM pg_inherits WHERE inhparent = parent::regclass;
-    -- A dump of pg_partman 4 restored beside 5 loses what it knew.
+    -- A dump from pg_partman 4 that is restored with 5 loses its configuration.
     IF NOT EXISTS (SELECT FROM {partman}.part_config c WHERE c.parent_table = parent) THEN
         PERFORM outbox.adopt_table(parent);
     END IF;
@@ -334,11 +334,11 @@ BEGIN
     IF v_changed IS NOT NULL THEN
         RAISE WARNING '%', v_changed;
     END IF;
-    -- Trust the catalog, not run_maintenance(): 4.7 makes one more from noon on, 5.0 makes nothing for
-    -- an empty table, 5.5 turns errors into warnings, and no version fills a gap.
+    -- Trust the catalog, not run_maintenance(): 4.7 creates one more after noon, 5.0 creates none for
+    -- an empty table, 5.5 turns errors into warnings, and no version fills gaps.
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     IF v_missing IS NOT NULL THEN
-        -- Another upkeep may be making them.
+        -- Another upkeep may be creating them.
         PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || parent, 0));
         SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     END IF;
@@ -346,11 +346,11 @@ BEGIN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
         SELECT min(m.starts_at) INTO v_unmade FROM outbox.missing_partitions(parent) m;
         IF v_unmade IS NOT NULL THEN
-            RAISE EXCEPTION 'upkeep of % made no partition that begins at %', parent, v_unmade
-                USING HINT = 'a table may stand in the way of a partition''s name: pillarbox doctor names it';
+            RAISE EXCEPTION 'upkeep of % created no partition that begins at %', parent, v_unmade
+                USING HINT = 'another table may have the partition''s name: pillarbox doctor finds it';
         END IF;
     END IF;
-    -- Made again after it was dropped, because the clock jumped: what was forgotten must not pass for new.
+    -- Created again after its drop, because the clock had jumped: dropped receipts must not count as new.
     IF p.control = 'message_at' AND EXISTS (
         SELECT FROM outbox.dropped_partition d
          WHERE d.parent_table = parent AND d.newest IS NOT NULL AND d.ends_at >= now() - p.retention)
@@ -367,7 +367,7 @@ BEGIN
                 SELECT FROM pg_constraint c
                  WHERE c.conrelid = x.partition AND c.conname = 'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint);
             EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE message_at <= %L)', x.partition, x.newest) INTO v_has_older;
-            -- Rows that are there were attached again, and are known.
+            -- A partition with rows was attached again: its receipts exist.
             CONTINUE WHEN v_has_older;
             EXECUTE format('ALTER TABLE %s ADD CONSTRAINT %I CHECK (message_at > %L) NOT VALID', x.partition,
                            'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint, x.newest);
@@ -376,9 +376,9 @@ BEGIN
     RETURN (SELECT count(*) FROM pg_inherits WHERE inhparent = parent::regclass) - v_before;
 END
 $body$;
-COMMENT ON FUNCTION outbox.make_partitions IS 'make the partitions ahead and fill gaps; gives how many were made';
+COMMENT ON FUNCTION outbox.make_partitions IS 'create future partitions and fill gaps; returns how many were created';
 
--- What the policy doesn't ask for: days of rows that somebody else's partition has taken.
+-- For the rows of a partition that is being replaced, beyond what the policy requires.
 CREATE FUNCTION outbox.make_partitions_at(parent text, moments timestamptz[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -400,7 +400,7 @@ BEGIN
     END IF;
 END
 $body$;
-COMMENT ON FUNCTION outbox.make_partitions_at IS 'make the partitions for rows of these moments, where none is';
+COMMENT ON FUNCTION outbox.make_partitions_at IS 'create the partitions that rows of these times need';
 
 CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -434,7 +434,7 @@ BEGIN
     COMMIT;
 END
 $body$;
-COMMENT ON PROCEDURE outbox.trim_foreign_receipts IS 'remove foreign receipts past the retention of inbox.receipt, 1,000 a transaction';
+COMMENT ON PROCEDURE outbox.trim_foreign_receipts IS 'delete foreign receipts past the retention of inbox.receipt, 1,000 per transaction';
 
 CREATE VIEW outbox.partition_health AS
 SELECT p.parent_table,
@@ -456,6 +456,6 @@ SELECT p.parent_table,
         FROM outbox.partitions(p.parent_table) q
   ) x ON true
  GROUP BY p.parent_table, p.retention, p.premake;
-COMMENT ON VIEW outbox.partition_health IS 'what to alarm on: has_today false, few ahead, gaps, defaults, overdue, owners > 1';
+COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few partitions ahead, gaps, defaults, overdue, owners > 1';
 
 RESET ROLE;

@@ -1,4 +1,4 @@
--- Owner part: retention that stalls nobody: what may go, its detach, and what comes after.
+-- Owner part: retention without stalling writers: what may be dropped, its detach, and its drop.
 
 SET LOCAL ROLE {owner};
 
@@ -12,11 +12,11 @@ CREATE TABLE outbox.retiring_partition (
     CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
 );
 COMMENT ON TABLE outbox.retiring_partition IS
-    'partitions on their way out: noted before the detach, until they are dropped, so that whatever is detached is found';
+    'expired partitions: recorded before their detach and until their drop, so that no detached one is lost';
 COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
-    'when the upkeep first saw that it may go; null: it may stay, but what was planned may detach it yet';
+    'when the upkeep first found it expired; null: it isn''t any more, but a planned job may still detach it';
 COMMENT ON COLUMN outbox.retiring_partition.detach_by IS
-    'which of ours is to detach it: pg_cron, pillarbox maintain or outbox.maintain(); null: none yet, so whoever detached it keeps it';
+    'what will detach it: pg_cron, pillarbox maintain or outbox.maintain(); null: nothing yet, so one that is detached was detached by hand';
 
 CREATE TABLE outbox.kept_partition (
     partition    text        NOT NULL,
@@ -27,9 +27,9 @@ CREATE TABLE outbox.kept_partition (
     CONSTRAINT kept_partition_pkey PRIMARY KEY (partition)
 );
 COMMENT ON TABLE outbox.kept_partition IS
-    'detached partitions whose tables the policy keeps (keep_table): yours to move or drop; the upkeep never touches them again';
+    'detached partitions whose tables the policy keeps (keep_table): move or drop them as you like; the upkeep ignores them';
 
--- It runs as its own owner, who gets SELECT on the one table, and not as the owner of all tables.
+-- The function runs as its own owner, which is granted SELECT on that one table.
 CREATE FUNCTION outbox.archive_problem(function_name text, OUT problem text, OUT call text, OUT archivist text)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -51,7 +51,7 @@ BEGIN
     END IF;
     call := format('%I.%I', v_parts[1], v_parts[2]);
     v_signature := call || '(text, text, timestamptz, timestamptz)';
-    -- Not by to_regprocedure(), which fails without USAGE on the schema.
+    -- to_regprocedure() would fail without USAGE on the schema.
     SELECT p.* INTO f FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
      WHERE n.nspname = v_parts[1] AND p.proname = v_parts[2] AND p.prokind = 'f'
        AND p.proargtypes::text = format('%s %s %s %s', 'text'::regtype::oid, 'text'::regtype::oid,
@@ -72,43 +72,43 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.archive_problem IS
-    'why a function can''t archive partitions, with the remedy (null: it can); how it is called, and the role as which it runs';
+    'why a function can''t archive partitions, with the remedy (null: it can); its signature; and the role that it runs as';
 
 CREATE FUNCTION outbox.detach_under_way() RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    -- It waits for the transactions that use the table, which shows as a wait for their virtualxid;
-    -- it holds no lock meanwhile, and what it runs is hidden from other roles. Whoever else waits
-    -- so (CREATE INDEX CONCURRENTLY) is taken for one: names of roles and programs can't tell.
+    -- DETACH waits for the virtualxid of each transaction that uses the table. It holds no lock
+    -- meanwhile, and its query text is hidden from other roles. Other commands that wait like this,
+    -- such as CREATE INDEX CONCURRENTLY, can't be told apart.
     SELECT EXISTS (
         SELECT FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid
          WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
            AND l.locktype = 'virtualxid' AND NOT l.granted);
 END;
 COMMENT ON FUNCTION outbox.detach_under_way IS
-    'whether a session of this database waits for transactions, as DETACH PARTITION … CONCURRENTLY does';
+    'whether a session of this database is waiting for transactions, as DETACH PARTITION … CONCURRENTLY does';
 
 CREATE FUNCTION outbox.may_finalize(partition regclass) RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    -- FINALIZE would overtake what a detach under way waits for. And it holds the partition while it
-    -- waits for all older snapshots: a transaction in which the partition still belongs to its
-    -- parent could come to read it, and one of both would end as a deadlock.
+    -- FINALIZE would overtake a detach that is still waiting. And it locks the partition while it
+    -- waits for all older snapshots: a transaction that still sees the partition attached could
+    -- then read it, and one of the two would be aborted by a deadlock.
     SELECT NOT outbox.detach_under_way() AND NOT EXISTS (
         SELECT FROM pg_inherits i, pg_stat_activity a
          WHERE i.inhrelid = may_finalize.partition
            AND a.datname = current_database() AND a.pid <> pg_backend_pid()
            AND age(a.backend_xmin) >= age(i.xmin));
 END;
-COMMENT ON FUNCTION outbox.may_finalize IS 'whether FINALIZE of an interrupted detach would be in nobody''s way';
+COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be finalized without blocking other sessions';
 
 CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off  -- stale statistics can make reading all of it look cheap
-SET jit = off  -- what can't be avoided looks dear enough for it
+SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
+SET jit = off  -- the estimated cost may be high enough for it
 AS $body$
 DECLARE
     v_unsettled text := (SELECT p.unsettled FROM outbox.partition_policy p WHERE p.parent_table = parent);
@@ -123,7 +123,7 @@ EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
 END
 $body$;
 COMMENT ON FUNCTION outbox.count_unsettled IS
-    'the rows of a partition that hold it, counted no further than 1,000; null if the policy''s condition fails, or the owner may not read it now';
+    'the unsettled rows of a partition, counted up to 1,000; null if the condition fails or the owner lacks privileges';
 
 CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
@@ -148,8 +148,8 @@ BEGIN
         FOR starts_at, ends_at IN
             SELECT m.starts_at, m.ends_at FROM outbox.missing_partitions(p.parent_table) m
         LOOP
-            reason := CASE WHEN v_clock IS NULL THEN format('no partition takes these rows; the policy wants %s ahead', p.premake)
-                           ELSE 'no partition takes these rows, needed today or tomorrow' END;
+            reason := CASE WHEN v_clock IS NULL THEN format('no partition for these rows; the policy requires %s future partitions', p.premake)
+                           ELSE 'no partition for these rows of today or tomorrow' END;
             statement := format('SELECT outbox.make_partitions(%L)', p.parent_table);
             RETURN NEXT;
         END LOOP;
@@ -172,7 +172,7 @@ BEGIN
             ELSE
                 step := 'attach';
                 reason := CASE WHEN unsettled = 0 THEN format('detached, but the retention of %s keeps it', p.retention)
-                               ELSE 'detached, and an unsettled row appeared meanwhile' END;
+                               ELSE 'detached, but with an unsettled row that appeared meanwhile' END;
                 statement := format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                     p.parent_table, partition, starts_at, ends_at);
             END IF;
@@ -183,19 +183,19 @@ BEGIN
                    x.partition::text, x.starts_at, x.ends_at, u.count
               FROM outbox.partitions(p.parent_table) x
              CROSS JOIN LATERAL (
-                   -- FINALIZE may have locked it for as long as it waits.
+                   -- FINALIZE may hold a lock on it while it waits.
                    SELECT CASE WHEN NOT x.detach_pending THEN outbox.count_unsettled(p.parent_table, x.partition) END
                    OFFSET 0  -- one look at each
                    ) AS u (count)
              WHERE x.ends_at < now() - p.retention
-                -- What nobody noted, somebody detaches by hand.
+                -- One that isn't recorded is being detached by hand.
                 OR (x.detach_pending AND EXISTS (SELECT FROM outbox.retiring_partition r
                                                   WHERE to_regclass(r.partition) = x.partition AND r.detach_by IS NOT NULL))
              ORDER BY x.detach_pending DESC, x.starts_at
         LOOP
             reason := format('all of it is older than the retention of %s', p.retention);
             IF step = 'finalize' THEN
-                reason := 'its detach waits for a transaction, or was interrupted';
+                reason := 'its detach is waiting for a transaction, or was interrupted';
                 statement := format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', p.parent_table, partition);
             ELSIF step = 'hold' THEN
                 reason := reason || CASE WHEN unsettled IS NULL THEN ', but nobody can tell whether it has unsettled rows'
@@ -221,7 +221,7 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.upkeep_plan IS
-    'what the upkeep would do now, and why: make, drop, keep, attach, finalize, hold or detach a partition, trim, or refuse to by this clock';
+    'what the upkeep would do now, and why: make, drop, keep, attach, finalize, hold or detach a partition, trim, or refuse because of the clock';
 
 CREATE FUNCTION outbox.holder_of_lock(key bigint, OUT is_ours boolean, OUT described text)
 LANGUAGE sql STABLE
@@ -238,9 +238,9 @@ BEGIN ATOMIC
      ORDER BY 1 LIMIT 1;
 END;
 COMMENT ON FUNCTION outbox.holder_of_lock IS
-    'who holds an advisory lock, and whether that role may run the upkeep, or only takes the same number; null: nobody any more';
+    'the session that holds an advisory lock, and whether its role may run the upkeep; null: none any more';
 
--- In a subtransaction: what a failed archive wrote is undone.
+-- In a subtransaction, which undoes what a failed archive function has written.
 CREATE FUNCTION outbox.archive_partition(function_name text, partition regclass, starts_at timestamptz, ends_at timestamptz) RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -265,13 +265,13 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.archive_partition IS
-    'have a function of the DBA''s archive a partition that is to be dropped; null, or what went wrong';
+    'call the archive function for a partition that will be dropped; returns the error, or null';
 
--- Notes what may go, and ends detaches, in one transaction: FINALIZE what was interrupted, look at
--- the rows and the policy again, then drop the table, or attach it again. A note stays as long as the
--- table: a job, or a command that made its plan before, may still detach what has to stay since.
--- Gives what was done, by partition, and what is to be reported; `skipped`, without a partition, if
--- another session is at it.
+-- Records what has expired, and completes detaches, in one transaction: it finalizes interrupted
+-- ones, checks the rows and the policy again, then drops the table or attaches it again. A record
+-- stays as long as its table: a job or a command that was planned before may still detach a
+-- partition that has to stay by now. Returns what was done, by partition, and what to report;
+-- `skipped`, without a partition, if another session is doing this.
 CREATE FUNCTION outbox.finish_detached(parent text)
 RETURNS TABLE (partition text, outcome text, problem text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -294,19 +294,19 @@ DECLARE
     s record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
-    -- In most hours nothing leaves.
+    -- Usually nothing has expired.
     IF NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.parent_table = parent)
        AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.ends_at < now() - p.retention) THEN
         RETURN;
     END IF;
-    -- Two at once would wait for each other's notes.
+    -- Two at once would wait for each other's records.
     IF NOT pg_try_advisory_xact_lock(v_lock) THEN
         SELECT * INTO v_holder FROM outbox.holder_of_lock(v_lock);
         outcome := 'skipped';
         IF v_holder.is_ours IS FALSE THEN
-            problem := format('%s holds the upkeep''s lock and is no upkeep: end it', v_holder.described);
+            problem := format('%s holds the upkeep''s lock but is no upkeep: terminate it', v_holder.described);
         ELSE
-            RAISE NOTICE 'another upkeep is at the detached partitions of %, and they are left to it', parent
+            RAISE NOTICE 'another upkeep is handling the detached partitions of %', parent
                 USING HINT = 'nothing is wrong';
         END IF;
         RETURN NEXT;
@@ -321,8 +321,8 @@ BEGIN
         partition := s.partition;
         BEGIN
             EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
-            -- It waits for every statement of this database that began before, but who writes needs
-            -- neither this partition nor the lock on its parent.
+            -- FINALIZE waits for every older statement in this database, but writers need neither this
+            -- partition nor its lock on the parent.
             PERFORM set_config('lock_timeout', '5s', true);
             EXECUTE s.statement;
             PERFORM set_config('lock_timeout', '100ms', true);
@@ -341,7 +341,7 @@ BEGIN
          WHERE r.parent_table = parent AND r.detach_by IS NULL AND c.oid = to_regclass(r.partition) AND NOT c.relispartition
         RETURNING r.partition
     LOOP
-        outcome := 'detached by somebody else, and left to them';
+        outcome := 'detached by hand, and left alone';
         RETURN NEXT;
     END LOOP;
     FOR s IN SELECT r.* FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
@@ -349,7 +349,7 @@ BEGIN
         problem := NULL;
         partition := s.partition;
         BEGIN
-            -- Nobody finds it by its parent any more; whoever touches it by name waits here.
+            -- Queries on the parent no longer reach it; queries on it wait for this lock.
             EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
             v_reason := CASE WHEN outbox.count_unsettled(parent, s.partition::regclass) IS DISTINCT FROM 0 THEN 'it has unsettled rows'
                              WHEN s.ends_at >= now() - p.retention THEN format('the retention of %s keeps it', p.retention) END;
@@ -358,10 +358,10 @@ BEGIN
                                parent::regclass, s.partition, s.starts_at, s.ends_at);
                 outcome := 'attached again';
                 UPDATE outbox.retiring_partition r SET planned_at = NULL,
-                       -- Its job may be on the schedule still.
+                       -- Its job may still be scheduled.
                        detach_by = CASE r.detach_by WHEN 'pg_cron' THEN 'pg_cron' END
                  WHERE r.partition = s.partition;
-                RAISE WARNING 'partition % was detached and is attached again: %', s.partition, v_reason;
+                RAISE WARNING 'detached partition % has been attached again: %', s.partition, v_reason;
             ELSIF v_clock IS NOT NULL THEN
                 CONTINUE;
             ELSE
@@ -384,7 +384,7 @@ BEGIN
                 DELETE FROM outbox.dropped_partition d
                  WHERE d.parent_table = parent AND d.ends_at < s.ends_at - interval '400 days' - p.retention;
                 IF p.keep_table THEN
-                    -- It is to outlive what it was part of: the sequence, the functions in its constraints.
+                    -- It must outlive the sequence and the functions that its constraints use.
                     FOR v_own IN SELECT a.attname FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
                               WHERE d.adrelid = s.partition::regclass
                     LOOP
@@ -409,17 +409,17 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.finish_detached IS
-    'note what may go, finalize interrupted detaches, drop what is detached, attach again what has an unsettled row or is to be kept';
+    'record what has expired, finalize interrupted detaches, drop detached partitions, and attach those again that must stay';
 
--- Runs as the detacher. cron.schedule() records the current user, and has no one-shot jobs: these
--- name a minute of the hour, which needs no time zone (cron.timezone is hidden from all but
--- administrators), and the next run, an hour after this one, takes them off the schedule.
+-- Runs as the detacher, since cron.schedule() records the current user. pg_cron has no one-shot jobs:
+-- these name a minute of the hour, which needs no time zone (only administrators can read
+-- cron.timezone), and the next run, an hour later, unschedules them.
 CREATE FUNCTION outbox.schedule_detaches() RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $body$
 DECLARE
-    -- The launcher reads the new job in the last seconds of a minute or not before the next.
+    -- The launcher may only see a new job in the next minute.
     v_first int := extract(minute FROM now() + interval '10 seconds');
     v_count int := 0;
     s record;
@@ -433,13 +433,13 @@ BEGIN
          WHERE j.jobname LIKE 'pillarbox detach %' AND j.database = current_database() AND j.username = current_user
     LOOP
         IF s.runs THEN
-            -- A job that is unscheduled while it runs is cancelled; so it stays, for a day that never comes.
+            -- Unscheduling a running job would cancel it: move it to a date that never comes.
             PERFORM cron.schedule(s.jobname, '0 0 30 2 *', s.command);
         ELSE
             PERFORM cron.unschedule(s.jobid);
         END IF;
     END LOOP;
-    -- Their jobs are off the schedule: who detaches them now is none of ours.
+    -- Their jobs are unscheduled: from now on, only somebody else can detach them.
     UPDATE outbox.retiring_partition r SET detach_by = NULL
      WHERE r.detach_by = 'pg_cron'
        AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = to_regclass(r.partition) AND NOT i.inhdetachpending);
@@ -448,9 +448,9 @@ BEGIN
         SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
           FROM outbox.upkeep_plan() p
          WHERE p.step = 'detach'
-           -- Another upkeep may be at the notes, or have failed to make them.
+           -- Another upkeep may be recording them, or may have failed to.
            AND EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.partition = p.partition)
-           -- A table has one detach at a time.
+           -- A table can have only one pending detach.
            AND NOT EXISTS (SELECT FROM outbox.partitions(p.parent_table) x WHERE x.detach_pending)
     LOOP
         CONTINUE WHEN s.turn > 50;  -- the rest in the next hour
@@ -464,5 +464,5 @@ BEGIN
 END
 $body$;
 COMMENT ON FUNCTION outbox.schedule_detaches IS
-    'have pg_cron detach each expired partition in a minute of its own; gives how many';
+    'schedule a pg_cron job for each expired partition, one per minute, to detach it; returns how many';
 RESET ROLE;

@@ -1,12 +1,12 @@
--- Owner part: the upkeep, which ends what pg_cron's detaches began, and detaches by itself only what they left.
+-- Owner part: the upkeep, which completes the detaches that pg_cron's jobs began, and itself detaches only what they left.
 
 SET LOCAL ROLE {owner};
 
--- The fallback, for where nobody can detach concurrently, or a detach has had its chance since the
--- upkeep first saw the partition, `patience` ago. Detaches one partition in a transaction of its own,
--- so that a lock is never waited for with others held, and the table is locked for a change of the
--- catalog and nothing else: rows are looked at before, and by outbox.finish_detached after.
--- Gives detached, held (an unsettled row), busy (lock not to be had) or none.
+-- The fallback, if nothing can detach concurrently, or no job has detached the partition within
+-- `patience` since the upkeep first found it expired. Detaches one partition in its own transaction,
+-- so that it never waits for a lock while it holds others, and locks the table only for the change of
+-- the catalog: rows are checked before, and by outbox.finish_detached afterwards.
+-- Returns detached, held (an unsettled row), busy (the lock wasn't available) or none.
 CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -24,7 +24,7 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     IF p.unsettled IS NOT NULL THEN
-        -- A condition that fails holds every partition for ever: let it fail here, where it is seen.
+        -- A condition that fails would hold every partition forever: let it fail here, where it is reported.
         EXECUTE format('SELECT FROM %s WHERE %s LIMIT 0', p.template, p.unsettled);
     END IF;
     outcome := 'none';
@@ -53,11 +53,11 @@ BEGIN
         END IF;
         IF v_unsettled THEN
             outcome := 'held';
-            RAISE WARNING 'partition % is past its retention and held: it has unsettled rows', x.partition
+            RAISE WARNING 'partition % is past its retention, but held: it has unsettled rows', x.partition
                 USING HINT = format('SELECT * FROM %s WHERE %s', x.partition, p.unsettled);
             RETURN;
         END IF;
-        -- First the partition: while somebody reads it, nobody else is kept waiting.
+        -- The partition first: if it is being read, the table isn't locked meanwhile.
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', x.partition);
         INSERT INTO outbox.retiring_partition AS r (partition, parent_table, starts_at, ends_at, detach_by)
         VALUES (x.partition, parent, x.starts_at, x.ends_at, 'outbox.maintain()')
@@ -71,7 +71,7 @@ BEGIN
     END;
 END
 $body$;
-COMMENT ON FUNCTION outbox.detach_expired IS 'detach the oldest expired partition that is not in skip, under a short lock; say what happened';
+COMMENT ON FUNCTION outbox.detach_expired IS 'detach the oldest expired partition that is not in skip, under a short lock; returns the outcome';
 
 CREATE PROCEDURE outbox.maintain(max_tries integer DEFAULT 60, patience interval DEFAULT '0')
 LANGUAGE plpgsql
@@ -86,12 +86,12 @@ DECLARE
     v_skipped text := '';
     f record;
 BEGIN
-    -- What commits can't have a path of its own by SET, and each COMMIT brings the caller's back,
-    -- in which an operator of anybody's may fit better than the catalog's.
+    -- A procedure that commits can't have a SET clause, and each COMMIT restores the caller's path,
+    -- where another role's operator may match better than the catalog's.
     SET LOCAL search_path = pg_catalog, pg_temp;
     v_problem := outbox.clock_problem();
     IF v_problem IS NOT NULL THEN
-        v_problems := format('nothing is dropped, and partitions are made for today and tomorrow only: %s; if the clock is right,'
+        v_problems := format('nothing is dropped, and partitions are created for today and tomorrow only: %s; if the clock is right,'
                              ' run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
     END IF;
     FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
@@ -117,7 +117,7 @@ BEGIN
                 IF f.problem IS NOT NULL THEN
                     v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
                 ELSIF f.outcome = 'skipped' THEN
-                    v_skipped := v_skipped || format('retention of %s was left to another upkeep; ', v_parent);
+                    v_skipped := v_skipped || format('the retention of %s was left to another upkeep; ', v_parent);
                 END IF;
             END LOOP;
         EXCEPTION WHEN OTHERS THEN
@@ -151,7 +151,7 @@ BEGIN
             CONTINUE WHEN v_outcome <> 'busy';
             v_tries := v_tries + 1;
             IF v_tries >= max_tries THEN
-                v_problems := v_problems || format('retention of %s: no lock in %s tries, a transaction is open on it; ', v_parent, v_tries);
+                v_problems := v_problems || format('retention of %s: no lock in %s tries, because a transaction is using it; ', v_parent, v_tries);
                 EXIT;
             END IF;
             PERFORM pg_sleep(0.3 + random());
@@ -171,7 +171,7 @@ BEGIN
         RAISE EXCEPTION 'upkeep: %', v_problems;  -- shows the run as failed in cron.job_run_details
     END IF;
     IF v_skipped <> '' THEN
-        -- The other one records how it ended.
+        -- The other upkeep records how it ended.
         RAISE NOTICE '%', rtrim(v_skipped, '; ') USING HINT = 'this run is not recorded as a success';
         RETURN;
     END IF;
@@ -179,6 +179,6 @@ BEGIN
 END
 $body$;
 COMMENT ON PROCEDURE outbox.maintain IS
-    'premake, then retention, for every table of the policy; what may go is left to a detach for as long as patience';
+    'create partitions, then apply the retention, for every table of the policy; for as long as patience, detaches are left to jobs';
 
 RESET ROLE;

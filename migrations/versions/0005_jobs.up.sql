@@ -1,4 +1,4 @@
--- Owner part: the leased receipts of handlers that run for too long to hold a transaction, and the suspects.
+-- Owner part: the leased receipts of handlers that run too long for one transaction, and the suspects.
 
 SET LOCAL ROLE {owner};
 
@@ -32,15 +32,15 @@ CREATE TABLE inbox.job (
         AND finished_at >= '0001-01-01 00:00:00+00' AND finished_at <= '9999-12-31 00:00:00+00'),
     CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('queued', 'in_progress', 'waiting')))
 ) PARTITION BY RANGE (message_at);
-COMMENT ON TABLE inbox.job IS 'leased receipts: one row for each message that a long handler has, or had, to do';
+COMMENT ON TABLE inbox.job IS 'leased receipts: one row per message of a long handler';
 COMMENT ON COLUMN inbox.job.state IS 'queued, in_progress, waiting (to be cancelled); then success, failure, cancelled, timed_out or skipped';
-COMMENT ON COLUMN inbox.job.lease IS 'counts the leases: who has another number has lost it';
-COMMENT ON COLUMN inbox.job.attempts IS 'how often it was started, less what was given back';
-COMMENT ON COLUMN inbox.job.lease_until IS 'by the server''s clock; null: nobody has it';
-COMMENT ON COLUMN inbox.job.worker IS 'host and process that has it, or had it last';
-COMMENT ON COLUMN inbox.job.checkpoint IS 'what the handler saved, for whoever goes on with it';
+COMMENT ON COLUMN inbox.job.lease IS 'number of the current lease: a worker with another number has lost its lease';
+COMMENT ON COLUMN inbox.job.attempts IS 'how often it was started, not counting starts that were released';
+COMMENT ON COLUMN inbox.job.lease_until IS 'by the server''s clock; null: not leased';
+COMMENT ON COLUMN inbox.job.worker IS 'host and process of the current or last lease';
+COMMENT ON COLUMN inbox.job.checkpoint IS 'what the handler saved, for the next start';
 
--- What is open is few; heartbeats change no indexed column.
+-- Few jobs are open, and heartbeats change no indexed column.
 CREATE INDEX job_open_idx ON inbox.job (consumer, queued_at) WHERE finished_at IS NULL;
 CREATE TABLE inbox.job_template (LIKE inbox.job);
 ALTER TABLE inbox.job_template SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
@@ -58,15 +58,15 @@ CREATE TABLE inbox.suspect (
     CONSTRAINT started_once_at_least CHECK (starts > 0)
 ) PARTITION BY RANGE (message_at);
 COMMENT ON TABLE inbox.suspect IS
-    'messages that may have been started before and have no outcome yet: one of them may kill the process that handles it';
-COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; counted before the call, deleted with the outcome';
+    'messages that may have been started before and have no outcome: one of them may kill the process that handles it';
+COMMENT ON COLUMN inbox.suspect.starts IS 'how often its handler was started; counted before each call, deleted with the outcome';
 COMMENT ON COLUMN inbox.suspect.started_at IS 'when it was last started';
-COMMENT ON COLUMN inbox.suspect.is_open IS 'its last start may not have come to an end: the next one is alone';
+COMMENT ON COLUMN inbox.suspect.is_open IS 'its last start may not have ended: it is handled alone next time';
 CREATE TABLE inbox.suspect_template (LIKE inbox.suspect);
--- Rows come and go at once.
+-- Rows are short-lived.
 ALTER TABLE inbox.suspect_template SET (autovacuum_vacuum_scale_factor = 0.02);
 
--- Of a cancelled job without a topic the message never came: nobody has to see to it.
+-- If a cancelled job has no topic, its message never arrived: it is settled.
 INSERT INTO outbox.partition_policy (parent_table, control, template, retention, minimum, unsettled) VALUES
     ('inbox.job',     'message_at', 'inbox.job_template',     '14 days', '6 days 80 minutes',
      'finished_at IS NULL AND NOT (state = ''waiting'' AND topic IS NULL)'),

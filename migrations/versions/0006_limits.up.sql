@@ -1,12 +1,12 @@
--- Owner part: how large the columns of a message may be, whoever inserts it. The numbers are those
--- of outbox/limits.py. Nothing is read under the table's lock: rows from before stay as they are,
--- and the relay moves what is too large to the dead letters; validate.sql looks at them afterwards.
+-- Owner part: limits on the columns of a message, whoever inserts it. The numbers are those of
+-- outbox/limits.py. No rows are read under the table's lock: existing rows stay as they are, and the
+-- relay moves those that are too large to the dead letters; validate.sql reads them afterwards.
 
 SET LOCAL ROLE {owner};
 
 DO $limits$
 DECLARE
-    -- Rows from before are exempt for ever, or no UPDATE could settle them.
+    -- Existing rows are exempt forever, or no UPDATE could settle them.
     v_before text := CASE WHEN EXISTS (SELECT FROM outbox.message)
                           THEN format('%L::timestamptz', clock_timestamp()) ELSE '''-infinity''::timestamptz' END;
     v_table text;
@@ -14,7 +14,7 @@ BEGIN
     FOR v_table IN
         SELECT 'outbox.message'
         UNION ALL
-        -- Detached, and to be attached again if a row of theirs turns out to be unsettled.
+        -- Detached partitions, which are attached again if they have an unsettled row.
         SELECT r.partition
           FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
          WHERE r.parent_table = 'outbox.message' AND NOT c.relispartition

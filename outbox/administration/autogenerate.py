@@ -12,9 +12,9 @@ In the `run_migrations_online` of your env.py, with or without `include_schemas`
         include_object=leave_out.include_object,
     )
 
-In an async env.py the same, in the function that `run_sync` is given. Offline nothing
-is compared, so there is nothing to leave out. Our own migrations have a version table
-of their own (`outbox.alembic_version`), and your history never branches.
+In an async env.py, do the same in the function that you pass to `run_sync`. Offline,
+Alembic compares nothing, so there is nothing to leave out. Our migrations have their
+own version table (`outbox.alembic_version`), so your history never branches.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,13 +34,13 @@ _OUR_SCHEMAS: Final = frozenset({"outbox", "inbox"})
 class LeaveOut:
     """The filters for one run of Alembic.
 
-    Left out are the schemas `outbox` and `inbox`, partitions of any table, the tables
+    They leave out the schemas `outbox` and `inbox`, partitions of any table, the tables
     of extensions and pg_partman's templates.
 
     Args:
-        connection: the one that Alembic compares with; asked when the first name comes
-            up, so that no transaction is begun before Alembic's.
-        include_name, include_object: your own filters, asked for what is left.
+        connection: the one that Alembic uses; first queried when Alembic calls a
+            filter, so that no transaction begins before Alembic's.
+        include_name, include_object: your own filters, called for everything else.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LeaveOut:
     def include_name(
         self, name: str | None, type_: str, parent_names: Mapping[str, Any]
     ) -> bool:
-        """Say whether something in the database is to be compared."""
+        """Return whether to compare something in the database."""
         if type_ == "schema" and name in _OUR_SCHEMAS:
             return False
         if type_ == "table" and self._is_left_out(
@@ -76,7 +76,7 @@ class LeaveOut:
         reflected: bool,
         compare_to: Any,
     ) -> bool:
-        """Say whether an object of the models or of the database is to be compared."""
+        """Return whether to compare an object of the models or of the database."""
         if type_ == "table" and self._is_left_out(object_.schema, name):
             return False
         return self._include_object is None or self._include_object(

@@ -1,4 +1,4 @@
-"""What a check of the doctor is, and what it finds."""
+"""The contract of a check of `pillarbox doctor`, and of its findings."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from outbox.administration.names import Names
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """How serious a finding is."""
 
     ERROR = "error"
-    """Messages are refused, lost sight of or will be, or the upkeep does not run."""
+    """Messages are or will be refused or lost from sight, or the upkeep doesn't run."""
     WARNING = "warning"
-    """It works, and should be looked at."""
+    """Everything works, but somebody should look at this."""
     HINT = "hint"
-    """As PostgreSQL or we make it; a stricter choice would be safer. No fault."""
+    """No fault: a default that could be stricter."""
     UNKNOWN = "unknown"
-    """This role may not look; the remedy says which may."""
+    """This role may not see it; the remedy names one that may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something wrong, and what to paste to mend it.
+    """A problem, and what to paste to fix it.
 
     Attributes:
         check: the name of the check that found it.
-        remedy: SQL, or a command, each with a comment if it needs one; where neither
-            can help, what to do.
+        remedy: SQL or a command, with a comment where it needs one; if neither
+            helps, what to do instead.
     """
 
     check: str

@@ -1,4 +1,4 @@
-"""The connection of a command for the DBA, and what its failures mean."""
+"""The connection of an administration command, and what its errors mean."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +17,8 @@ AdministrationConnection: TypeAlias = "psycopg.Connection[TupleRow]"
 # Connection lost, access refused, no such database, too many clients, shut down.
 _AWAY: Final = ("08", "28", "3D", "53", "57P")
 _RIGHTS: Final = (
-    "connect as a member of pillarbox_monitor to look, of pillarbox_maintainer for "
-    "upkeep, of pillarbox_owner to change policy"
+    "connect as a member of pillarbox_monitor to read, of pillarbox_maintainer to run "
+    "the upkeep, or of pillarbox_owner to change the policy"
 )
 
 
@@ -26,14 +26,14 @@ _RIGHTS: Final = (
 def administration(
     url: str, *, application_name: str, rights: str = _RIGHTS
 ) -> Iterator[AdministrationConnection]:
-    """Give a connection in autocommit mode, for one command.
+    """Open a connection in autocommit mode, for one command.
 
     Args:
-        rights: what to do about a right that is missing.
+        rights: what to do if a privilege is missing.
 
     Raises:
         DatabaseUnavailableError: the database can't be reached, or was lost.
-        ConfigError: a pooler in transaction mode is in between.
+        PoolerError: the URL leads to a pooler in transaction mode.
         UpkeepError: a statement failed; the message names the remedy.
     """
     refuse_pooler(url)
@@ -64,6 +64,6 @@ def _remedy(error: psycopg.Error, rights: str) -> str:
             | psycopg.errors.UndefinedFunction()
             | psycopg.errors.InvalidSchemaName()
         ):
-            return "the schema is missing or older than this program: pillarbox migrate"
+            return "the schema is missing or outdated; run pillarbox migrate"
         case _:
-            return "run pillarbox doctor to see what is wrong"
+            return "run pillarbox doctor to find the cause"

@@ -1,4 +1,4 @@
-"""Look whether all that the tables stand on is as it should be."""
+"""Check everything that the tables depend on."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -48,16 +48,18 @@ CHECKS: Final[dict[str, Check]] = {
 def examine(
     connection: AdministrationConnection,
 ) -> Iterator[tuple[str, list[Finding]]]:
-    """Run every check; give its name and what it found.
+    """Run every check, and yield its name with its findings.
 
-    Changes nothing. What this role may not look at is a finding, too.
+    Changes nothing. What this role may not see is a finding, too.
 
     Raises:
-        UpkeepError: there is no schema of ours to examine.
+        UpkeepError: the database has no schema of ours.
     """
     row = connection.execute(load("outbox", "find_names")).fetchone()
     if row is None:
-        raise UpkeepError("there is no table outbox.message here; pillarbox migrate")
+        raise UpkeepError(
+            "this database has no table outbox.message; run pillarbox migrate"
+        )
     owner, partman, has_cron = row
     here = Installation(
         owner=owner,
@@ -75,7 +77,7 @@ def examine(
 def check_pooler(url: str) -> list[Finding]:
     """Find a pooler in transaction mode between us and the database.
 
-    Behind one the other checks must not run: what they set would reach other clients.
+    The other checks must not run through one: their SETs would affect other clients.
     """
     try:
         refuse_pooler(url)
@@ -86,7 +88,7 @@ def check_pooler(url: str) -> list[Finding]:
                 severity=Severity.ERROR,
                 finding=str(error),
                 remedy="give commands, relays and consumers the URL of PostgreSQL"
-                " itself, or of a pool in session mode",
+                " itself or of a pool in session mode",
             )
         ]
     return []
@@ -101,8 +103,8 @@ def _run(
         yield Finding(
             check=name,
             severity=Severity.UNKNOWN,
-            finding=f"this role may not look: {error.diag.message_primary}",
-            remedy="run pillarbox doctor as a superuser, or as a member of"
+            finding=f"this role lacks privileges: {error.diag.message_primary}",
+            remedy="run pillarbox doctor as a superuser or as a member of"
             f" {here.role('monitor')} and pg_monitor",
         )
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction) as error:
@@ -120,6 +122,6 @@ def _remedy_for_missing(
     if read_version(connection) != newest_version():
         return here.migrate
     return (
-        "somebody dropped it: run its statement, which pillarbox migrate --sql prints,"
-        f" as {here.owner}; then: {here.migrate}"
+        "it was dropped: run its statement, which pillarbox migrate --sql prints, as"
+        f" {here.owner}; then: {here.migrate}"
     )

@@ -1,4 +1,4 @@
-"""Make, change and remove the schema: our own Alembic, beside the user's."""
+"""Create, update and remove the schema, with an Alembic environment of our own."""
 
 import io
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 
 LOCK_TIMEOUT: Final = timedelta(seconds=10)
-"""How long a migration waits for a lock, unless told otherwise."""
+"""How long a migration waits for a lock by default."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
-# Alembic keeps the migration under way in globals.
+# Alembic keeps the state of a migration in globals.
 _ONE_AT_A_TIME: Final = ThreadLock()
 _MISSING_ALEMBIC: Final = (
     "alembic is not installed: run pip install 'pillarbox[migrations]'"
@@ -39,24 +39,24 @@ def migrate(
 ) -> None:
     """Bring the database's schema up to date; a second run changes nothing.
 
-    Everything happens in one transaction; another one, beside which writers go on,
-    validates constraints that the first added to tables with rows.
+    Everything happens in one transaction; a second one, which doesn't block writers,
+    validates constraints that the first one added to tables with rows.
 
     Args:
-        url: of a role that may create roles, schemas and extensions.
-        with_cron: let pg_cron run the upkeep every hour; else call
+        url: with a role that may create roles, schemas and extensions.
+        with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
-        role_prefix: put before the names of the seven roles.
-        partman_schema: where pg_partman is, or is to be, installed.
+        role_prefix: the prefix of the seven roles' names.
+        partman_schema: the schema of pg_partman, which is installed there if missing.
         lock_timeout: how long to wait for each lock that another session holds, while
-            writers queue; for the end of another migration twelve times as long.
+            writers queue; twelve times as long for another migration.
 
     Raises:
-        MigrationError: it can't be done as things are; the message says what to do, and
-            names the sessions that hold what a lock was not had for.
+        MigrationError: the migration failed; the message says what to do, and names
+            the sessions whose locks it could not get.
         DatabaseUnavailableError: the database can't be reached.
-        ConfigError: alembic isn't installed, an argument can't be used, or a pooler in
-            transaction mode is in between.
+        ConfigError: alembic isn't installed, an argument is invalid, or the URL leads
+            to a pooler in transaction mode.
     """
     config = _config(
         role_prefix,
@@ -77,15 +77,15 @@ def migrate_on(
     partman_schema: str = "partman",
     lock_timeout: timedelta = LOCK_TIMEOUT,
 ) -> None:
-    """Do what `migrate` does on a connection of your own, of any driver.
+    """Do what `migrate` does on your own connection, with any driver.
 
-    In its transaction if it has begun one, else in one of its own. On an
-    `AsyncConnection`: `await connection.run_sync(migrate_on)`. Not from inside an
-    env.py, since Alembic runs one at a time.
+    Uses the connection's transaction if it has begun one, else a new one. With an
+    `AsyncConnection`: `await connection.run_sync(migrate_on)`. Don't call it in an
+    env.py, since Alembic runs only one migration at a time.
 
     Raises:
-        MigrationError: it can't be done as things are; the message says what to do.
-        ConfigError: alembic isn't installed, or an argument can't be used.
+        MigrationError: the migration failed; the message says what to do.
+        ConfigError: alembic isn't installed, or an argument is invalid.
     """
     config = _config(
         role_prefix,
@@ -105,14 +105,14 @@ def unmigrate(
     lock_timeout: timedelta = LOCK_TIMEOUT,
     tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Remove the schema with all its data; roles and extensions in use stay.
+    """Remove the schema with all its data, but no roles or extensions in use.
 
     Args:
-        tell: is given a line for each role that stays because pg_cron, in another
-            database, may have a job of it, with the SQL that ends it.
+        tell: called with a line for each role that is kept because it may own pg_cron
+            jobs in another database, with the SQL that removes them.
 
     Raises:
-        MigrationError: it can't be done as things are; nothing was changed.
+        MigrationError: the removal failed; nothing was changed.
         DatabaseUnavailableError: the database can't be reached.
         ConfigError: as for `migrate`.
     """
@@ -138,25 +138,25 @@ def migration_sql(
     from_version: str | None = None,
     lock_timeout: timedelta = LOCK_TIMEOUT,
 ) -> str:
-    """Give the SQL of `migrate` or `unmigrate`, to run in psql with ON_ERROR_STOP.
+    """Return the SQL of `migrate` or `unmigrate`, for psql with ON_ERROR_STOP.
 
     Args:
-        part: `administrator` for the statements that make roles, schemas, grants on
-            extensions and jobs, to be run first; `owner` for the rest, to be run by
-            any member of the owner's role; None for both in one.
-        from_version: what `outbox.alembic_version` has, to go on from there; its SQL
-            changes nothing where another version is. None: there is no schema yet.
+        part: `administrator` for the statements that create roles, schemas, jobs and
+            grants on extensions, which run first; `owner` for the rest, which any
+            member of the owner's role can run; None for both together.
+        from_version: the version in `outbox.alembic_version`; the SQL changes nothing
+            in a schema of another version. None if there is no schema yet.
 
     Raises:
-        ConfigError: alembic isn't installed, or an argument can't be used.
+        ConfigError: alembic isn't installed, or an argument is invalid.
     """
     if from_version is not None and remove:
         raise ConfigError(
-            f"from_version={from_version}: all is removed, whatever it is; leave it out"
+            f"from_version={from_version}: a removal doesn't need it; leave it out"
         )
     if part is not None and remove:
         raise ConfigError(
-            f"part={part}: an administrator removes everything at once; leave it out"
+            f"part={part}: an administrator runs the whole removal; leave it out"
         )
     config = _config(
         role_prefix,
@@ -194,7 +194,7 @@ def _check_version(version: str, config: Any) -> None:
     versions = sorted(script.revision for script in scripts)
     if version not in versions:
         raise ConfigError(
-            f"from_version={version!r}: use what outbox.alembic_version has,"
+            f"from_version={version!r}: use the version in outbox.alembic_version,"
             f" one of {', '.join(versions)}"
         )
 
@@ -244,17 +244,17 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
     codes = (getattr(error.orig, name, None) for name in ("sqlstate", "pgcode"))
     if _LOCK_NOT_AVAILABLE in codes:
         raise MigrationError(
-            "a lock could not be had in time:"
+            "timed out waiting for a lock:"
             f" {_list_lockers(url) or 'another session holds it'};"
-            " nothing was changed: end that session's transaction, or run it again with"
-            " a higher --lock-timeout"
+            " nothing was changed: end that session's transaction, or try again with a"
+            " longer --lock-timeout"
         ) from error
     if isinstance(error, SQLAlchemyOperationalError):
         raise DatabaseUnavailableError(
             f"can't reach the database: {str(error.orig).strip()}"
         ) from error
     diagnosis = getattr(error.orig, "diag", None)
-    # SQLAlchemy wraps asyncpg's error, which has the same by other names.
+    # SQLAlchemy wraps asyncpg's error, whose attributes have other names.
     cause = getattr(error.orig, "__cause__", None)
     problem = (
         getattr(diagnosis, "message_primary", None)
@@ -266,7 +266,7 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
 
 
 def _list_lockers(url: str | None) -> str:
-    """Name who holds what a migration needs: our own transaction is over."""
+    """Name the sessions that hold what a migration needs, after its end."""
     if url is None:
         return ""
     import psycopg

@@ -1,4 +1,4 @@
-"""What partitions there are, and which are held by what."""
+"""Show the partitions, and what holds those past their retention."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Partition:
 
     Attributes:
         starts_at: None, and so is ends_at, for a DEFAULT partition.
-        place: past, held (past its retention, with unsettled rows), detached (on its
-            way out), kept (detached, an ordinary table now), today, ahead or default.
-        rows: PostgreSQL's estimate; None if it was never analysed.
+        place: past, held (past its retention, with unsettled rows), detached (to be
+            dropped), kept (detached, an ordinary table now), today, ahead or default.
+        rows: PostgreSQL's estimate; None if it was never analyzed.
         unsettled: the rows that hold it, counted up to 1,000.
         query: shows those rows.
-        remedy: the SQL that gets rid of it, where it should not be.
+        remedy: the SQL that removes it, if it shouldn't exist.
     """
 
     partition: str
@@ -54,7 +54,7 @@ class Partition:
 def read_partitions(
     connection: AdministrationConnection,
 ) -> dict[Policy, list[Partition]]:
-    """List the partitions of each table, oldest first, beside its policy."""
+    """Return the policy of each table with its partitions, oldest first."""
     policies = {policy.parent_table: policy for policy in read_policies(connection)}
     held = {
         step.partition: step
@@ -81,7 +81,8 @@ def read_partitions(
 def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
     """Draw the partitions of one table as lines of text.
 
-    A strip with one sign for each comes first, then a line for each but those ahead.
+    The first line has one sign per partition. A line for each follows, except for the
+    future ones, which share one.
     """
     moment = "%Y-%m-%d %H:%M" if policy.span < timedelta(days=1) else "%Y-%m-%d"
     yield (
@@ -98,7 +99,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
                 many = "at least " if p.unsettled == 1000 else ""
                 line += f"  {many}{p.unsettled} unsettled: {p.query}"
             if p.remedy is not None:
-                line += f"  nothing can be detached concurrently: {p.remedy}"
+                line += f"  no partition can be detached concurrently: {p.remedy}"
             yield line
     if ahead := [p for p in partitions if p.place == "ahead"]:
         size = _size(sum(p.bytes for p in ahead))
@@ -108,7 +109,7 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
 
 
 def legend() -> str:
-    """Say what the signs of the timeline mean."""
+    """Explain the signs of the timeline."""
     return ", ".join(f"{sign} {place}" for place, sign in _SIGNS.items())
 
 

@@ -1,16 +1,16 @@
-"""What to paste where partitions are not as we make them."""
+"""The SQL that replaces partitions that aren't as we create them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Misfit(NamedTuple):
-    """A partition that has to make room: DEFAULT, off its bounds, or misnamed.
+    """A partition to replace: DEFAULT, with odd bounds, or misnamed.
 
     Attributes:
-        schema: where it is, quoted.
-        aside: a name there that stands in nobody's way, quoted.
-        control: the column that the table is partitioned by, quoted.
+        schema: its schema, quoted.
+        aside: an unused name in that schema, quoted.
+        control: the partition key column of the table, quoted.
     """
 
     partition: str
@@ -20,10 +20,10 @@ class Misfit(NamedTuple):
 
 
 def replacement(table: str, misfits: Sequence[Misfit]) -> str:
-    """Give the SQL that replaces partitions by ours: the policy's, and their rows'.
+    """Return the SQL that replaces partitions and moves their rows to the new ones.
 
-    All in one transaction: no row may be lost if there is one that no partition takes.
-    The names are cleared first, since pg_partman makes nothing where one is taken.
+    It is one transaction, so that no row is lost if one fits no partition. The names
+    are freed first, since pg_partman creates no partition whose name is taken.
     """
     away = "".join(
         f" ALTER TABLE {table} DETACH PARTITION {partition};"

@@ -1,4 +1,4 @@
-"""The policy: how long rows stay and how many partitions lie ahead."""
+"""The policy: how long rows are kept, and how many future partitions exist."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,15 +27,15 @@ _PREMAKE: Final = {"hourly": 48, "daily": 7, "weekly": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the upkeep obeys for one table.
+    """The policy of one table, which the upkeep applies.
 
     Attributes:
-        span: the width of a partition.
-        retention: a partition may go when all of it is older.
-        premake: partitions to keep ahead.
-        minimum: which the retention may not be below; None: any may be set.
-        keep_table: after its detach the table of an expired partition is kept, as an
-            ordinary table, instead of being dropped.
+        span: the width of future partitions.
+        retention: a partition is dropped when all its rows are older than this.
+        premake: the number of future partitions.
+        minimum: the least retention that may be set; None for no minimum.
+        keep_table: whether an expired partition is kept as an ordinary table after its
+            detach, instead of being dropped.
         archive: `schema.function`, called before each drop; None for none.
     """
 
@@ -49,7 +49,7 @@ class Policy:
 
 
 def read_policies(connection: AdministrationConnection) -> list[Policy]:
-    """Read the policy of every table."""
+    """Return the policy of every table."""
     with connection.cursor(row_factory=class_row(Policy)) as cursor:
         return cursor.execute(load("outbox", "list_policies")).fetchall()
 
@@ -65,27 +65,27 @@ def change_policy(
     keep_table: bool | None = None,
     archive: str | None = None,
 ) -> Policy:
-    """Change the policy of a table; the next upkeep obeys.
+    """Change the policy of a table, which the next upkeep applies.
 
     Args:
-        table: `outbox.message`, or `message` where that names only one.
-        interval: hourly, daily or weekly. Partitions ahead that are empty are
-            replaced by those of the new width, beginning where the present hour, day
-            and week end; the others stay, and go with their retention.
-        premake: if it isn't given with another interval, two days of hours, seven
-            days or four weeks.
-        minimum: the longest time after which a message can still come to its
-            consumer, by your delays and retries.
-        keep_table: True also ends archiving, for nothing is dropped then.
-        archive: a function of yours, as `schema.function`, that takes (schema text,
-            table text, starts_at timestamptz, ends_at timestamptz) and is called before
-            each drop, in its transaction; if it fails, the table is not dropped. It
-            is to be SECURITY DEFINER with a search_path of its own: it runs as its
-            owner, who is granted SELECT on that one table. "" ends archiving.
+        table: `outbox.message`, or `message` if that is unambiguous.
+        interval: hourly, daily or weekly. Empty future partitions are replaced by
+            those of the new width, from the end of the current hour, day and week on;
+            the others are kept until their retention is over.
+        premake: with a new interval the default is two days of hours, seven days or
+            four weeks.
+        minimum: the longest time after which a message can still reach its consumer,
+            by your delays and retries.
+        keep_table: True also ends archiving, since nothing is dropped.
+        archive: your function, as `schema.function`, which takes (schema text, table
+            text, starts_at timestamptz, ends_at timestamptz) and is called before each
+            drop, in the same transaction; if it fails, the table is not dropped. It
+            must be SECURITY DEFINER with its own search_path: it runs as its owner,
+            which is granted SELECT on that one table. "" ends archiving.
 
     Raises:
-        ConfigError: a value can't be used; nothing was changed.
-        psycopg.Error: this role is no member of the tables' owner, or the interval
+        ConfigError: a value is invalid; nothing was changed.
+        psycopg.Error: this role isn't a member of the tables' owner, or the interval
             can't be changed now; nothing was changed.
     """
     old = _find(table, read_policies(connection))
@@ -142,7 +142,7 @@ def _find(table: str, policies: Sequence[Policy]) -> Policy:
     if len(found) != 1:
         names = ", ".join(p.parent_table for p in found or policies)
         raise ConfigError(
-            f"table {table!r}: {'names several' if found else 'is none of ours'};"
+            f"table {table!r}: {'is ambiguous' if found else 'has no policy'};"
             f" write one of {names}"
         )
     return found[0]
@@ -158,28 +158,28 @@ def _check(policy: Policy) -> None:
         if value is not None and value > _MAX_RETENTION:
             raise ConfigError(
                 f"{name}={value.days} days of {policy.parent_table}: must be at most"
-                f" {_MAX_RETENTION.days} days, a hundred years, or no moment of the"
-                f" database's lies so far back; write {_MAX_RETENTION.days}d or less"
+                f" {_MAX_RETENTION.days} days, a hundred years, since timestamps don't"
+                f" reach back further; write {_MAX_RETENTION.days}d or less"
             )
     if not _MIN_PREMAKE <= policy.premake <= _MAX_PREMAKE:
         raise ConfigError(
             f"premake={policy.premake} of {policy.parent_table}: must be from"
-            f" {_MIN_PREMAKE} to {_MAX_PREMAKE}; fewer leave no time to mend a failed"
-            " upkeep, more make every plan slower"
+            f" {_MIN_PREMAKE} to {_MAX_PREMAKE}; fewer leave no time to fix a failed"
+            " upkeep, more slow down the planner"
         )
     if policy.premake * policy.span < _MIN_AHEAD:
         raise ConfigError(
             f"premake={policy.premake} of {policy.parent_table}: {policy.premake} of"
             f" {exact_duration(policy.span)} reach less than a day ahead, which leaves"
-            " no time to repair a failed upkeep; use at least"
+            " no time to fix a failed upkeep; use at least"
             f" {_MIN_AHEAD // policy.span}"
         )
     if policy.minimum is not None and policy.retention < policy.minimum:
         raise ConfigError(
             f"retention={exact_duration(policy.retention)} of {policy.parent_table}:"
-            f" a message can come back for {exact_duration(policy.minimum)} (delay and"
-            " retries), and without its day there it would be a dead letter; keep it"
-            " longer, or add --minimum if your delays and retries are set shorter"
+            f" a message can come back after {exact_duration(policy.minimum)} (delay"
+            " and retries), and without its partition it would be a dead letter; choose"
+            " a longer one, or add --minimum if your delays and retries are shorter"
         )
 
 
@@ -187,6 +187,6 @@ def _span(interval: str, table: str) -> timedelta:
     if interval not in INTERVALS:
         raise ConfigError(
             f"interval={interval!r} of {table}: use {', '.join(INTERVALS)}; hours, days"
-            " and weeks nest, so that one can follow another without a gap"
+            " and weeks nest, so that old and new partitions meet without a gap"
         )
     return INTERVALS[interval]

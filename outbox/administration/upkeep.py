@@ -1,4 +1,4 @@
-"""The upkeep of the partitions by a command of ours instead of pg_cron."""
+"""The upkeep of the partitions by a command instead of pg_cron."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,14 +15,14 @@ from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
 
 APPLICATION_NAME: Final = "pillarbox maintain"
-"""By this name the sessions of the upkeep are found in `pg_stat_activity`."""
+"""The application_name of the upkeep's sessions in `pg_stat_activity`."""
 
 DETACH_WAIT: Final = timedelta(minutes=5)
 
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
-# What can't be detached concurrently for this long is by lock_timeout and retry.
+# After this time without a concurrent detach, the fallback detaches.
 _PATIENCE: Final = timedelta(hours=6)
-_SEE: Final = "run pillarbox doctor to see what is wrong"
+_SEE: Final = "run pillarbox doctor to find the cause"
 _DONE: Final = {"finalize": "finalized", "detach": "detached"}
 # Another upkeep has detached or dropped it, or is about to.
 _OVERTAKEN: Final = (
@@ -38,12 +38,12 @@ class Step:
     """One thing that the upkeep would do now.
 
     Attributes:
-        step: make, detach, finalize, drop, keep, attach, hold, trim, or refuse: the
-            clock can't be trusted to say that it may go.
-        unsettled: rows that hold the partition, counted up to 1,000; None where it
-            was not asked, or can't be told.
-        statement: what does it; for `hold` the query that shows the rows, and for
-            `refuse` what vouches for the clock.
+        step: make, detach, finalize, drop, keep, attach, hold, trim, or refuse because
+            the clock can't be trusted.
+        unsettled: rows that hold the partition, counted up to 1,000; None if they
+            weren't counted or can't be.
+        statement: the SQL of the step; for `hold` the query that shows the rows, and
+            for `refuse` the call that confirms the clock.
     """
 
     step: str
@@ -57,16 +57,16 @@ class Step:
 
 
 def plan_upkeep(connection: AdministrationConnection) -> list[Step]:
-    """Ask what the upkeep would do now, and why; changes nothing."""
+    """Return what the upkeep would do now, and why; changes nothing."""
     with connection.cursor(row_factory=class_row(Step)) as cursor:
         return cursor.execute(load("outbox", "plan_upkeep")).fetchall()
 
 
 def accept_clock(connection: AdministrationConnection) -> None:
-    """Vouch for the server's clock until the next success of the upkeep.
+    """Confirm that the server's clock is right, until the upkeep next succeeds.
 
-    After a pause longer than `outbox.upkeep.longest_pause`, or a last success that lies
-    ahead of the clock, the upkeep drops nothing before this was called.
+    After a pause longer than `outbox.upkeep.longest_pause`, or if the last success lies
+    in the future, the upkeep drops nothing until this is called.
     """
     connection.execute("SELECT outbox.accept_clock()")
 
@@ -77,24 +77,25 @@ def maintain(
     tell: Callable[[str], None],
     detach_wait: timedelta = DETACH_WAIT,
 ) -> None:
-    """Make what is missing, detach what has expired, drop what is detached.
+    """Create missing partitions, detach expired ones, and drop detached ones.
 
-    A member of the tables' owner detaches concurrently, which stalls no writer.
-    For anyone else the routines detach under a short lock, by `lock_timeout` and retry.
+    A member of the tables' owner detaches concurrently, which stalls no writer. For
+    other roles the routines detach under a short lock, with `lock_timeout` and retries.
 
     Args:
         connection: in autocommit mode.
-        tell: is given a line for each thing done.
-        detach_wait: how long a detach may wait for the transactions that use the
-            table, or the end of an interrupted one for those that are older; the next
-            run ends what this one left.
+        tell: called with a line for each step.
+        detach_wait: how long a detach may wait for transactions that use the table, or
+            its completion for older transactions; the next run completes the rest.
 
     Raises:
-        UpkeepError: another run is at work, or not everything could be done; then
+        UpkeepError: another run is under way, or something failed; then
             `outbox.upkeep` has the reason, too.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
-        raise UpkeepError("another pillarbox maintain is at work: let it finish")
+        raise UpkeepError(
+            "another pillarbox maintain is running: wait until it has finished"
+        )
     try:
         owner = _scalar(connection, load("outbox", "find_owner"))
         _finish(connection, tell)
@@ -114,7 +115,7 @@ def maintain(
 def _run_routines(
     connection: AdministrationConnection, patience: timedelta
 ) -> str | None:
-    """Premake and the fallback; what failed must not keep the rest from its turn."""
+    """Create partitions and run the fallback; return what failed."""
     try:
         connection.execute("CALL outbox.maintain(patience => %s)", (patience,))
     except psycopg.errors.RaiseException as error:
@@ -128,7 +129,7 @@ def _detach_expired(
     wait: timedelta,
     tell: Callable[[str], None],
 ) -> None:
-    # What a run that was killed had noted and not begun.
+    # Detaches that a killed run had recorded, but not begun.
     _forget_detaches(connection, owner)
     blocked = set()
     for step in plan_upkeep(connection):
@@ -156,8 +157,8 @@ def _detach(
         connection, "SELECT outbox.may_finalize(to_regclass(%s))", (step.partition,)
     ):
         return (
-            "not detached yet, its detach is under way, or a transaction is open that"
-            " is older than it; the next run goes on"
+            "not detached yet: its detach is under way, or an older transaction is"
+            " open; the next run continues"
         )
     connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
     try:
@@ -170,13 +171,13 @@ def _detach(
         connection.execute(step.statement.encode())
     except psycopg.errors.QueryCanceled:
         still = (
-            "an older statement or transaction still runs"
+            "an older statement or transaction is still running"
             if step.step == "finalize"
-            else f"a transaction still uses {step.parent_table}"
+            else f"a transaction is still using {step.parent_table}"
         )
-        return f"not detached yet, after {wait} {still}; the next run goes on"
+        return f"not detached yet: after {wait} {still}; the next run continues"
     except _OVERTAKEN as error:
-        return f"not detached: {error.diag.message_primary}; the next run goes on"
+        return f"not detached: {error.diag.message_primary}; the next run continues"
     finally:
         connection.execute("RESET statement_timeout")
         connection.execute("RESET ROLE")
@@ -186,7 +187,7 @@ def _detach(
 def _finish(
     connection: AdministrationConnection, tell: Callable[[str], None]
 ) -> list[str]:
-    """End what was detached; give what is to be reported."""
+    """Complete detaches; return the problems to report."""
     problems = []
     for partition, outcome, problem in connection.execute(
         load("outbox", "finish_detached")

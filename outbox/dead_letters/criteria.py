@@ -1,4 +1,4 @@
-"""Which dead letters are meant."""
+"""Select dead letters by what they have in common, or by id."""
 
 import re
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ _PREFIX: Final = re.compile(r"[0-9a-f]+(-[0-9a-f]+)*-?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
-    """What the dead letters in question have in common; None stands for anything.
+    """What selected dead letters have in common; None selects any value.
 
     Attributes:
-        topic: a topic, or the beginning of topics followed by `*`.
-        error: a part of the reason, in upper or lower case.
-        origin: who gave it up: `publisher:redis`, `consumer:billing`.
-        newer_than: given up at most so long ago.
-        older_than: given up at least so long ago.
-        max_rows: so many of them.
+        topic: a topic, or a prefix followed by `*`.
+        error: part of the reason, in upper or lower case.
+        origin: what gave the message up: `publisher:redis`, `consumer:billing`.
+        newer_than: given up within this time.
+        older_than: given up before this time.
+        max_rows: at most this many.
     """
 
     status: Status | None = Status.PENDING
@@ -41,7 +41,7 @@ class Criteria:
     max_rows: int | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """Give the parameters of the statements that list and find."""
+        """Return the parameters of the statements that list and find."""
         many = self.topic is not None and self.topic.endswith("*")
         return {
             "status": None if self.status is None else self.status.value,
@@ -67,11 +67,11 @@ class IdPrefix:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read what somebody typed: digits with or without hyphens.
+        """Read digits with or without hyphens.
 
         Raises:
-            ConfigError: it can't be the beginning of an id, or is too short to be
-                more than a slip.
+            ConfigError: the text can't be the beginning of an id, or is so short that
+                it may be a slip.
         """
         typed = text.strip().lower()
         digits = typed.replace("-", "")
@@ -83,8 +83,8 @@ class IdPrefix:
         return cls(text, digits)
 
     def parameters(self) -> dict[str, Any]:
-        """Give the parameters of the statement that finds such ids."""
-        # As text, which every driver takes for a uuid.
+        """Return the parameters of the statement that finds such ids."""
+        # As text, which every driver accepts for a uuid.
         return {
             "first": str(UUID(self.digits.ljust(_DIGITS, "0"))),
             "last": str(UUID(self.digits.ljust(_DIGITS, "f"))),
@@ -92,22 +92,22 @@ class IdPrefix:
         }
 
     def choose(self, found: Sequence[UUID], tables: str) -> UUID:
-        """Give the one id that was found in these tables.
+        """Return the one id that was found in these tables.
 
         Raises:
-            ConfigError: there is none, or more than one; it names them.
+            ConfigError: none was found, or more than one; the error names them.
         """
         if len(found) == 1:
             return found[0]
         if not found:
             raise ConfigError(
-                f"dead letter {self.text}: there is none in {tables}; list "
-                "shows them, --message finds those of a message"
+                f"dead letter {self.text}: not found in {tables}; list "
+                "shows them, and --message finds those of a message"
             )
         named = [str(id) for id in found[:_MOST_NAMED]]
         if len(found) > _MOST_NAMED:
             named.append("…")
         raise ConfigError(
-            f"dead letter {self.text}: several ids begin with it, {', '.join(named)}; "
+            f"dead letter {self.text}: several ids begin with it: {', '.join(named)}; "
             "give more digits"
         )

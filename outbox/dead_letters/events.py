@@ -1,4 +1,4 @@
-"""What is told of retried dead letters."""
+"""Events about dead letters."""
 
 import logging
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from outbox.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSucceeded(Event):
-    """A retry brought a dead letter to where it was to go."""
+    """A retry published or handled a dead letter."""
 
     schema: str
     id: UUID
@@ -35,7 +35,7 @@ class DeadLetterFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunEnded(Event):
-    """The schedule retried what was due."""
+    """The schedule has retried the dead letters that were due."""
 
     schema: str
     succeeded: int
@@ -46,7 +46,7 @@ class RetryRunEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunLeft(Event):
-    """Another replica had the schedule's turn."""
+    """The schedule left this run to another replica."""
 
     level = logging.DEBUG
 
@@ -55,7 +55,7 @@ class RetryRunLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunBroken(Event):
-    """The database or the broker was away; what is due waits for the next turn."""
+    """The database or the broker was unavailable during a run of the schedule."""
 
     level = logging.WARNING
 
@@ -64,7 +64,7 @@ class RetryRunBroken(Event):
 
 
 class DeadLetterGroup(NamedTuple):
-    """Those of one origin in one state; `seconds` is the age of the oldest."""
+    """The dead letters of one origin and status; `seconds` is the age of the oldest."""
 
     origin: str
     status: Status
@@ -84,7 +84,7 @@ class DeadLettersMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersUnknown(Event):
-    """The dead letters could not be counted."""
+    """The dead letters couldn't be counted."""
 
     level = logging.WARNING
 

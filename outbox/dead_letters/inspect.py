@@ -1,4 +1,4 @@
-"""Look at dead letters, and discard them: what a person does by a command."""
+"""List, read and discard dead letters, on behalf of a person."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from outbox.errors import ConfigError
 OnDiscard: TypeAlias = Callable[[AdministrationConnection, str, str], None]
 """Called in the transaction of each discard, with message id and origin.
 
-It may refuse it by a `ConfigError`.
+It may raise `ConfigError` to refuse the discard.
 """
 
 _ROLES: Final = {"outbox": "pillarbox_relay", "inbox": "pillarbox_consumer"}
@@ -35,49 +35,49 @@ class Desk:
         self._on_discard = on_discard
 
     def summaries(self, criteria: Criteria) -> list[Summary]:
-        """List those that meet the criteria, the newest first."""
+        """Return those that match the criteria, newest first."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.LIST), criteria.parameters()
         )
         return [Summary.of(row) for row in cursor]
 
     def find(self, criteria: Criteria) -> list[Candidate]:
-        """Find those that meet the criteria, the oldest first."""
+        """Find those that match the criteria, oldest first."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.FIND), criteria.parameters()
         )
         return [Candidate(*row) for row in cursor]
 
     def read(self, id: UUID) -> Letter:
-        """Read one with everything that was kept.
+        """Read one with all its fields.
 
         Raises:
-            ConfigError: there is none with this id.
+            ConfigError: none has this id.
         """
         row = self._connection.execute(
             statement(self._schema, Statement.READ), {"id": id}
         ).fetchone()
         if row is None:
             raise ConfigError(
-                f"dead letter {id}: there is none in {self._schema}.dead_letter; list "
-                "shows them, --message finds those of a message"
+                f"dead letter {id}: not found in {self._schema}.dead_letter; list "
+                "shows them, and --message finds those of a message"
             )
         return Letter.of(row)
 
     def ids_of(self, prefix: IdPrefix) -> list[UUID]:
-        """Give the ids that begin so, or as many of them as an error would name."""
+        """Return the ids with a prefix, at most as many as an error names."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.FIND_BY_PREFIX), prefix.parameters()
         )
         return [id for (id,) in cursor]
 
     def discard(self, candidates: Sequence[Candidate], reason: str) -> int:
-        """Discard those that are PENDING, each in a transaction; tell how many were.
+        """Discard those that are PENDING, each in a transaction; return how many were.
 
-        One that somebody is just retrying is waited for.
+        Waits for one that is being retried.
 
         Raises:
-            ConfigError: `on_discard` refused some; the others are discarded.
+            ConfigError: `on_discard` refused some; the others were discarded.
         """
         discarded = 0
         refusals: list[ConfigError] = []

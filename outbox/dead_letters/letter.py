@@ -17,16 +17,16 @@ from outbox.message import Message
 from outbox.message_id import is_uuid7
 
 TOPIC_HEADER: Final = "pillarbox-topic"
-"""The header in which a topic is kept that the table's index has no room for."""
+"""The header with the full topic, if it is too long for the table's index."""
 SHORTENED: Final = "…"
-"""What the topic ends with then."""
+"""The end of a topic that was cut off."""
 _DEEPEST: Final = 100
-"""How deep JSON may be nested to be shown as JSON: indents grow with the square."""
-_REMEDY: Final = "add what it was meant to be as a new message, and discard this one"
+"""How deeply JSON may be nested to be shown as JSON: indents grow quadratically."""
+_REMEDY: Final = "add a correct message, and discard this one"
 
 
 class Status(StrEnum):
-    """What became of a dead letter."""
+    """The status of a dead letter."""
 
     PENDING = "PENDING"
     SUCCEEDED = "SUCCEEDED"
@@ -40,8 +40,8 @@ class Summary:
     Attributes:
         id: of the dead letter; `message_id` is that of the message.
         attempts: how often it failed before it was given up.
-        retry_count: how often it was retried since, and failed.
-        retry_after: not retried by the schedule before; None: only by hand.
+        retry_count: how many retries have failed since.
+        retry_after: when the schedule may retry it; None for only by hand.
     """
 
     id: UUID
@@ -62,19 +62,19 @@ class Summary:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
-        """Make it of a row, whose columns have the order of the fields."""
+        """Make one from a row, whose columns are in the order of the fields."""
         names = (field.name for field in fields(cls))
         values = dict(zip(names, row, strict=True))
         return cls(**{**values, "status": Status(values["status"])})
 
     def as_json(self) -> dict[str, Any]:
-        """Give the fields as JSON has them."""
+        """Return the fields as JSON values."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter(Summary):
-    """A dead letter with everything that was kept."""
+    """A dead letter with all its fields."""
 
     schema_version: int
     content_type: str
@@ -85,16 +85,16 @@ class Letter(Summary):
     @classmethod
     @override
     def of(cls, row: Sequence[Any]) -> Self:
-        """Make it of a row; headers too deep to be shown are the text that they are."""
+        """Make one from a row; headers that are nested too deeply stay text."""
         letter = super(Letter, cls).of(row)
         decoded = _loads(letter.headers)
         return letter if decoded is None else replace(letter, headers=decoded[0])
 
     def message(self) -> Message:
-        """Give the message back as it was.
+        """Return the message as it was.
 
         Raises:
-            InvalidMessageError: it was never one that could be read.
+            InvalidMessageError: it was never a valid message.
         """
         try:
             id = UUID(self.message_id)
@@ -102,7 +102,7 @@ class Letter(Summary):
             id = None
         if id is None or not is_uuid7(id):
             raise InvalidMessageError(
-                "id", self.message_id, "isn't a UUIDv7: it can't be retried", _REMEDY
+                "id", self.message_id, "isn't a UUIDv7, so it can't be retried", _REMEDY
             )
         if not isinstance(self.headers, Mapping) or not all(
             isinstance(value, str) for value in self.headers.values()
@@ -130,7 +130,7 @@ class Letter(Summary):
 
     @override
     def as_json(self) -> dict[str, Any]:
-        """Give the fields, with the payload as `payload_json` or `payload_base64`."""
+        """Return the fields, with the payload as `payload_json` or `payload_base64`."""
         values = super(Letter, self).as_json()
         payload = bytes(values.pop("payload"))
         decoded = decode_json(self.content_type, payload)
@@ -142,9 +142,9 @@ class Letter(Summary):
 
 
 def decode_json(content_type: str, payload: bytes) -> tuple[Any] | None:
-    """Decode a payload that says it is JSON.
+    """Decode a payload whose content type is JSON.
 
-    None if it says or is something else, or is too deep to be shown.
+    Returns None if it isn't JSON, or is nested too deeply to be shown.
     """
     return _loads(payload) if is_json(content_type) else None
 

@@ -1,4 +1,4 @@
-"""Count the dead letters every so often, and tell it as an event."""
+"""Count the dead letters at intervals, and report them as an event."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Measure:
     """Measures the dead letters of one side. For one event loop.
 
     Args:
-        open_retrier: opens what reads them, anew for each time.
-        origin: whose; None for all of the schema.
-        seconds: from one time to the next.
+        open_retrier: called for each measurement, to read them.
+        origin: whose dead letters; None for all of the schema.
+        seconds: the interval.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Measure:
         self._notify = notify
 
     async def run(self) -> None:
-        """Measure until cancelled. A database that is away is told, and no more."""
+        """Measure until cancelled. A failure is reported as an event."""
         while True:
             try:
                 self._notify(await self.measure())
@@ -55,7 +55,7 @@ class Measure:
         """Measure once.
 
         Raises:
-            DatabaseUnavailableError: the database is away.
+            DatabaseUnavailableError: the database is unavailable.
         """
         async with self._open() as retrier:
             rows = await retrier.fetch(Statement.MEASURE, {})

@@ -1,9 +1,9 @@
-"""Retry by the clock, in one replica at a time.
+"""Retry dead letters at intervals, in one replica at a time.
 
-Every replica wakes at the same moments, whole multiples of the interval since 1970,
-and tries the same advisory lock. Who gets it retries what is due, and keeps the lock
-for a while longer, so that a replica whose clock is late finds it taken. Should two
-get a turn in spite of that, each dead letter is still locked by one of them only.
+Every replica wakes at the same times, whole multiples of the interval since 1970, and
+tries to take the same advisory lock. The one that gets it retries what is due, and
+holds the lock a while longer, so that a replica whose clock is late finds it taken. If
+two run all the same, only one of them can lock each dead letter.
 """
 
 import asyncio
@@ -26,14 +26,16 @@ _MAX_HOLD: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySchedule:
-    """When dead letters are retried by themselves.
+    """When dead letters are retried automatically.
 
     Attributes:
-        interval: from one turn to the next.
-        batch: retries in one turn.
-        max_retries: of one dead letter; after them only by hand.
-        first_delay: the shortest wait after a retry that failed.
-        max_delay: the longest; a little less than `interval`, or that turn is missed.
+        interval: the time between two runs.
+        batch: at most this many retries in one run.
+        max_retries: maximum automatic retries of one dead letter; after that retry it
+            by hand.
+        first_delay: the shortest delay after a failed retry.
+        max_delay: the longest; slightly less than `interval`, or the dead letter would
+            miss a run.
     """
 
     interval: timedelta = timedelta(hours=6)
@@ -59,17 +61,17 @@ class RetrySchedule:
         object.__setattr__(self, "_policy", policy)
 
     def delay(self, retry_count: int) -> timedelta | None:
-        """Choose the wait after so many failed retries; None: no more by itself."""
+        """Return the delay after this many failed retries; None for no more of them."""
         if self._policy.spent(retry_count):
             return None
         return self._policy.delay(retry_count)
 
 
 def lost_turn(error: Exception) -> DatabaseUnavailableError:
-    """Say that the lock of a turn is lost, or could not be asked for."""
+    """Return the error for a lock that was lost or couldn't be asked for."""
     return DatabaseUnavailableError(
-        f"the lock of the dead letters' schedule was lost: {one_line(error)}; another "
-        "replica may have taken the turn, and each dead letter was retried by one"
+        f"the lock of the retry schedule was lost: {one_line(error)}; another replica "
+        "may run it now; no dead letter is retried by both"
     )
 
 
@@ -77,7 +79,7 @@ class Scheduler:
     """Runs a schedule. For one event loop.
 
     Args:
-        open_retrier: opens what retries, anew for each turn.
+        open_retrier: called for each run.
         origin: whose dead letters; None for all of the schema.
     """
 
@@ -97,7 +99,7 @@ class Scheduler:
         self._notify = notify
 
     async def run(self) -> None:
-        """Take part in every turn, until cancelled. No failure ends it."""
+        """Take part in every run, until cancelled. No failure ends it."""
         interval = self._schedule.interval.total_seconds()
         hold = min(_MAX_HOLD.total_seconds(), interval / 10)
         turn = time.time() // interval
@@ -106,16 +108,16 @@ class Scheduler:
             await asyncio.sleep(max(0.0, turn * interval - time.time()))
             try:
                 await self.take_turn(hold=hold)
-            except Exception as error:  # noqa: BLE001 (the next turn may go well)
+            except Exception as error:  # noqa: BLE001 (the next run may succeed)
                 self._notify(
                     RetryRunBroken(schema=self._schema, reason=one_line(error))
                 )
 
     async def take_turn(self, *, hold: float = 0.0) -> Tally | None:
-        """Retry what is due; give None if another replica is just doing so.
+        """Retry what is due; return None if another replica is doing so.
 
         Raises:
-            BrokerUnavailableError, DatabaseUnavailableError: it is away.
+            BrokerUnavailableError, DatabaseUnavailableError: it is unavailable.
         """
         async with self._open() as retrier, retrier.alone() as alone:
             if not alone:

@@ -9,7 +9,7 @@ Schema: TypeAlias = Literal["outbox", "inbox"]
 
 
 class Statement(StrEnum):
-    """The files in `outbox/sql` that name no schema."""
+    """The files in `outbox/sql` with a placeholder for the schema."""
 
     LIST = "list_dead_letters"
     FIND = "find_dead_letters"
@@ -25,5 +25,5 @@ class Statement(StrEnum):
 
 
 def statement(schema: Schema, name: Statement) -> LiteralString:
-    """Give a statement for one schema."""
+    """Return a statement for one schema."""
     return load("outbox", name).replace("{schema}", schema)

@@ -1,1 +1,1 @@
-"""What a process tells the outside: logs, metrics, health, and a watchdog."""
+"""Logs, metrics, health checks, heartbeat and watchdog of a process."""

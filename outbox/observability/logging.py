@@ -1,4 +1,4 @@
-"""Write events to the standard library's logging, as names and values."""
+"""Log events with the standard library's logging, as names and values."""
 
 import asyncio
 import logging
@@ -17,17 +17,17 @@ from outbox.events import Event
 from outbox.observability.printable import printable
 
 STACKTRACE: Final = "stacktrace"
-"""The field of an event that is logged as lines of its own, where it isn't None."""
+"""The field of an event that is logged on lines of its own, unless it is None."""
 
 _MAX_VALUE: Final = 300
-# Of whom it is remembered that something was told.
+# For how many subjects repetitions are counted.
 _MAX_REPEATED: Final = 10_000
 
 
 class PrintableFormatter(logging.Formatter):
-    """Escapes what a terminal would obey, and indents each line but a record's first.
+    """Escapes control characters, and indents each line of a record but its first.
 
-    So no text of a stranger, in whatever library's record, passes for a record.
+    So foreign text, in a record of whatever library, can't look like another record.
     """
 
     @override
@@ -37,14 +37,14 @@ class PrintableFormatter(logging.Formatter):
 
 
 class LogEvents:
-    """An observer that logs each event under its level; payloads never appear.
+    """An observer that logs each event at its level; payloads never appear.
 
-    What is repeated about one key is one line with a count: the first is logged at
-    once, those that follow are summed up after `repeats`, and when the process ends.
-    For any thread.
+    Repetitions about one key are logged as one line with a count: the first event is
+    logged at once, the following ones are summed up after `repeats`, and when the
+    process ends. Safe to call from any thread.
 
     Args:
-        logger: where to; by default `pillarbox`.
+        logger: `pillarbox` if left out.
         repeats: for how long repetitions are collected.
         clock: seconds, for tests.
     """
@@ -58,7 +58,7 @@ class LogEvents:
     ) -> None:
         self._logger = logger or logging.getLogger("pillarbox")
         self._repeats = _Repeats(self._logger, repeats.total_seconds(), clock)
-        # Not a bound method of ours, which would keep this observer alive.
+        # A bound method of this observer would keep it alive.
         weakref.finalize(self, self._repeats.sum_up_all)
 
     def __call__(self, event: Event) -> None:
@@ -78,7 +78,7 @@ class _Repeated:
 
 
 class _Repeats:
-    """Events that were told already, by whom they are about, the oldest first."""
+    """Events that were logged already, by their subject, oldest first."""
 
     def __init__(
         self, logger: logging.Logger, seconds: float, clock: Callable[[], float]
@@ -91,7 +91,7 @@ class _Repeats:
         self._wakes = False
 
     def is_first(self, event: Event) -> bool:
-        """Count an event; tell whether it is to be logged now."""
+        """Count an event; return whether to log it now."""
         subject = (type(event), *(getattr(event, name) for name in event.about))
         with self._lock:
             told = self._told.get(subject)
@@ -108,13 +108,13 @@ class _Repeats:
         return told is None
 
     def sum_up_due(self) -> None:
-        """Log what was repeated, and has been collected for long enough."""
+        """Log repetitions that have been collected for long enough."""
         if self._told:
             now = self._clock()
             self._sum_up(lambda told: told.until <= now)
 
     def sum_up_all(self) -> None:
-        """Log what was repeated so far."""
+        """Log all repetitions so far."""
         self._sum_up(lambda _: True)
 
     def _sum_up(self, is_over: Callable[[_Repeated], bool]) -> None:
@@ -125,14 +125,14 @@ class _Repeats:
                 if told.count:
                     over.append(told)
                     if told.until <= self._clock():
-                        # It goes on: the next is summed up too, not told at once.
+                        # It goes on: the next one is summed up, too.
                         until = self._clock() + self._seconds
                         self._told[subject] = _Repeated(until, told.last)
         for told in over:
             _log(self._logger, told.last, repeated=told.count)
 
     def _wake_later(self) -> None:
-        """Have repetitions summed up in time, even if nothing else happens."""
+        """Log repetitions in time, even if no other event comes."""
         if self._wakes:
             return
         try:
@@ -152,7 +152,7 @@ class _Repeats:
 
 def _log(logger: logging.Logger, event: Event, **more: object) -> None:
     values = {field.name: getattr(event, field.name) for field in fields(event)} | more
-    # Too long for one line, and for a sum.
+    # Too long for one line, and for a summary.
     trace = values.pop(STACKTRACE, None)
     text = " ".join(f"{name}={_short(value)}" for name, value in values.items())
     if trace is not None and not more:

@@ -1,8 +1,8 @@
 """Turn events into metrics for Prometheus; needs the extra `metrics`.
 
 Every event is counted under its name. Its numbers are added up under the names of
-their fields, and how long something took goes into a histogram. So an event that is
-new has its metrics without a line here.
+their fields, and durations go into a histogram. So a new event has metrics without a
+line here.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from outbox.dead_letters.letter import Status
 from outbox.events import BlockedKeysMeasured, Event, UpkeepMeasured
 from outbox.observability.http_server import Handler
 
-# Numbers that tell of one message or of the state of things, and add up to nothing.
+# Numbers whose sum means nothing.
 _NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes", "keys"})
 _BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
@@ -33,56 +33,56 @@ class PrometheusEvents:
         self.registry = registry or CollectorRegistry()
         self._events = Counter(
             "pillarbox_events",
-            "Events, by their name.",
+            "Events by name.",
             ["event", "consumer"],
             registry=self.registry,
         )
         self._amounts = Counter(
             "pillarbox_event_amounts",
-            "What the numbers in events add up to, e.g. published in BatchSettled.",
+            "Sums of the numbers in events, such as published in BatchSettled.",
             ["event", "field", "consumer"],
             registry=self.registry,
         )
         self._seconds = Histogram(
             "pillarbox_event_seconds",
-            "How long it took, or is to be waited for, by event.",
+            "Durations and delays by event.",
             ["event", "consumer"],
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._letters = Gauge(
             "dead_letter_total",
-            "Dead letters in the table, by state.",
+            "Dead letters in the table by status.",
             ["schema", "origin", "status"],
             registry=self.registry,
         )
         self._age = Gauge(
             "dead_letter_age_seconds",
-            "Age of the oldest dead letter that is PENDING.",
+            "Age of the oldest PENDING dead letter.",
             ["schema", "origin"],
             registry=self.registry,
         )
         self._blocked = Gauge(
             "blocked_key_total",
-            "Keys whose head waits for its retry in this process.",
+            "Keys whose first message is waiting for its retry in this process.",
             ["consumer"],
             registry=self.registry,
         )
         self._blocked_age = Gauge(
             "blocked_key_age_seconds",
-            "How long the first of them has been waiting.",
+            "How long the longest of them has been waiting.",
             ["consumer"],
             registry=self.registry,
         )
         self._upkeep_age = Gauge(
             "upkeep_age_seconds",
-            "How long ago the upkeep of the partitions last succeeded.",
+            "Time since the last successful upkeep of the partitions.",
             registry=self.registry,
         )
         self._upkeep_failing = Gauge(
             "upkeep_failing",
-            "1 if the upkeep of the partitions failed since its last success, or"
-            " refuses the server's clock.",
+            "1 if the upkeep of the partitions has failed since its last success, or"
+            " distrusts the server's clock.",
             registry=self.registry,
         )
 
@@ -105,7 +105,7 @@ class PrometheusEvents:
                 self._amounts.labels(name, field.name, consumer).inc(value)
 
     def _measure(self, event: DeadLettersMeasured) -> None:
-        # What is gone has to go: a group without dead letters is not in the event.
+        # A group without dead letters isn't in the event.
         self._letters.clear()
         self._age.clear()
         for group in event.groups:
@@ -129,5 +129,5 @@ class PrometheusEvents:
     def handlers(self) -> Mapping[str, Handler]:
         """Return what answers scrapes, by path."""
         handler = make_aiohttp_handler(self.registry)
-        # It asks for no more of the request than its query and headers.
+        # It only reads the query and the headers of the request.
         return {"/metrics": cast("Handler", handler)}

@@ -18,11 +18,16 @@ SEEN = (
 BROKEN = {
     "pg_partman is gone": (
         "DROP EXTENSION pg_partman CASCADE",
-        *("extensions", "error", "is not installed: no partition", "pillarbox migrate"),
+        *(
+            "extensions",
+            "error",
+            "is not installed: no partitions",
+            "pillarbox migrate",
+        ),
     ),
     "a limit of the table is gone": (
         "ALTER TABLE outbox.message DROP CONSTRAINT headers_size",
-        *("schema", "warning", "headers_size of outbox.message is gone", "--sql"),
+        *("schema", "warning", "headers_size of outbox.message doesn't exist", "--sql"),
     ),
     "a limit of the table was never validated": (
         "ALTER TABLE outbox.message DROP CONSTRAINT key_size,"
@@ -58,7 +63,12 @@ BROKEN = {
             "SELECT 'forgotten' AS gid, now() - interval '2 hours' AS prepared,"
             " current_database() AS database",
         ),
-        *("pins", "warning", "'forgotten' is prepared", "COMMIT PREPARED 'forgotten'"),
+        *(
+            "pins",
+            "warning",
+            "'forgotten' has been prepared",
+            "COMMIT PREPARED 'forgotten'",
+        ),
     ),
     "a transaction stays open": (
         SEEN.format(
@@ -67,7 +77,7 @@ BROKEN = {
             " usesysid, client_addr, now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE pid = pg_backend_pid()",
         ),
-        *("pins", "warning", "is open for", "SELECT pg_terminate_backend("),
+        *("pins", "warning", "has been open for", "SELECT pg_terminate_backend("),
     ),
     "the reader of a replication slot is far behind": (
         SEEN.format(
@@ -77,7 +87,12 @@ BROKEN = {
             " ((pg_current_xact_id()::text::bigint + 4292967296) % 4294967296)::text"
             "::xid AS catalog_xmin",
         ),
-        *("pins", "warning", "slot slow, active keeps 2", "FROM pg_stat_replication"),
+        *(
+            "pins",
+            "warning",
+            "slot slow, active, holds back 2",
+            "FROM pg_stat_replication",
+        ),
     ),
     "pg_partman is older than we can use": (
         "UPDATE pg_extension SET extversion = '4.6.2' WHERE extname = 'pg_partman'",
@@ -85,7 +100,7 @@ BROKEN = {
     ),
     "pg_partman was not upgraded with its files": (
         "UPDATE pg_extension SET extversion = '4.7.0' WHERE extname = 'pg_partman'",
-        *("extensions", "warning", "its files on the server", "pillarbox migrate"),
+        *("extensions", "warning", "the server's package is", "pillarbox migrate"),
     ),
     "the grants on pg_partman are lost": (
         "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA partman FROM pillarbox_owner, public",
@@ -122,15 +137,20 @@ BROKEN = {
     ),
     "pg_partman drops by itself": (
         f"UPDATE partman.part_config SET retention = '3 days' WHERE {MESSAGE}",
-        *("retention", "error", "itself drops days", "SET retention = NULL"),
+        *("retention", "error", "itself drops partitions", "SET retention = NULL"),
     ),
     "anybody's run_maintenance() makes days": (
         f"UPDATE partman.part_config SET automatic_maintenance = 'on' WHERE {MESSAGE}",
-        *("retention", "warning", "makes partitions of", "_maintenance = 'off'"),
+        *("retention", "warning", "creates partitions of", "_maintenance = 'off'"),
     ),
     "pg_partman forgot a table": (
         f"DELETE FROM partman.part_config WHERE {MESSAGE}",
-        *("retention", "error", "does not know outbox.message", "adopt_table"),
+        *(
+            "retention",
+            "error",
+            "has no configuration of outbox.message",
+            "adopt_table",
+        ),
     ),
     "receipts go too soon": (
         "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
@@ -140,7 +160,7 @@ BROKEN = {
     "jobs go too soon": (
         "UPDATE outbox.partition_policy SET retention = '2 days', minimum = '2 days'"
         " WHERE parent_table = 'inbox.job'",
-        *("retention", "warning", "inbox.job is kept", "set inbox.job 14d"),
+        *("retention", "warning", "inbox.job is kept for", "set inbox.job 14d"),
     ),
     "nobody relays": (
         "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
@@ -151,6 +171,6 @@ BROKEN = {
     ),
     "a replication slot is read by nobody": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",
-        *("pins", "warning", "that nobody reads", "pg_drop_replication_slot"),
+        *("pins", "warning", "which has no reader", "pg_drop_replication_slot"),
     ),
 }

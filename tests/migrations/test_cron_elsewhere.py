@@ -159,7 +159,7 @@ def test_the_doctor_is_content_once_the_upkeep_ran_and_says_who_may_drive_it(
     (found,) = (f for f in findings if f["check"] != "locks")
     assert (found["check"], found["severity"]) == ("upkeep", "warning")
     assert "the upkeep has not run yet" in found["finding"]
-    _, _, job = found["remedy"].partition("works in the database pillarbox: ")
+    _, _, job = found["remedy"].partition("runs in the database pillarbox: ")
     execute(private_server.url, "CREATE EXTENSION pg_cron")
     execute(private_server.url, job)
     ((command, database, role),) = execute(

@@ -152,7 +152,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         assert status == 3
         (finding,) = (f for f in findings if f["check"] == "cron")
         assert finding["severity"] == "error"
-        assert f"the job {UPKEEP!r} succeeded never" in finding["finding"]
+        assert f"the job {UPKEEP!r} has never succeeded" in finding["finding"]
         assert "upkeep: retention of inbox.delivery: column" in finding["finding"]
 
 

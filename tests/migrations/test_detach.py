@@ -86,7 +86,7 @@ def test_a_detach_that_waited_too_long_is_finalized_and_dropped_by_the_next_run(
     told: list[str] = []
     with reader(database_url):
         maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
-    assert "the next run goes on" in told[0]
+    assert "the next run continues" in told[0]
     assert steps(database_url, "finalize", "detach") == ["finalize", "detach"]
 
     maintain(dba, tell=told.append)
@@ -225,7 +225,7 @@ def test_two_commands_at_once_do_not_meet(
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, Lock.UPKEEP))
-        with pytest.raises(UpkeepError, match="another pillarbox maintain is at work"):
+        with pytest.raises(UpkeepError, match="another pillarbox maintain is running"):
             maintain(dba, tell=print)
 
 

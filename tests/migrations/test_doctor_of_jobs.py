@@ -37,7 +37,9 @@ def test_a_job_whose_role_is_gone_stops_the_launcher_until_it_is_deleted(
         " SET ROLE leaver; SELECT cron.schedule('theirs', '0 0 1 1 *', 'SELECT 1');"
         " RESET ROLE; DROP OWNED BY leaver; DROP ROLE leaver",
     )
-    (found,) = (f for f in doctor(url)[1] if "of roles that are gone" in f["finding"])
+    (found,) = (
+        f for f in doctor(url)[1] if "roles that no longer exist" in f["finding"]
+    )
     wait_for("its end", lambda: not execute(url, LAUNCHER))
 
     paste(url, found["remedy"])
@@ -52,7 +54,7 @@ def test_the_detacher_comes_back_and_its_job_with_it(
     url = private_server.url
     migrate(url)
     execute(url, "DROP OWNED BY pillarbox_detacher; DROP ROLE pillarbox_detacher")
-    assert "the role pillarbox_detacher is gone" in {
+    assert "the role pillarbox_detacher doesn't exist" in {
         f["finding"] for f in doctor(url)[1]
     }
 
@@ -110,15 +112,17 @@ def test_jobs_that_are_gone_off_silent_or_failing(
     execute(url, ran, (3, "succeeded", timedelta(0), timedelta(0)))
     assert about_upkeep() == []
     execute(url, f"UPDATE cron.job SET active = false WHERE jobid = {upkeep}")
-    assert "is switched off" in about_upkeep()[1]
+    assert "is inactive" in about_upkeep()[1]
     paste(url, remedy_for_upkeep())
     assert about_upkeep() == []
     execute(url, f"SELECT cron.unschedule({upkeep})")
-    assert "is gone" in about_upkeep()[1]
+    assert "doesn't exist" in about_upkeep()[1]
     paste(url, remedy_for_upkeep())
     assert about_upkeep() == []
     execute(url, "REVOKE USAGE ON SCHEMA cron FROM pillarbox_maintainer")
-    (found,) = (f for f in doctor(url)[1] if "may not use pg_cron" in f["finding"])
+    (found,) = (
+        f for f in doctor(url)[1] if "lacks USAGE on the schema cron" in f["finding"]
+    )
     paste(url, found["remedy"])
     assert about_upkeep() == []
     # The monitor may not see jobs: that is said.

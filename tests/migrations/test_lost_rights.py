@@ -24,7 +24,7 @@ LOST = {
     **{
         f"the {role} is gone": (
             f"DROP OWNED BY {{0}}_{role}; DROP ROLE {{0}}_{role}",
-            f"the role {{0}}_{role} is gone",
+            f"the role {{0}}_{role} doesn't exist",
         )
         for role in (
             *("maintainer", "detacher", "application", "relay", "consumer", "monitor"),
@@ -40,7 +40,7 @@ LOST = {
     ),
     "the detacher is no member of the owner": (
         "REVOKE {0}_owner FROM {0}_detacher",
-        "{0}_detacher has not the rights of {0}_owner",
+        "{0}_detacher lacks the privileges of {0}_owner",
     ),
     "the relay may not read": (
         "REVOKE SELECT ON outbox.message FROM {0}_relay",

@@ -15,10 +15,10 @@ from tests.migrations.test_upkeep import add_old, old_partition
 LINES: Final = re.compile(r"(?m)^(\w+) +(\S+?)(?: from .*)?: (.*)\n {10}(.*)$")
 LATE: Final = "all of it is older than the retention of 7 days"
 WHY: Final = {
-    "make": "no partition takes these rows; the policy wants 7 ahead",
-    "attach": "detached, and an unsettled row appeared meanwhile",
+    "make": "no partition for these rows; the policy requires 7 future partitions",
+    "attach": "detached, but with an unsettled row that appeared meanwhile",
     "drop": "detached, and nothing in it is unsettled",
-    "finalize": "its detach waits for a transaction, or was interrupted",
+    "finalize": "its detach is waiting for a transaction, or was interrupted",
     "detach": LATE,
     "hold": f"{LATE}, but it has unsettled rows",
     "trim": "rows older than the retention of inbox.receipt, 14 days",

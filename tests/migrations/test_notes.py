@@ -90,7 +90,7 @@ def test_a_retention_that_is_raised_after_the_detach_is_obeyed(
     detach_by_job(database_url, planned)
     execute(database_url, KEEP)
     (found,) = doctor(database_url)[1]
-    assert "is detached, where nobody sees its rows" in found["finding"]
+    assert "is detached, so that queries don't see its rows" in found["finding"]
     assert f"ATTACH PARTITION {planned}" in found["remedy"]
 
     upkeep(database_url)

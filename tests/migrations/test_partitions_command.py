@@ -78,7 +78,7 @@ def test_a_default_partition_is_shown_with_what_gets_rid_of_it(
     start = lines.index("outbox.message: kept 7 days, 7 ahead")
     assert re.fullmatch(r"  ·*#o+D", lines[start + 1])
     (line,) = (line for line in lines if line.startswith("  DEFAULT     default "))
-    _, _, remedy = line.partition("nothing can be detached concurrently: ")
+    _, _, remedy = line.partition("no partition can be detached concurrently: ")
     (messages,) = (t for t in tables if t["table"] == "outbox.message")
     *others, found = messages["partitions"]
     assert {other["remedy"] for other in others} == {None}
@@ -152,13 +152,13 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
         (["message", "7d", "--premake", "2"], "must be from 3 to 100"),
         (["message", "--interval", "monthly"], "use hourly, daily, weekly"),
         (["message", "--interval", "hourly", "--premake", "9"], "use at least 24"),
-        (["shop_order", "7d"], "is none of ours"),
-        (["dead_letter", "7d"], "names several; write one of inbox.dead_letter"),
+        (["shop_order", "7d"], "has no policy"),
+        (["dead_letter", "7d"], "is ambiguous; write one of inbox.dead_letter"),
         (["message"], "nothing to set"),
         (["receipt", "6d"], "add --minimum"),
-        (["receipt", "--minimum", "15d"], "can come back for 15 days"),
+        (["receipt", "--minimum", "15d"], "can come back after 15 days"),
         (["receipt", "--minimum", "long"], "write 7d, 36h or 2w"),
-        (["job", "1d"], "inbox.job: a message can come back for 6 days"),
+        (["job", "1d"], "inbox.job: a message can come back after 6 days"),
     ],
 )
 def test_a_policy_that_would_do_harm_is_refused(
@@ -209,7 +209,7 @@ def test_a_minimum_above_the_defaults_is_kept_to(
     assert "at least 31 days" in told
 
     refused = outbox(database_url, capsys, "retention", "set", table, "30d", status=2)
-    assert "can come back for 31 days" in refused
+    assert "can come back after 31 days" in refused
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -251,7 +251,7 @@ def test_upkeep_by_a_role_that_may_not_names_one_that_may(
     refused = outbox(url, capsys, "maintain", status=2)
 
     assert "permission denied for function finish_detached" in refused
-    assert "pillarbox_maintainer for upkeep" in refused
+    assert "pillarbox_maintainer to run" in refused
     assert len(execute(database_url, EXPIRED)) == 1
 
 

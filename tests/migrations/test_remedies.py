@@ -176,11 +176,11 @@ def test_a_detached_partition_with_an_unsettled_row_is_attached(
     name = leave_detached(database_url)
     execute(database_url, f"UPDATE {name} SET published_at = NULL")
     found = held(database_url, doctor)
-    assert "nobody sees them" in found["finding"]
+    assert "queries don't see it" in found["finding"]
 
     paste(database_url, found["remedy"])
 
-    assert "nobody sees them" not in held(database_url, doctor)["finding"]
+    assert "queries don't see it" not in held(database_url, doctor)["finding"]
     unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
     assert execute(database_url, unsettled) == [(1,)]
 

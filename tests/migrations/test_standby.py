@@ -63,7 +63,7 @@ def test_after_a_failover_the_upkeep_of_before_is_not_taken_for_one_of_here(
 
         status, (found,) = doctor(standby.url)
         assert (status, found["check"]) == (1, "upkeep")
-        assert "its server took over since" in found["finding"]
+        assert "its server has been promoted since" in found["finding"]
         execute(standby.url, "CALL outbox.maintain()")
         assert doctor(standby.url) == (0, [])
 

@@ -23,7 +23,7 @@ def test_a_partition_that_is_noted_nowhere_is_attached(
 
     execute(database_url, "CALL outbox.maintain()")
     (found,) = (f for f in doctor(database_url)[1] if f["check"] == "retention")
-    assert found["finding"].startswith(f"{name} is past its retention and held,")
+    assert found["finding"].startswith(f"{name} is past its retention and held;")
     unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
     assert execute(database_url, unsettled) == [(1,)]
 

@@ -57,9 +57,8 @@ def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
         maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
 
     assert upkeep.heard == [
-        "another upkeep is at the detached partitions of outbox.message, and they are"
-        " left to it",
-        "retention of outbox.message was left to another upkeep",
+        "another upkeep is handling the detached partitions of outbox.message",
+        "the retention of outbox.message was left to another upkeep",
     ]
     assert len(execute(database_url, RETIRING)) == 1
     # How it ended is for the first one to record.
@@ -80,7 +79,7 @@ def test_a_stranger_who_holds_the_lock_of_the_upkeep_makes_the_run_fail_by_name(
 
         ((_, failure),) = execute(database_url, RECORD)
         assert f"session {pid} of role {holder.info.user}" in failure
-        assert "holds the upkeep's lock and is no upkeep" in failure
+        assert "holds the upkeep's lock but is no upkeep" in failure
         assert failure in capsys.readouterr().err
         assert main(["doctor", "--database", database_url]) == 3
         assert f"session {pid}" in capsys.readouterr().out
@@ -99,7 +98,9 @@ def test_the_command_that_gives_way_does_not_fail(
         assert main(["maintain", "--database", database_url]) == 0
 
     told = capsys.readouterr().err
-    assert "another upkeep is at the detached partitions of outbox.message" in told
+    assert (
+        "another upkeep is handling the detached partitions of outbox.message" in told
+    )
     assert "nothing is wrong" in told
 
 

@@ -144,7 +144,7 @@ def test_a_day_whose_name_is_taken_fails_the_run(
     ((taken,),) = execute(database_url, f"{ahead} WHERE starts_at = {day}")
     execute(database_url, f"DROP TABLE {taken}; CREATE TABLE {taken} ()")
 
-    with pytest.raises(psycopg.Error, match=r"outbox\.message made no partition"):
+    with pytest.raises(psycopg.Error, match=r"outbox\.message created no partition"):
         upkeep.run()
 
 
@@ -182,7 +182,7 @@ def test_a_day_with_an_unsettled_row_stays_and_says_so_until_it_is_settled(
     # The day before it waits; the settled one after it does not.
     assert expired(upkeep) == 1
     assert len(upkeep.heard) == 1
-    assert "past its retention and held: it has unsettled rows" in upkeep.heard[0]
+    assert "past its retention, but held: it has unsettled rows" in upkeep.heard[0]
     execute(database_url, "UPDATE outbox.message SET dead_lettered_at = now()")
     upkeep.run()
     assert expired(upkeep) == 0

@@ -85,7 +85,8 @@ def test_a_run_that_failed_is_not(
 
 
 @pytest.mark.parametrize(
-    ("last", "said"), [("now()", "last succeeded at 2"), ("NULL", "never succeeded")]
+    ("last", "said"),
+    [("now()", "last succeeded at 2"), ("NULL", "has never succeeded")],
 )
 def test_what_is_hours_ago_or_never_is_an_error_until_it_runs(
     last: str, said: str, database_url: str, capsys: pytest.CaptureFixture[str]
@@ -105,7 +106,7 @@ def test_who_deleted_the_note_hears_that_it_never_succeeded(
 ) -> None:
     execute(database_url, "DELETE FROM outbox.upkeep")
     _, (found,) = ask(database_url, capsys)
-    assert "never succeeded" in found["finding"]
+    assert "has never succeeded" in found["finding"]
 
     paste(database_url, found["remedy"])
 
@@ -138,7 +139,7 @@ def test_pg_cron_may_be_here_for_others_and_drive_nothing_of_ours(
     status, findings = ask(url, capsys)
     assert status == 3
     (found,) = (f for f in findings if f["check"] == "upkeep")
-    assert "by pg_cron, which works here: pillarbox migrate; or by" in found["remedy"]
+    assert "by pg_cron, which runs here: pillarbox migrate; or by" in found["remedy"]
 
     assert main(["maintain", "--database", url]) == 0
 
@@ -151,4 +152,4 @@ def test_pg_cron_may_be_here_for_others_and_drive_nothing_of_ours(
     status, findings = ask(url, capsys)
     assert status == 3
     assert [f["check"] for f in findings] == ["upkeep", "cron", "cron"]
-    assert "is switched off" in findings[1]["finding"]
+    assert "is inactive" in findings[1]["finding"]

@@ -179,7 +179,7 @@ def test_what_is_not_there_can_not_be_shown(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert side.run("show", NOBODY) == 2
-    assert f"there is none in {side.schema}.dead_letter" in capsys.readouterr().err
+    assert f"not found in {side.schema}.dead_letter" in capsys.readouterr().err
 
 
 def test_export_gives_a_line_of_json_for_each_the_oldest_first(
@@ -284,7 +284,7 @@ def test_digits_with_which_several_ids_begin_are_refused_and_the_ids_named(
     set_ids(side, FIRST, SECOND)
 
     assert side.run("show", "0b0e") == 2
-    assert f"several ids begin with it, {FIRST}, {SECOND}; give" in (
+    assert f"several ids begin with it: {FIRST}, {SECOND}; give" in (
         capsys.readouterr().err
     )
     assert side.run("discard", "0b0ea", "0b0e", "--reason", "old") == 2

@@ -1,1 +1,1 @@
-"""The checks of the doctor, one module each; `check.py` above is their contract."""
+"""The checks of `pillarbox doctor`, by subject; `check.py` is their contract."""

@@ -1,4 +1,4 @@
-"""pg_cron: alive, with our jobs, and these succeed, where they drive the upkeep."""
+"""pg_cron: it runs, has our jobs, and they succeed, if it drives the upkeep."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -30,7 +30,7 @@ class _Job(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """What this role sees of a job: nothing, that its role has no rights, or it."""
+    """What this role can see of a job, which may be nothing."""
 
     name: str
     role: str
@@ -46,7 +46,7 @@ class _Sight(NamedTuple):
 def check_cron(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find jobs that do not run, or fail; say nothing if others drive the upkeep."""
+    """Find jobs that don't run or fail, unless something else drives the upkeep."""
     if not find_cron(connection).is_here:
         return
     ran = read_upkeep(connection)
@@ -59,12 +59,14 @@ def check_cron(
     launchers = connection.execute(load("outbox", "count_launchers")).fetchone()
     # A standby has the jobs of its primary, and no launcher.
     if not is_standby(connection) and (orphans or launchers == (0,)):
-        why = f": {orphans} jobs are of roles that are gone" if orphans else ""
+        why = (
+            f": {orphans} jobs belong to roles that no longer exist" if orphans else ""
+        )
         yield _found(
             Severity.ERROR,
-            f"the pg_cron launcher does not run, nor any job of this server{why}",
+            f"the pg_cron launcher isn't running, so no job of this server runs{why}",
             "DELETE FROM cron.job WHERE username NOT IN (SELECT rolname FROM pg_roles);"
-            "  -- if it does not run then, restart the server, and see its log",
+            "  -- if it still isn't running, restart the server, and read its log",
         )
     if not ran.is_fresh:
         yield from _judge(upkeep, here.migrate)
@@ -77,7 +79,7 @@ def check_cron(
             Severity.WARNING,
             f"the job {_PLAN!r} has never run",
             "SELECT * FROM cron.job_run_details ORDER BY start_time DESC LIMIT 5;"
-            "  -- do others run? If it was made just now, wait for the next hour",
+            "  -- do other jobs run? If it is new, wait for the next hour",
         )
 
 
@@ -103,31 +105,31 @@ def _judge(sight: _Sight, migrate: str) -> Iterator[Finding]:
     if not sight.may_look:
         yield _found(
             Severity.UNKNOWN,
-            f"only {role} sees whether the job {name!r} runs",
+            f"only {role} can see whether the job {name!r} runs",
             f"run pillarbox doctor as a superuser or as a member of {role}",
         )
     elif not sight.may_use_cron:
         yield _found(
             Severity.ERROR,
-            f"{role} may not use pg_cron: its jobs can't be seen or changed",
+            f"{role} lacks USAGE on the schema cron: its jobs can't be seen or changed",
             f'GRANT USAGE ON SCHEMA cron TO "{role}";',
         )
     elif job is None:
-        yield _found(Severity.ERROR, f"the job {name!r} is gone", migrate)
+        yield _found(Severity.ERROR, f"the job {name!r} doesn't exist", migrate)
     elif not job.active:
         yield _found(
             Severity.ERROR,
-            f"the job {name!r} is switched off",
+            f"the job {name!r} is inactive",
             f"UPDATE cron.job SET active = true WHERE jobid = {job.jobid};",  # noqa: S608 - for a person to read
         )
     elif job.has_run and (
         job.succeeded_at is None or job.now - job.succeeded_at > MAX_SILENCE
     ):
         at = job.succeeded_at
-        last = "never" if at is None else f"last at {at:%F %R}"
+        last = "has never succeeded" if at is None else f"last succeeded at {at:%F %R}"
         yield _found(
             Severity.ERROR,
-            f"the job {name!r} succeeded {last}; its last failure: {job.failure}",
+            f"the job {name!r} {last}; its last failure: {job.failure}",
             f"SELECT * FROM cron.job_run_details WHERE jobid = {job.jobid}"  # noqa: S608 - for a person to read
             " ORDER BY start_time DESC LIMIT 5;",
         )

@@ -1,4 +1,4 @@
-"""pg_partman: there, new enough, and not half upgraded."""
+"""pg_partman: installed, recent enough, and completely upgraded."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,13 +13,13 @@ _OLDEST: Final = (4, 7)
 def check_extensions(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find a pg_partman that is missing, too old, or older than its installed files."""
+    """Find a pg_partman that is missing, too old, or older than its package."""
     row = connection.execute(load("outbox", "read_partman_version")).fetchone()
     if row is None:
         yield Finding(
             check="extensions",
             severity=Severity.ERROR,
-            finding="pg_partman is not installed: no partition will be made",
+            finding="pg_partman is not installed: no partitions will be created",
             remedy=here.migrate,
         )
         return
@@ -35,7 +35,8 @@ def check_extensions(
         yield Finding(
             check="extensions",
             severity=Severity.WARNING,
-            finding=f"pg_partman is {installed}, its files on the server {available}",
+            finding=f"pg_partman {installed} is installed, but the server's package is"
+            f" {available}",
             remedy=f"ALTER EXTENSION pg_partman UPDATE;  -- then: {here.migrate},"
-            " because the update from 4 to 5 drops grants",
+            " because the update from 4 to 5 drops privileges",
         )

@@ -1,4 +1,4 @@
-"""Advisory locks: whoever may connect may take ours, and stop all that needs them."""
+"""Advisory locks: any role that may connect can take ours and block our processes."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from outbox.postgres.sql_files import load
 def check_locks(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find strangers with our locks, and a database to which anybody may connect."""
+    """Find foreign sessions that hold our locks, and a database open to every role."""
     roles = [here.role(name) for name in ROLES]
     consumers = connection.execute(load("outbox", "list_consumers"))
     classes = [LOCK_CLASS, *(consumer_class(consumer) for (consumer,) in consumers)]
@@ -22,16 +22,16 @@ def check_locks(
         {
             "classes": classes,
             "member": int(Lock.MEMBER),
-            # The application rings doorbells, and holds nothing alone.
+            # The application rings doorbells, and holds no lock exclusively.
             "roles": [r for r in roles if r != here.role("application")],
         },
     ):
         yield Finding(
             check="locks",
             severity=Severity.ERROR,
-            finding=f"{LockHolder(pid, role, application, client)} is none of our"
-            f" processes and holds {locks} of our advisory locks: relays, consumers or"
-            " the upkeep wait for it",
+            finding=f"{LockHolder(pid, role, application, client)} is not one of"
+            f" our processes, but holds {locks} of our advisory locks: relays,"
+            " consumers or the upkeep are waiting for it",
             remedy=f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
         )
     for database, is_open in connection.execute(load("outbox", "judge_connect")):
@@ -41,7 +41,7 @@ def check_locks(
                 check="locks",
                 severity=Severity.HINT,
                 finding="every role may connect to this database, and so may take the"
-                " advisory locks that relays and the upkeep stand on",
+                " advisory locks that relays and the upkeep need",
                 remedy=f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
                 f" GRANT CONNECT ON DATABASE {database} TO {granted};",
             )

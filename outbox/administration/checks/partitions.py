@@ -1,4 +1,4 @@
-"""Partitions: enough ahead, none missing, foreign or misnamed, all from midnight."""
+"""Partitions: enough of them, none foreign or misnamed, all beginning at midnight."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterator
@@ -15,8 +15,8 @@ from outbox.postgres.sql_files import load
 
 _FEW: Final = 3
 _OFF: Final = (
-    "begins at {}, not at midnight UTC: something else than outbox.maintain() made it"
-    " in another time zone"
+    "begins at {}, not at midnight UTC: something other than outbox.maintain() created"
+    " it, in another time zone"
 )
 
 
@@ -42,21 +42,18 @@ class _Judged:
 def check_partitions(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find days without a partition, and partitions that are not as we make them.
-
-    Or that are none any more, and nobody knows of.
-    """
+    """Find missing, wrong and forgotten partitions."""
     misfits: defaultdict[str, dict[Misfit, str]] = defaultdict(dict)
     in_the_way, strays = set(), set()
-    # What is wrong may stand in the way of what is missing.
+    # A wrong partition may take the place of a missing one.
     for table, partition, start, end in connection.execute(
         load("outbox", "list_strays")
     ):
         strays.add(partition)
         yield _found(
-            f"{partition} was detached from {table}, and no upkeep knows of it: nobody"
-            " sees its rows. Attached again, it goes with its retention; what you want"
-            " to keep belongs into a schema of yours",
+            f"{partition} was detached from {table}, and no upkeep knows of it: queries"
+            " don't see its rows. Attached again, it is dropped after its retention;"
+            " move what you want to keep to a schema of your own",
             f"SET ROLE {here.owner}; ALTER TABLE {table} ATTACH PARTITION {partition}"
             f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
         )
@@ -67,7 +64,7 @@ def check_partitions(
             in_the_way.add(taken)
         elif taken not in strays:
             yield _found(
-                f"{taken} is no partition of {table} and has the name of one that is"
+                f"{taken} is no partition of {table}, but has the name of one that is"
                 " missing",
                 f"ALTER TABLE {taken} RENAME TO {aside};",
             )
@@ -89,29 +86,29 @@ def check_partitions(
         yield Finding(
             check="partitions",
             severity=Severity.ERROR if refused else Severity.WARNING,
-            finding=f"{table} lacks {missing} partitions from {first:%Y-%m-%d} on"
-            + ("" if has_today else ", today's among them: rows are refused"),
+            finding=f"{table} lacks {missing} partitions, from {first:%Y-%m-%d} on"
+            + ("" if has_today else ", and today's is among them: rows are refused"),
             remedy=f"SELECT outbox.make_partitions('{table}');",
         )
     for table, start, end, name in connection.execute(load("outbox", "list_gaps")):
-        # What replaces a misfit leaves no gap.
+        # The replacement of a misfit leaves no gap.
         if table not in misfits:
             yield _found(
-                f"{table} has no partition from {start} to {end}: rows are refused"
-                " then",
+                f"{table} has no partition from {start} to {end}: rows of that time"
+                " will be refused",
                 f"SET ROLE {here.owner}; CREATE TABLE {name} PARTITION OF {table}"
                 f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
             )
 
 
 def _must_go(judged: _Judged, in_the_way: Container[str]) -> str | None:
-    """Say why a partition has to be replaced; one in use, only if it is in the way."""
+    """Return why a partition must be replaced; one in use only if it is in the way."""
     whose = f" (it belongs to {judged.owner})" if judged.is_foreign else ""
     subject = f"{judged.partition}{whose}"
     if judged.is_default:
         return (
-            f"{subject} is a DEFAULT partition: nothing can be detached concurrently,"
-            " and a row in it blocks its day"
+            f"{subject} is a DEFAULT partition: no partition can be detached"
+            " concurrently, and a row in it keeps its day from being created"
         )
     if judged.half_detached:
         return None
@@ -119,8 +116,8 @@ def _must_go(judged: _Judged, in_the_way: Container[str]) -> str | None:
         return f"{subject} {_OFF.format(judged.starts_at)}"
     if judged.partition in in_the_way or (judged.is_misnamed and judged.ahead):
         return (
-            f"{subject} begins at {judged.starts_at}, and has the name of another:"
-            " something else than outbox.maintain() made it in another time zone"
+            f"{subject} begins at {judged.starts_at}, but has the name of another one:"
+            " something other than outbox.maintain() created it, in another time zone"
         )
     return None
 
@@ -136,11 +133,11 @@ def _judge(judged: _Judged) -> Iterator[Finding]:
     if judged.is_off:
         yield _found(
             f"{partition} {_OFF.format(judged.starts_at)}",
-            "leave it: it goes with its retention",
+            "leave it: it is dropped after its retention",
         )
     if judged.half_detached:
         yield _found(
-            f"{partition} is half detached and not expired: its rows can't be seen",
+            f"{partition} is half detached, but not expired: queries don't see it",
             f"ALTER TABLE {table} DETACH PARTITION {partition} FINALIZE;"
             f" ALTER TABLE {table} ATTACH PARTITION {partition}"
             f" FOR VALUES FROM ('{judged.starts_at}') TO ('{judged.ends_at}');",

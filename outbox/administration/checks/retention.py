@@ -1,4 +1,4 @@
-"""Retention: what should be gone, what holds it, and who else might drop."""
+"""Retention: what should have been dropped, what holds it, and who else may drop."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -17,21 +17,21 @@ _OPEN: Final = (
 )
 _CONDITION: Final = (
     "SELECT unsettled FROM outbox.partition_policy WHERE parent_table = '{}';"
-    "  -- change the condition, which can't be run"
+    "  -- fix the condition, which can't be evaluated"
 )
 
 
 def check_retention(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Find partitions past their time, and receipts that go too soon."""
+    """Find partitions past their retention, and retentions that are too short."""
     for row in connection.execute(load("outbox", "list_late_partitions")):
         step, table, partition, unsettled, statement, late, owner = row
         if step == "attach" and unsettled == 0:
             yield _found(
                 Severity.WARNING,
-                f"{partition} is detached, where nobody sees its rows, and the"
-                " retention keeps it",
+                f"{partition} is detached, so that queries don't see its rows, but its"
+                " retention isn't over",
                 f"{statement};",
             )
         elif step in {"hold", "attach"}:
@@ -42,18 +42,20 @@ def check_retention(
                 remedy = f"ALTER TABLE {partition} OWNER TO {owner};"
             else:
                 remedy = _CONDITION.format(table)
-            detached = "" if step == "hold" else " and detached, where nobody sees them"
+            detached = (
+                "" if step == "hold" else " and detached, so that queries don't see it"
+            )
             yield _found(
                 Severity.WARNING,
-                f"{partition} is past its retention and held{detached},"
+                f"{partition} is past its retention and held{detached};"
                 f" unsettled rows: {many}",
                 remedy,
             )
         elif late:
             yield _found(
                 Severity.WARNING,
-                f"{partition} should be gone for hours; next step: {step}."
-                " The upkeep does not run, or a transaction stays open",
+                f"{partition} should have been dropped hours ago; next step: {step}."
+                " The upkeep isn't running, or a transaction has been open for long",
                 _OPEN,
             )
     for policy in read_policies(connection):
@@ -61,8 +63,8 @@ def check_retention(
         if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < needed:
             yield _found(
                 Severity.WARNING,
-                f"{policy.parent_table} is kept {policy.retention}, and a message can"
-                f" come back for {needed}, by the defaults of delay and retries",
+                f"{policy.parent_table} is kept for {policy.retention}, but a message"
+                f" can come back after {needed}, by the defaults of delay and retries",
                 f"pillarbox retention set {policy.parent_table} 14d",
             )
     lost, days = connection.execute(
@@ -73,16 +75,15 @@ def check_retention(
             Severity.WARNING,
             f"{lost} dead letters of the inbox are older than the receipts that are"
             " kept: a retry can't tell whether they were handled before",
-            f"pillarbox retention set inbox.receipt {days}d  # for those to come;"
-            " handle by hand, and discard, the oldest that are PENDING in"
-            " inbox.dead_letter",
+            f"pillarbox retention set inbox.receipt {days}d  # for future ones; handle"
+            " the oldest PENDING ones in inbox.dead_letter by hand, and discard them",
         )
 
 
 def check_configuration(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find tables that pg_partman forgot, neglects, or would drop days of by itself."""
+    """Find tables that pg_partman doesn't know, or would drop partitions of."""
     if here.partman is None:
         return
     query = sql.SQL(load("outbox", "list_configuration")).format(
@@ -92,7 +93,8 @@ def check_configuration(
         if forgotten:
             yield _found(
                 Severity.ERROR,
-                f"pg_partman does not know {table}: no partition will be made",
+                f"pg_partman has no configuration of {table}: no partitions will be"
+                " created",
                 f"SET ROLE {here.owner}; SELECT outbox.adopt_table('{table}');"
                 " RESET ROLE;",
             )
@@ -100,16 +102,16 @@ def check_configuration(
         if retention is not None:
             yield _found(
                 Severity.ERROR,
-                f"pg_partman itself drops days of {table} after {retention},"
-                " whether or not their rows are settled",
+                f"pg_partman itself drops partitions of {table} after {retention},"
+                " even if they have unsettled rows",
                 f'UPDATE "{here.partman}".part_config SET retention = NULL'  # noqa: S608 - for a person to read
                 f" WHERE parent_table = '{table}';",
             )
         if is_automatic:
             yield _found(
                 Severity.WARNING,
-                f"anybody's run_maintenance() makes partitions of {table}, too, which"
-                " then are that role's, and shifted by its time zone",
+                f"any call of run_maintenance() creates partitions of {table}, owned by"
+                " the caller and shifted by the caller's time zone",
                 f'UPDATE "{here.partman}".part_config SET automatic_maintenance ='  # noqa: S608 - for a person to read
                 f" 'off' WHERE parent_table = '{table}';  -- or, if you chose it:"
                 " UPDATE outbox.partition_policy SET automatic = true",
@@ -120,9 +122,9 @@ def check_configuration(
     ):
         yield _found(
             Severity.WARNING,
-            f"somebody changed pg_partman's {setting} of {table} to {found}; the upkeep"
-            f" wants {wanted}",
-            "pillarbox maintain  # puts it back, and reports it as a failure",
+            f"pg_partman's {setting} of {table} was changed to {found}; the upkeep"
+            f" needs {wanted}",
+            "pillarbox maintain  # restores it, and reports it as a failure",
         )
 
 

@@ -1,4 +1,4 @@
-"""The schema: of the version that this program knows."""
+"""The schema: its version is the one that this program needs."""
 
 import re
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ def check_schema(
         yield Finding(
             check="schema",
             severity=Severity.ERROR,
-            finding=f"the schema has version {found}, this program works with {known}",
+            finding=f"the schema has version {found}, but this program needs {known}",
             remedy=here.migrate,
         )
     elif found > known:
         yield Finding(
             check="schema",
             severity=Severity.WARNING,
-            finding=f"the schema has version {found}, this program knows {known}",
+            finding=f"the schema has version {found}, but this program knows {known}",
             remedy="pip install --upgrade pillarbox",
         )
 
@@ -54,23 +54,23 @@ def _check_limits(
         yield Finding(
             check="schema",
             severity=Severity.WARNING,
-            finding=f"the constraint {limit} of outbox.message is gone: whoever may"
-            " insert can add rows that are too large for a relay"
+            finding=f"the constraint {limit} of outbox.message doesn't exist: any role"
+            " that may insert can add rows that are too large for a relay"
             if is_gone
             else f"the constraint {limit} of outbox.message is not validated",
-            remedy="add it again as pillarbox migrate --sql prints it"
+            remedy="create it as pillarbox migrate --sql prints it"
             if is_gone
             else here.migrate,
         )
 
 
 def read_version(connection: AdministrationConnection) -> str | None:
-    """Read what the migrations wrote down."""
+    """Return the version that the migrations recorded."""
     row = connection.execute(load("outbox", "read_schema_version")).fetchone()
     return None if row is None else str(row[0])
 
 
 def newest_version() -> str:
-    """Give the last version that this program's migrations make."""
+    """Return the newest version of this program's migrations."""
     names = (f.name for f in files("outbox.migrations").joinpath("versions").iterdir())
     return max(match[0] for name in names if (match := re.match(r"\d{4}", name)))

@@ -1,4 +1,4 @@
-"""What other sessions do to us: nobody relays, or somebody keeps dead rows alive."""
+"""Other sessions: no relay publishes, or something keeps dead rows from vacuum."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,7 +14,7 @@ _BACKLOG: Final = timedelta(minutes=15)
 def check_backlog(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Find messages that are due and that nobody publishes, or that are refused."""
+    """Find messages that are due but not published, or that the broker refused."""
     waited, retention = connection.execute(
         load("outbox", "measure_backlog")
     ).fetchone() or (None, None)
@@ -23,9 +23,13 @@ def check_backlog(
         yield Finding(
             check="backlog",
             severity=Severity.ERROR if late else Severity.WARNING,
-            finding=f"the oldest message that is due has waited for {waited}"
-            + (", half its retention: its day will be held" if late else ""),
-            remedy="pillarbox relay  # or see the log of one that runs, and its broker",
+            finding=f"the oldest due message has waited for {waited}"
+            + (
+                ", more than half its retention: its partition will be held"
+                if late
+                else ""
+            ),
+            remedy="pillarbox relay  # or, if one is running, read its log",
         )
     keys, without_key, age, attempts = connection.execute(
         load("outbox", "measure_refused")
@@ -34,7 +38,7 @@ def check_backlog(
         yield Finding(
             check="backlog",
             severity=Severity.WARNING,
-            finding=f"the broker refused messages that wait for another attempt: "
+            finding=f"the broker refused messages that now wait for another attempt: "
             f"{keys} blocked keys, {without_key} messages without a key, the oldest "
             f"added {age} ago, up to {attempts} attempts",
             remedy="pillarbox blocked  # lists them with the broker's reason",
@@ -44,29 +48,29 @@ def check_backlog(
 def check_pins(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Find what keeps dead rows from being removed, and a detach from ending."""
+    """Find what keeps vacuum from removing dead rows, and a detach from ending."""
     for slot, quoted, active, age in connection.execute(load("outbox", "list_slots")):
         yield _found(
             f"replication slot {slot}, "
-            + ("active" if active else "that nobody reads,")
-            + (f" keeps {age} transactions back" if age else " keeps WAL"),
+            + ("active," if active else "which has no reader,")
+            + (f" holds back {age} transactions" if age else " retains WAL"),
             f"SELECT * FROM pg_stat_replication WHERE pid = (SELECT active_pid FROM"  # noqa: S608 - for a person to read
             f" pg_catalog.pg_replication_slots WHERE slot_name = {quoted});"
-            "  -- who reads it, and how far"
+            "  -- its reader, and how far it has come"
             if active
             else f"SELECT pg_drop_replication_slot({quoted});  -- or start its reader",
         )
     for gid, quoted, prepared in connection.execute(load("outbox", "list_prepared")):
         yield _found(
-            f"the transaction {gid!r} is prepared since {prepared:%F %R}",
+            f"the transaction {gid!r} has been prepared since {prepared:%F %R}",
             f"COMMIT PREPARED {quoted};  -- or ROLLBACK PREPARED",
         )
     for pid, user, state, since in connection.execute(
         load("outbox", "list_long_transactions")
     ):
         yield _found(
-            f"a transaction of {user} (pid {pid}, {state}) is open for {since}: days"
-            " can't be detached, dead rows not removed",
+            f"a transaction of {user} (pid {pid}, {state}) has been open for {since}:"
+            " partitions can't be detached, nor dead rows removed",
             f"SELECT pg_terminate_backend({pid});",
         )
     for sees_all, role in connection.execute(load("outbox", "sees_all_sessions")):
@@ -74,7 +78,8 @@ def check_pins(
             yield Finding(
                 check="pins",
                 severity=Severity.UNKNOWN,
-                finding="how long transactions of other roles are open can't be seen",
+                finding="this role can't see how long transactions of others have been"
+                " open",
                 remedy=f"GRANT pg_monitor TO {role};",
             )
 

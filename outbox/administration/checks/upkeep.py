@@ -1,4 +1,4 @@
-"""The upkeep: it succeeded lately, whatever drives it."""
+"""The upkeep: it succeeded recently, whatever drives it."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -13,11 +13,11 @@ _EVERYWHERE: Final = "by any scheduler: cron, a systemd timer, a CronJob"
 
 
 class CronHome(NamedTuple):
-    """Where pg_cron works.
+    """Where pg_cron runs its jobs.
 
     Attributes:
-        installed: whether it is in this database.
-        home: the database of its jobs; None if the server does not load it.
+        installed: whether the extension exists in this database.
+        home: the database of its jobs; None if the server doesn't load it.
     """
 
     installed: bool
@@ -26,7 +26,7 @@ class CronHome(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Tell whether its jobs run here; the extension can stay without them."""
+        """Whether its jobs run here; the extension may exist without them."""
         return self.installed and self.home == self.here
 
 
@@ -34,10 +34,10 @@ class Upkeep(NamedTuple):
     """How the last upkeep ended; the times are the server's.
 
     Attributes:
-        failure: what it could not do; None if it has succeeded since.
-        clock_problem: why nothing is dropped by this clock; None if it is plausible.
-        was_elsewhere: whether it was on another server or in another database, of which
-            this is a copy, or before this server took over.
+        failure: what it couldn't do; None if it has succeeded since.
+        clock_problem: why this clock isn't trusted; None if it is plausible.
+        was_elsewhere: whether it ran on another server or in another database, of
+            which this one is a copy, or before this server was promoted.
     """
 
     succeeded_at: datetime | None
@@ -50,68 +50,68 @@ class Upkeep(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Tell whether it succeeded lately, and here."""
+        """Whether it succeeded recently, and here."""
         return not self.was_elsewhere and _is_fresh(self.succeeded_at, self.now)
 
     @property
     def is_copied(self) -> bool:
-        """Tell whether a late success is one of elsewhere, and says nothing of here."""
+        """Whether it succeeded recently, but elsewhere."""
         return self.was_elsewhere and _is_fresh(self.succeeded_at, self.now)
 
     @property
     def is_new(self) -> bool:
-        """Tell whether the tables were made lately."""
+        """Whether the tables are new."""
         return _is_fresh(self.awaited_at, self.now)
 
     @property
     def is_awaited(self) -> bool:
-        """Tell whether it never ran, and is not late yet."""
+        """Whether it has never run, but isn't late yet."""
         return self.succeeded_at is None and self.is_new
 
 
 def find_cron(connection: AdministrationConnection) -> CronHome:
-    """Look where pg_cron works."""
+    """Find out where pg_cron runs its jobs."""
     return CronHome(*connection.execute(load("outbox", "find_cron")).fetchall()[0])
 
 
 def read_upkeep(connection: AdministrationConnection) -> Upkeep:
-    """Read when the upkeep last succeeded."""
+    """Return how the last upkeep ended."""
     return Upkeep(*connection.execute(load("outbox", "read_upkeep")).fetchall()[0])
 
 
 def is_standby(connection: AdministrationConnection) -> bool:
-    """Tell whether this server replays what another one does."""
+    """Return whether this server is a standby."""
     return connection.execute(load("outbox", "is_standby")).fetchone() == (True,)
 
 
 def check_standby(
     connection: AdministrationConnection, _here: Installation
 ) -> Iterator[Finding]:
-    """Say what can't be seen on a standby, and where a remedy has to be run."""
+    """Report what a standby can't show, and where to run a remedy."""
     if is_standby(connection):
         yield Finding(
             check="standby",
             severity=Severity.UNKNOWN,
-            finding="this server is a standby: pg_cron's launcher, the sessions, locks"
-            " and replication slots of its primary can't be seen here",
+            finding="this server is a standby: it doesn't show pg_cron's launcher, nor"
+            " the sessions, locks and replication slots of its primary",
             remedy="run pillarbox doctor on the primary as well, and every remedy"
-            " there: a standby takes no changes",
+            " there: a standby is read-only",
         )
 
 
 def check_upkeep(
     connection: AdministrationConnection, here: Installation
 ) -> Iterator[Finding]:
-    """Find an upkeep that nobody drives, that fails, or that refuses its clock."""
+    """Find an upkeep that nothing drives, that fails, or that distrusts the clock."""
     upkeep = read_upkeep(connection)
     if upkeep.clock_problem is not None:
         yield Finding(
             check="upkeep",
             severity=Severity.ERROR,
             finding=f"{upkeep.clock_problem}. Nothing is dropped, and partitions are"
-            " made for today and tomorrow only",
-            remedy="pillarbox maintain --accept-clock  # if SELECT now() tells the"
-            " right time; if not, set the server's clock first",
+            " created for today and tomorrow only",
+            remedy="pillarbox maintain --accept-clock  # if SELECT now() is right; if"
+            " not, set the server's clock first",
         )
         return
     if upkeep.failure is not None:
@@ -119,41 +119,42 @@ def check_upkeep(
             check="upkeep",
             severity=Severity.WARNING if upkeep.is_fresh else Severity.ERROR,
             finding=f"the upkeep failed at {upkeep.failed_at:%F %R}: {upkeep.failure}",
-            remedy="pillarbox maintain  # once its cause is removed",
+            remedy="pillarbox maintain  # after you have removed the cause",
         )
     if upkeep.is_fresh:
         return
     if (upkeep.is_awaited or upkeep.is_copied) and find_cron(connection).is_here:
-        return  # not yet due: what is wrong with the jobs, the check of pg_cron says
+        return  # not due yet; the check of pg_cron reports problems with the jobs
     if upkeep.is_copied:
         severity = Severity.WARNING
         finding = (
             f"the upkeep last succeeded at {upkeep.succeeded_at:%F %R}, elsewhere: this"
-            " database was restored from there, or its server took over since. Nothing"
-            " is known to drive the upkeep here"
+            " database was restored from there, or its server has been promoted since."
+            " Nothing is known to drive the upkeep here"
         )
     elif upkeep.is_awaited:
         severity, finding = Severity.WARNING, "the upkeep has not run yet"
     elif upkeep.succeeded_at is None:
-        severity, finding = Severity.ERROR, "the upkeep never succeeded"
+        severity, finding = Severity.ERROR, "the upkeep has never succeeded"
     else:
         last = f"{upkeep.succeeded_at:%F %R}"
         severity, finding = Severity.ERROR, f"the upkeep last succeeded at {last}"
     yield Finding(
         check="upkeep",
         severity=severity,
-        finding=f"{finding}: partitions are made ahead by it, and go by it",
-        remedy=f"pillarbox maintain  # now, and hourly {_by_what(connection, here)}",
+        finding=f"{finding}: it creates future partitions and drops expired ones",
+        remedy="pillarbox maintain  # now, and every hour"
+        f" {_by_what(connection, here)}",
     )
 
 
 def _by_what(connection: AdministrationConnection, here: Installation) -> str:
     cron = find_cron(connection)
     if cron.is_here:
-        return f"by pg_cron, which works here: {here.migrate}; or {_EVERYWHERE}"
+        return f"by pg_cron, which runs here: {here.migrate}; or {_EVERYWHERE}"
     if cron.home not in {None, cron.here}:
         return (
-            f"{_EVERYWHERE}; or by pg_cron, which works in the database {cron.home}:"
+            f"{_EVERYWHERE}; or by pg_cron, which runs in the database {cron.home}:"
             " SELECT cron.schedule_in_database('pillarbox upkeep', '7 * * * *', 'CALL"
             f" outbox.maintain()', '{cron.here}', '{here.role('maintainer')}')"
         )
