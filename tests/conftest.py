@@ -1,6 +1,7 @@
 """Makes the fixtures and the options known to all tests."""
 
 import gc
+from itertools import groupby
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,3 +50,27 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Let no worker begin with a long test when the others are about to be done.
+
+    Modules stay in their random order, except that those of real processes are spread
+    over the first four fifths.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    modules = [list(module) for _, module in groupby(items, lambda item: item.path)]
+    long = [module for module in modules if any(map(is_long, module))]
+    short = [module for module in modules if not any(map(is_long, module))]
+    spread = [((n + 0.5) / len(long) * 0.8, module) for n, module in enumerate(long)]
+    spread += [((n + 0.5) / len(short), module) for n, module in enumerate(short)]
+    spread.sort(key=lambda placed: placed[0])
+    items[:] = [item for _, module in spread for item in module]
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Tell whether a test kills, stops or cuts off real processes."""
+    return item.get_closest_marker("fault") is not None
