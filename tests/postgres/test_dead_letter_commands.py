@@ -5,6 +5,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -307,3 +308,112 @@ def test_what_cannot_begin_an_id_is_refused(
 ) -> None:
     assert side.run("show", "--", typed) == 2
     assert "isn't an id; give at least the first 4" in capsys.readouterr().err
+
+
+def run(url: str, action: str, *argv: str) -> int:
+    return main(["dead-letters", action, f"--database={url}", *argv])
+
+
+def fill_both(url: str) -> list[str]:
+    """Give up a message on either side; give the ids, the outbox's first."""
+    (ours,) = give_up(url, Message("sent", b"1"), age=timedelta(hours=1))
+    (theirs,) = give_up(url, Message("handled", b"2"), schema="inbox")
+    return [str(ours), str(theirs)]
+
+
+def test_without_a_side_both_are_one_list_the_newest_first(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_both(database_url)
+    monitor = as_role(database_url, "pillarbox_monitor")
+
+    assert run(monitor, "list", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(it["side"], it["topic"]) for it in found] == [
+        ("inbox", "handled"),
+        ("outbox", "sent"),
+    ]
+    assert run(monitor, "list", "--limit=1") == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split()[2] == "inbox"
+    assert run(database_url, "export") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [it["side"] for it in lines] == ["outbox", "inbox"]
+
+
+def test_an_id_is_found_on_whichever_side_it_is(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for id, side in zip(fill_both(database_url), ("outbox", "inbox"), strict=True):
+        assert run(database_url, "show", id[:13], "--json") == 0
+        assert json.loads(capsys.readouterr().out)["side"] == side
+    assert run(database_url, "show", NOBODY) == 2
+    said = capsys.readouterr().err
+    assert "there is none in outbox.dead_letter or inbox.dead_letter" in said
+
+
+def test_discard_means_both_sides(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_both(database_url)
+    assert run(database_url, "discard", "--all", "--reason=old") == 0
+    assert capsys.readouterr().out == "2 discarded\n"
+    for schema in ("outbox", "inbox"):
+        assert {status for status, *_ in states(database_url, schema)} == {"DISCARDED"}
+
+
+def test_a_role_that_may_see_one_side_is_told_how_to_ask_for_it(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    relay = as_role(database_url, "pillarbox_relay")
+    assert run(relay, "list") == 2
+    assert "--side outbox or --side inbox" in capsys.readouterr().err
+    assert run(relay, "list", "--side=outbox") == 0
+
+
+def test_a_retry_leaves_out_the_side_for_which_it_has_nothing_and_says_why(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_both(database_url)
+    assert run(database_url, "retry", "--all") == 2
+    said = capsys.readouterr().err
+    assert "no broker given" in said
+    assert "add --consumer MODULE:NAME" in said
+
+    assert run(database_url, "retry", "--all", "--broker=memory:", "--json") == 0
+
+    said = capsys.readouterr()
+    assert json.loads(said.out)["succeeded"] == 1
+    assert said.err.startswith("pillarbox: left out: dead letters of the inbox")
+    assert [status for status, *_ in states(database_url, "outbox")] == ["SUCCEEDED"]
+    assert [status for status, *_ in states(database_url, "inbox")] == ["PENDING"]
+
+
+def test_both_sides_are_retried_where_both_means_are_given(
+    database_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill_both(database_url)
+    (tmp_path / "both_app.py").write_text(APP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TEST_URL", database_url)
+
+    argv = ["--all", "--broker=memory:", "--consumer=both_app:consumer"]
+    assert run(database_url, "retry", *argv) == 0
+
+    assert capsys.readouterr().out.splitlines()[-1].startswith("2 retried: 2 succeeded")
+
+
+APP = """
+import os
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from inbox import Consumer
+from outbox.postgres.connection import sqlalchemy_url
+
+engine = create_engine(sqlalchemy_url(os.environ["TEST_URL"]))
+consumer = Consumer("memory:", sessionmaker(engine), name="billing")
+consumer.handles("handled")(lambda session, message: None)
+"""

@@ -107,3 +107,28 @@ def test_the_doctor_counts_what_has_been_refused_for_long(
     assert "2 blocked keys, 1 messages without a key" in finding["finding"]
     assert "up to 3 attempts" in finding["finding"]
     assert finding["remedy"].startswith("pillarbox blocked")
+
+
+DELIVERY_REFUSED = """
+    INSERT INTO inbox.delivery (message_id, lane, schema_version, attempts,
+                                available_at, consumer, topic, key, content_type,
+                                headers, payload)
+    VALUES (outbox.uuid7(), 1, 1, 2, now() + interval '1 hour', 'billing', 'orders',
+            'k', 'a/b', '{}', '')
+"""
+
+
+def test_deliveries_that_a_consumer_gave_back_are_listed_beside(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, REFUSED)
+    execute(database_url, DELIVERY_REFUSED)
+    url = as_role(database_url, "pillarbox_monitor")
+    assert main(["blocked", "--json", "--database", url]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["keys"], said["without_key"]) == (3, 1)
+    sides = [(it["side"], it["consumer"]) for it in said["messages"]]
+    assert sides == [*[("outbox", None)] * 3, ("inbox", "billing")]
+    consumer = as_role(database_url, "pillarbox_consumer")
+    assert main(["blocked", "--side=inbox", "--database", consumer]) == 0
+    assert capsys.readouterr().out.startswith("1 blocked key, 0 refused")
