@@ -18,6 +18,7 @@ _SIZES: Final = tuple(
     for unit, name in reversed(_UNITS.items())
     if unit != "w"  # 7d is how a week is mostly typed
 )
+_MANY: Final = 1000
 _NUMBER: Final = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 _DURATION: Final = re.compile(
     "".join(f"(?:({_NUMBER}){unit})?" for unit in reversed(_UNITS))
@@ -51,15 +52,23 @@ def write_duration(duration: timedelta) -> str:
 
 
 def exact_duration(duration: timedelta) -> str:
-    """Write a duration in the largest unit that divides it: `read_duration` reads it.
+    """Write a duration as a person would type it: `read_duration` reads it.
 
-    Below 0, or with more than six digits in that unit, it has no such form.
+    That is in one unit if that takes a small number, as 36h, else in several: 6d1h20m.
+    Below 0, or with more than six digits in days, it has no such form.
     """
     for size, unit in _SIZES:
-        if duration and not duration % size:
-            return f"{duration // size}{unit}"
-    seconds, rest = divmod(duration, timedelta(seconds=1))
-    return f"{seconds}.{rest.microseconds:06}".rstrip("0").rstrip(".") + "s"
+        count, rest = divmod(duration, size)
+        if duration and not rest and (unit == "d" or count < _MANY):
+            return f"{count}{unit}"
+    said = ""
+    for size, unit in _SIZES[:-1]:
+        count, duration = divmod(duration, size)
+        said += f"{count}{unit}" if count else ""
+    if duration or not said:
+        seconds, rest = divmod(duration, timedelta(seconds=1))
+        said += f"{seconds}.{rest.microseconds:06}".rstrip("0").rstrip(".") + "s"
+    return said
 
 
 def read_rate(field: str, text: str) -> float:

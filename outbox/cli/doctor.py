@@ -1,6 +1,7 @@
 """`pillarbox doctor`: what is wrong, and what to run to put it right."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -31,8 +32,7 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
             connection.execute("SET timezone = 'UTC'")
             found |= dict(examine(connection))
     findings = [finding for check in found.values() for finding in check]
-    severities = {finding.severity for finding in findings}
-    status = next((code for each, code in _STATUS.items() if each in severities), 0)
+    status = status_of(findings)
     if json:
         write_json(
             {
@@ -47,6 +47,12 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
                 "".join(map(_paragraph, its_findings)) or f"ok       {check}\n"
             )
     return status
+
+
+def status_of(findings: Sequence[Finding]) -> int:
+    """Give the exit status that findings deserve."""
+    severities = {finding.severity for finding in findings}
+    return next((code for each, code in _STATUS.items() if each in severities), 0)
 
 
 def _paragraph(finding: Finding) -> str:

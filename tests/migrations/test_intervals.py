@@ -236,7 +236,7 @@ def test_the_command_changes_shows_and_draws_it(
 ) -> None:
     command = ["retention", "--database", database_url, "set", "message"]
     assert main([*command, "2d", "--interval", "hourly", "--premake", "30"]) == 0
-    assert "hourly   kept 2 days" in capsys.readouterr().out
+    assert "hourly   kept 2d" in capsys.readouterr().out
 
     with administration(database_url, application_name="test") as connection:
         connection.execute("SET timezone = 'UTC'")

@@ -382,9 +382,9 @@ def test_a_retry_leaves_out_the_side_for_which_it_has_nothing_and_says_why(
 
     assert run(database_url, "retry", "--all", "--broker=memory:", "--json") == 0
 
-    said = capsys.readouterr()
-    assert json.loads(said.out)["succeeded"] == 1
-    assert said.err.startswith("pillarbox: left out: dead letters of the inbox")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["succeeded"] == 1
+    assert printed.err.startswith("pillarbox: left out: dead letters of the inbox")
     assert [status for status, *_ in states(database_url, "outbox")] == ["SUCCEEDED"]
     assert [status for status, *_ in states(database_url, "inbox")] == ["PENDING"]
 

@@ -71,7 +71,15 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
     assert main([]) == 0
     said = panels(capsys.readouterr().out)
     names = [
-        *("The database", "migrate", "doctor", "partitions", "retention", "maintain"),
+        *(
+            "The database",
+            "migrate",
+            "doctor",
+            "status",
+            "partitions",
+            "retention",
+            "maintain",
+        ),
         *("The relay", "relay", "The consumer", "consume", "subscribe", "unsubscribe"),
         *("jobs", "cancel", "Repair", "dead-letters", "blocked", "replay"),
     ]

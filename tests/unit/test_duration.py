@@ -55,7 +55,15 @@ def test_an_exact_duration_reads_back_as_itself(duration: timedelta) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (90, "90s"), (0.5, "0.5s"), (86400 * 14, "14d")]
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (90, "90s"),
+        (0.5, "0.5s"),
+        (86400 * 14, "14d"),
+        (129600, "36h"),
+        (523200, "6d1h20m"),
+    ],
 )
 def test_an_exact_duration_is_what_a_person_would_type(
     seconds: float, text: str
