@@ -82,8 +82,8 @@ class LeaseModel:
         has_timeout: the server ends idle sessions.
         counts_from_the_answer: a lease counts from the answer to its heartbeat.
         trusts_its_connection: a relay doesn't ask which locks it has.
-        is_one_steady: the last relay has no trouble: it is never late, and keeps its
-            session.
+        is_one_steady: the second relay sends a heartbeat in every tick and keeps its
+            session. Else it may be frozen between its heartbeats, and cut off.
     """
 
     ownership: type[Ownership] = Ownership
@@ -108,12 +108,8 @@ class LeaseModel:
 
     def _possible(self, state: State) -> Iterator[tuple[str, State]]:
         for number, relay in enumerate(state.relays):
-            if number and self.is_one_steady:
-                if not relay.has_beaten:
-                    yield (
-                        "the steady relay sends a heartbeat",
-                        self._beat_at_once(state),
-                    )
+            if number:
+                yield from self._other(state, relay)
                 continue
             for name, after in self._relay(state, number, relay):
                 yield f"relay {number} {name}", _with(state, number, after)
@@ -123,6 +119,16 @@ class LeaseModel:
             relay.idle < LIMIT for relay in state.relays if relay.has_session
         ):
             yield "a tick", self._tick(state)
+
+    def _other(self, state: State, relay: Relay) -> Iterator[tuple[str, State]]:
+        is_cut_off = relay.connected and not relay.has_session
+        if not relay.has_beaten and not is_cut_off:
+            yield "the other relay sends a heartbeat", self._beat_at_once(state)
+        if is_cut_off:
+            yield "the other relay hears of it", _with(state, 1, self._lose(relay))
+        if relay.has_session and not self.is_one_steady:
+            ended = _with(state, 1, self._end_session(relay))
+            yield "the other relay loses its session", ended
 
     def _relay(
         self, state: State, number: int, relay: Relay
@@ -145,14 +151,16 @@ class LeaseModel:
         elif self._own(relay).holds([0], 0):
             yield "uses a lane", relay._replace(in_use=frozenset([0]))
         if relay.has_session:
-            ended = relay._replace(
-                has_session=False,
-                locks=frozenset(),
-                is_member=False,
-                idle=0,
-                ended_early=relay.idle < LIMIT,
-            )
-            yield "loses its session", ended
+            yield "loses its session", self._end_session(relay)
+
+    def _end_session(self, relay: Relay) -> Relay:
+        return relay._replace(
+            has_session=False,
+            locks=frozenset(),
+            is_member=False,
+            idle=0,
+            ended_early=relay.idle < LIMIT,
+        )
 
     def _beat(self, relay: Relay) -> Iterator[tuple[str, Relay]]:
         own = self._own(relay)

@@ -17,7 +17,7 @@ def test_a_relay_in_trouble_beside_a_steady_one_shares_no_lane_and_keeps_none() 
 
 @pytest.mark.timeout(900)
 @pytest.mark.fault
-def test_two_relays_in_trouble_share_no_lane_and_keep_none(
+def test_a_relay_in_trouble_beside_one_that_freezes_shares_no_lane_and_keeps_none(
     pytestconfig: pytest.Config,
 ) -> None:
     if not pytestconfig.getoption("--full"):
