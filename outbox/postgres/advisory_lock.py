@@ -24,7 +24,7 @@ class Lock(IntEnum):
 
 
 def consumer_class(consumer: str) -> int:
-    """Tell the lock class in which the replicas of a consumer share its lanes."""
+    """Return the lock class in which the replicas of a consumer share its lanes."""
     return int.from_bytes(
         sha256(f"inbox:{consumer}".encode()).digest()[:4], signed=True
     )

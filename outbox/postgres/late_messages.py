@@ -1,4 +1,4 @@
-"""How late a message may come, and the tables that need its day as long."""
+"""How late a message may arrive, and the tables that must keep its day until then."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
 
 KEPT_FOR_LATECOMERS: Final = ("inbox.receipt", "inbox.job")
-"""What a message needs in the day of its id, however late it comes."""
+"""Tables in which a message needs the day of its id, however late it arrives."""
 LIST_MINIMUMS: Final = load("outbox", "list_minimums")
 
 
@@ -29,14 +29,14 @@ class RetentionFoundShort(Event):
 
 
 def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
-    """Give the longest time after which a message can still come to its consumer.
+    """Return the longest time after which a message can still reach its consumer.
 
-    A receipt, plain or leased, lies in the day in which its message was added. From
+    A receipt, plain or leased, lies in the day on which its message was added. From
     then on the message may wait for its `available_at`, be retried by the relay, and be
     retried by the consumer.
 
     Args:
-        retry: of the relay or the consumer; all else is by the defaults.
+        retry: of the relay or the consumer; the defaults apply to everything else.
     """
     usual = RetryPolicy()
     return Limits().max_delay + usual.longest + (retry or usual).longest
@@ -45,10 +45,10 @@ def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
 def find_short_retention(
     retry: RetryPolicy, minimums: Iterable[tuple[str, float, float]]
 ) -> Iterator[RetentionFoundShort]:
-    """Compare the retries of a relay or a consumer with what `LIST_MINIMUMS` gives.
+    """Compare the retries of a relay or a consumer with the rows of `LIST_MINIMUMS`.
 
-    Retries no longer than the default's are never reported: a minimum that is lower
-    is the decision of whoever set it.
+    Retries no longer than the default's are never reported: somebody chose a lower
+    minimum.
     """
     if retry.longest <= RetryPolicy().longest:
         return

@@ -1,4 +1,4 @@
-"""Leases of lanes: who may claim, decided by PostgreSQL.
+"""Leases of lanes: PostgreSQL decides who may claim.
 
 A process holds a lane by a session-level advisory lock on a connection of its own.
 There is no lease table to bloat, and nothing to clean up:
@@ -9,15 +9,15 @@ There is no lease table to bloat, and nothing to clean up:
                     └── no heartbeat for `limit` ▶ free: idle_session_timeout ends it
 
 The session runs under `idle_session_timeout`, so the *server* ends the lease of a
-process that hangs or is frozen. On our side `holds` turns false a margin before
-that, counted from when the last heartbeat was sent. Both clocks are only compared
-with themselves.
+process that hangs or is frozen. On our side `holds` turns false a margin before that,
+counted from when the last heartbeat was sent. Each clock is compared only with itself.
 
-Every member also holds one lock in shared mode. Counting its holders tells each its
-fair share; who has more gives idle lanes back, who has fewer takes free ones.
+Every member also holds one lock in shared mode. The number of its holders gives each
+its fair share: a member with more returns idle lanes, one with fewer takes free lanes.
 
-Whoever may connect to the database may take these locks. So only sessions count as
-members whose role may do what ours does, and others that are in the way are told.
+Anybody who can connect to the database can take these locks. So a session counts as a
+member only if its role has the privileges of ours, and other sessions that are in the
+way are reported.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class LockHolder:
     """A session that holds one of our advisory locks.
 
     Attributes:
-        client: the address that it came from; None if it is local, or not to be seen.
+        client: its address; None if it is local or not visible.
     """
 
     pid: int
@@ -58,7 +58,7 @@ class LockHolder:
 
     @override
     def __str__(self) -> str:
-        """Name the session as an operator finds it."""
+        """Name the session as an operator can find it."""
         return (
             f"pid {self.pid} (role {self.role}, application {self.application!r},"
             f" client {self.client or 'local or not visible'})"
@@ -67,15 +67,15 @@ class LockHolder:
 
 @dataclass(frozen=True, slots=True)
 class Obstruction:
-    """Who is in the way of a lease.
+    """Sessions that are in the way of a lease.
 
     Attributes:
-        strangers: sessions that are no members, and hold a lane or keep members out.
-        greedy: members that have long held more than their share, while we have none.
-        ringers: sessions of strangers that hold the doorbell, so that every insert
-            pays for a NOTIFY.
-        mufflers: sessions of strangers that have held it in shared mode for as long as
-            a lease, as writers do, and write nothing: it can't be armed.
+        strangers: sessions that are not members and hold a lane or keep members out.
+        greedy: members that have held more than their share for long while we have no
+            lane.
+        ringers: strangers that hold the doorbell, so every insert pays for a NOTIFY.
+        mufflers: strangers that have held the doorbell in shared mode for as long as a
+            lease, as writers do, but write nothing, so it can't be armed.
     """
 
     strangers: tuple[LockHolder, ...] = ()
@@ -196,16 +196,16 @@ class Lease:
     Args:
         url: of the database; a session of its own is opened, so no pooler in
             transaction mode may be in between.
-        lock_class: the first half of the lock's key; members of one class share.
-        groups: lanes that are shared out as a group, each fairly.
-        limit: how long after its last heartbeat a process keeps its lanes.
-        relation: the table of which members may update rows.
+        lock_class: the first half of the lock's key; its members share lanes.
+        groups: groups of lanes; each is shared fairly.
+        limit: how long a process keeps its lanes after its last heartbeat.
+        relation: the table in which members may update rows.
         doorbell: the object of the doorbell's lock in this class, if it has one.
-        patience: how long it may have no lane, though others have more than their
-            share, before it says so: above what they may take to finish their batches.
-        on_take, on_lose: called with lanes that came or went.
-        on_obstruct: called when others are in the way, when it is others than before,
-            and with an empty `Obstruction` when nobody is any more.
+        patience: how long it waits without a lane, while others have more than their
+            share, before it reports them: longer than their batches may take.
+        on_take, on_lose: called with lanes that were taken or lost.
+        on_obstruct: called when the sessions in the way change; with an empty
+            `Obstruction` once there are none.
     """
 
     def __init__(
@@ -247,31 +247,31 @@ class Lease:
 
     @property
     def lanes(self) -> frozenset[int]:
-        """The lanes that may be claimed from: held, and not about to be given back."""
+        """The lanes that may be claimed from: held and not about to be given back."""
         if not self._own.is_valid(time.monotonic()):
             return frozenset()
         return self._own.held - self._own.leaving
 
     def holds(self, lanes: Collection[int]) -> bool:
-        """Tell whether all of `lanes` are held, a margin from the limit included.
+        """Return whether all of `lanes` are held, with a margin before the limit.
 
-        Ask before every publish: what is published without a lease may overtake
+        Check before every publish: what is published without a lease may overtake
         what another process publishes.
         """
         return self._own.holds(lanes, time.monotonic())
 
     def use(self, lanes: Collection[int]) -> None:
-        """Keep lanes from being given back while something of theirs is in flight."""
+        """Keep lanes from being given back while their messages are in flight."""
         self._own.in_use = self._own.in_use.union(lanes)
 
     def leave(self, lanes: Collection[int]) -> None:
-        """Say that nothing of these lanes is in flight any more."""
+        """Note that no messages of these lanes are in flight any more."""
         self._own.in_use = self._own.in_use.difference(lanes)
 
     async def run(self) -> None:
         """Take, keep and share lanes until cancelled; then give all back.
 
-        Outlives broken connections: the lanes are lost, and taken again.
+        When the connection breaks, the lanes are lost and taken again.
         """
         try:
             while True:
@@ -308,7 +308,7 @@ class Lease:
         if lost := self._own.renew(sent, locked):
             self._on_lose(lost)
         if not self._own.is_valid(time.monotonic()):
-            # The answer came too late to rely on. Others shall not wait for us.
+            # The answer came too late to rely on: free the lanes for others.
             await self._lose_all()
             return
         for group in self._groups:
@@ -316,7 +316,7 @@ class Lease:
 
     @property
     def obstruction(self) -> Obstruction:
-        """Who was in the way at the last heartbeat."""
+        """The sessions in the way at the last heartbeat."""
         return self._told
 
     async def _look(self, connection: Connection) -> list[_Seen]:
@@ -331,7 +331,7 @@ class Lease:
         return [_Seen(*row) for row in rows]
 
     def _judge(self, seen: Sequence[_Seen], members: int) -> None:
-        """Tell who is in the way, once it is sure, and each time it changes."""
+        """Report the sessions in the way, once certain, whenever they change."""
         others = [each for each in seen if not each.ours]
         strangers = [
             each
@@ -342,7 +342,7 @@ class Lease:
         ]
         ringers = [each for each in others if each.holds_bell and not each.trusted]
         greedy = self._greedy(others, members)
-        # At a writer's first and last moment one of its two locks may be unseen.
+        # As a writer begins or ends, only one of its two locks may be visible.
         self._muffling = Counter(
             {
                 each.pid: self._muffling[each.pid] + 1
@@ -350,7 +350,7 @@ class Lease:
                 if each.muffles and not each.trusted
             }
         )
-        # Seen twice: a session that just ends is nobody's trouble.
+        # Only if seen twice: a session that is about to end is in nobody's way.
         suspected = frozenset(each.pid for each in (*strangers, *ringers))
         known, self._suspected = self._suspected, suspected
         obstruction = Obstruction(
@@ -369,10 +369,10 @@ class Lease:
             self._on_obstruct(obstruction)
 
     def _greedy(self, others: Sequence[_Seen], members: int) -> list[_Seen]:
-        """Give members that don't share, if that has left us without a lane for long.
+        """Return members that don't share, if we have been without a lane for long.
 
-        With more members than lanes, or when the shares don't come out even, one may
-        well have none.
+        With more members than lanes, or with uneven shares, a member may well have no
+        lane.
         """
         greedy = [
             each
@@ -395,8 +395,8 @@ class Lease:
     async def _rest(self) -> None:
         """Wait for the next heartbeat; raise as soon as the server ends the session.
 
-        No notification ever comes, but who listens hears of that end at once, which
-        matters: others take the lanes without delay.
+        No notification ever arrives, but a session that listens hears of its end at
+        once, which matters: others take the lanes without delay.
         """
         connection = await self._link.connection()
         async for _ in connection.notifies(timeout=self._limit / _BEATS):
@@ -425,7 +425,7 @@ class Lease:
     async def _execute(
         self, connection: Connection, name: str, **parameters: Any
     ) -> Sequence[Any]:
-        # A server that does not answer must not keep us believing in the lease.
+        # A server that does not answer must not let us rely on the lease.
         try:
             async with asyncio.timeout(self._limit):
                 cursor = await connection.execute(

@@ -1,7 +1,7 @@
-"""Refuse a pooler that lends a server session for the length of a transaction.
+"""Refuse a pooler in transaction mode, which lends out sessions by transaction.
 
-Leases, the doorbell and the upkeep keep things in their session: advisory locks,
-LISTEN, SET ROLE. In transaction mode those would be left to whoever comes next.
+Leases, the doorbell and the upkeep keep state in their session: advisory locks, LISTEN,
+SET ROLE. In transaction mode the next client would inherit it.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ _APPLICATION: Final = "pillarbox pooler check"
 LIMIT = 60.0
 """Seconds for the whole check."""
 RING_LIMIT = 10.0
-"""Seconds within which a notification comes, if it comes at all."""
+"""Seconds within which a notification arrives, if it arrives at all."""
 
 
 def refuse_pooler(url: str) -> None:
-    """Do as `refuse_pooler_async`, inside a running event loop or not."""
+    """Like `refuse_pooler_async`, with or without a running event loop."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, refuse_pooler_async(url)).result()
 
 
 async def refuse_pooler_async(url: str) -> None:
-    """Make sure that a connection has a server session of its own while it is open.
+    """Make sure that a connection keeps one server session to itself while it is open.
 
-    Whatever the order in which a pooler hands out its sessions, and however busy it
-    is. A pooler in session mode passes.
+    Works however a pooler hands out its sessions and however busy it is. A pooler in
+    session mode passes.
 
     Raises:
-        PoolerError: there is a pooler in transaction mode in between.
+        PoolerError: the connection goes through a pooler in transaction mode.
         DatabaseUnavailableError: the database can't be reached.
     """
     try:
@@ -49,7 +49,7 @@ async def refuse_pooler_async(url: str) -> None:
     except TimeoutError:
         raise DatabaseUnavailableError(
             f"database {without_password(url)}: no answer within {LIMIT:.0f} s to two"
-            " connections at once; give it more connections, or look why it is slow"
+            " simultaneous connections; raise max_connections, or find out why it is slow"
         ) from None
     except psycopg.Error as error:
         raise DatabaseUnavailableError(

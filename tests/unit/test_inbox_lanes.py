@@ -161,7 +161,7 @@ def test_a_new_lane_is_not_claimed_from_before_it_was_looked_into(
     lanes: DeliveryLanes,
 ) -> None:
     lanes.take([4])
-    assert lanes.strange == [4]
+    assert lanes.new == [4]
     assert 4 not in lanes.floors(ALL)
     lanes.found_head(4, 10)
     assert lanes.floors(ALL)[4] < 10

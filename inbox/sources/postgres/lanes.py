@@ -1,12 +1,12 @@
 """What a replica knows of the lanes that it leases from the postgres broker.
 
-Nothing is written down when a delivery is claimed: what is *held* (claimed, and its
-outcome not yet written) is known here only, and found again by whoever has the lane
-next. The *floor* of a lane is the seq at or below which nothing is left to claim:
-dead index entries behind it are never walked again. Whatever makes a delivery
-claimable again rewinds it; a sweep every few seconds finds what was changed by hand.
+Claiming writes nothing. Deliveries that are *held* (claimed, with no outcome written
+yet) are known only here; whoever has the lane next finds them again. Claims start above
+a lane's *floor*; `outbox/postgres/lane_cursor.py` says how it rises. Whatever makes a
+delivery claimable again rewinds it, and a sweep every few seconds finds what was
+changed by hand.
 
-A key is *blocked* while a delivery of it waits to be tried again.
+A key is *blocked* while one of its deliveries waits to be tried again.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ SKEW: Final = timedelta(hours=1)
 
 
 class ClaimedDelivery(NamedTuple):
-    """A delivery as it was read, with what is wrong with its row if anything is."""
+    """A delivery as it was read, and what is wrong with its row, if anything."""
 
     lane: int
     seq: int
@@ -44,15 +44,16 @@ class _Lane:
     """The last seq that was claimed."""
     waiting: dict[str, set[int]] = field(default_factory=dict)
     """The blocked keys, each with the seqs of the deliveries that block it."""
-    strange: bool = True
+    is_new: bool = True
+    """Its blocked keys and its first delivery must be read from the database."""
 
 
 class DeliveryLanes:
     """The lanes of this replica. Pure bookkeeping, for one event loop.
 
     Args:
-        on_use, on_leave: called with a lane when something of it begins to be held,
-            and when nothing is held any more.
+        on_use, on_leave: called with a lane when its first delivery is held, and when
+            none is held any more.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class DeliveryLanes:
         self._first = 0
 
     @property
-    def strange(self) -> list[int]:
-        """Lanes that came and were not looked into yet."""
-        return [number for number, lane in self._lanes.items() if lane.strange]
+    def new(self) -> list[int]:
+        """Lanes that were taken and have not been swept yet."""
+        return [number for number, lane in self._lanes.items() if lane.is_new]
 
     @property
     def blocked(self) -> list[str]:
@@ -88,11 +89,11 @@ class DeliveryLanes:
         return self._ready.tenants
 
     def is_stuck(self, without: Collection[str]) -> bool:
-        """Tell whether there are some, and leaving these tenants out, none."""
+        """Return whether something is ready, but only from these tenants."""
         return self._ready.has_only(without)
 
     def take(self, lanes: Collection[int]) -> None:
-        """Begin with lanes that were just leased."""
+        """Add lanes that were just leased."""
         for number in lanes:
             self._lanes[number] = _Lane()
 
@@ -103,18 +104,18 @@ class DeliveryLanes:
         self._drop(lambda row: row.lane in lanes)
 
     def floors(self, leased: Collection[int]) -> dict[int, int]:
-        """Give the floors of the lanes to claim from, each time with another first."""
+        """Return the floors of the lanes to claim from, in turns."""
         ours = sorted(
             number
             for number in leased
-            if number in self._lanes and not self._lanes[number].strange
+            if number in self._lanes and not self._lanes[number].is_new
         )
         start = next((i for i, n in enumerate(ours) if n >= self._first), 0)
         turn = ours[start:] + ours[:start]
         return {number: self._lanes[number].cursor.floor for number in turn}
 
     def held_above(self, floors: dict[int, int]) -> list[int]:
-        """Give the held deliveries that a claim with these floors would find again."""
+        """Return the held deliveries that a claim above these floors would find."""
         return [seq for seq, lane in self._held.items() if seq > floors.get(lane, seq)]
 
     def claimed(
@@ -145,7 +146,7 @@ class DeliveryLanes:
         self.claimed_aside(rows)
 
     def claimed_aside(self, rows: Iterable[ClaimedDelivery]) -> None:
-        """Hold what was claimed out of the lanes' order; their floors stay."""
+        """Hold what was claimed out of order; the floors stay."""
         for row in rows:
             if row.lane in self._lanes and row.seq not in self._held:
                 self._hold(row)
@@ -154,28 +155,28 @@ class DeliveryLanes:
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str] = ()
     ) -> list[ClaimedDelivery]:
-        """Give at most `limit` of what was claimed from lanes that are still leased.
+        """Return at most `limit` claimed deliveries of lanes that are still leased.
 
-        Tenants take turns; those of `without` get none. So the order of a key holds
-        only if all its messages are of one tenant.
+        Tenants take turns; those in `without` get none. So the order of a key holds
+        only if all its messages belong to one tenant.
         """
         self._drop(lambda row: row.lane not in leased or self._is_blocked(row))
         return self._ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
-        """Let the rest of the key wait for a delivery that is given back."""
+        """Hold back the rest of a key until a delivery of it is tried again."""
         lane = self._lanes.get(row.lane)
         if lane is not None and row.message.key is not None:
             lane.waiting.setdefault(row.message.key, set()).add(row.seq)
 
     def found_waiting(self, rows: Iterable[tuple[int, int, str]]) -> None:
-        """Note lane, seq and key of deliveries that wait in lanes that just came."""
+        """Note lane, seq and key of deliveries that wait in new lanes."""
         for number, seq, key in rows:
             if number in self._lanes:
                 self._lanes[number].waiting.setdefault(key, set()).add(seq)
 
     def made_ready(self, lane: int, seq: int, key: str | None, at: datetime) -> None:
-        """Note that a delivery that waited can be claimed again."""
+        """Note that a waiting delivery can be claimed again."""
         self.rewind(lane, seq, at)
         if key is None or lane not in self._lanes:
             return
@@ -185,9 +186,9 @@ class DeliveryLanes:
             waiting.pop(key, None)
 
     def found_head(self, lane: int, seq: int | None) -> None:
-        """Note the first ready delivery of a lane, from which on to claim."""
+        """Note the first ready delivery of a lane; claims start there at the latest."""
         if lane in self._lanes:
-            self._lanes[lane].strange = False
+            self._lanes[lane].is_new = False
             if seq is not None and seq <= self._lanes[lane].cursor.floor:
                 self._lanes[lane].cursor.rewind(seq)
 
@@ -199,7 +200,7 @@ class DeliveryLanes:
             self.oldest = min(self.oldest, at - SKEW)
 
     def give_back(self, row: ClaimedDelivery) -> None:
-        """Make a delivery that was handed out claimable, before the rest of its key."""
+        """Make a delivery claimable that was handed out, ahead of its key's rest."""
         self.let_go(row)
         self.rewind(row.lane, row.seq, row.created_at)
         key = row.message.key

@@ -92,7 +92,7 @@ class Queue:
 
     async def claim(self, leased: Collection[int]) -> None:
         """Read what is next in these lanes; at most `prefetch`."""
-        if self._lanes.strange or time.monotonic() >= self.sweep_at:
+        if self._lanes.new or time.monotonic() >= self.sweep_at:
             await self._sweep(leased)
         floors = self._lanes.floors(leased)
         if not floors:
@@ -198,11 +198,11 @@ class Queue:
 
     async def _sweep(self, leased: Collection[int]) -> None:
         """Look everywhere: for what is due, for late commits, into new lanes."""
-        strange = self._lanes.strange
-        lanes = sorted({*leased, *strange})
+        new = self._lanes.new
+        lanes = sorted({*leased, *new})
         self.sweep_at = time.monotonic() + self._sweep_interval
-        if strange:
-            waiting = await self._execute("list_waiting", lanes=strange)
+        if new:
+            waiting = await self._execute("list_waiting", lanes=new)
             self._lanes.found_waiting((lane, seq, key) for lane, seq, key in waiting)
         # Also without lanes: leases end with the database, and somebody has to say so.
         due = await self._execute("ready_due", lanes=lanes, max_rows=_MAX_DUE)
@@ -211,7 +211,7 @@ class Queue:
         heads = await self._execute("find_heads", lanes=lanes)
         now = heads[0][3]
         self._clock_offset = now - datetime.now(UTC)
-        for lane in strange:
+        for lane in new:
             self._taken_over[lane] = _TakenOver(now, TakenOver(_MAX_SUSPECTS))
         self._lanes.oldest = min([now, *(at for _, _, at, _ in heads if at)]) - SKEW
         for lane, seq, _, _ in heads:
