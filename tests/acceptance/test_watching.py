@@ -152,6 +152,7 @@ async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
     )
     watched = Watched(process)
     wait_for("other keys go on", lambda: site.effects() == ["2"])
+    wait_for("the key is blocked", lambda: watched.get("/blocked")[1]["count"] == 1)
     status, said = watched.get("/blocked")
     assert status == 200
     assert said["count"] == 1

@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -328,3 +330,20 @@ def test_without_typer_the_extra_is_named(tmp_path: Path) -> None:
     assert done.stderr == (
         "pillarbox: the command line needs typer: pip install 'pillarbox[cli]'\n"
     )
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/app"
+        process = subprocess.Popen(
+            command_line("pillarbox", "jobs", "--database", url),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        # It has been started, and waits for an answer.
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, (b"", b""))
