@@ -49,7 +49,7 @@ async def refuse_pooler_async(url: str) -> None:
     except TimeoutError:
         raise DatabaseUnavailableError(
             f"database {without_password(url)}: no answer within {LIMIT:.0f} s to two"
-            " simultaneous connections; raise max_connections, or find what slows it"
+            " connections at once; give it more connections, or find out what slows it"
         ) from None
     except psycopg.Error as error:
         raise DatabaseUnavailableError(
