@@ -25,6 +25,8 @@ _BOTH_AT_WORK: Final = """
      WHERE datname = current_database() AND wait_event_type = 'Lock'
 """
 
+_MODES: Final[tuple[StopMode, ...]] = ("fast", "immediate")
+
 
 @pytest.fixture
 def rounds(full: bool) -> int:
@@ -43,7 +45,7 @@ class TestABroker:
         with BROKERS[request.param]() as running:
             yield running
 
-    def test_killed_with_handlers_at_work(
+    def test_killed_with_handlers_at_work_and_at_any_moment(
         self,
         broker: Broker,
         relays: Relays,
@@ -73,20 +75,6 @@ class TestABroker:
             broker.start()
             wait_for("it is found", partial(counters.all_told, "SourceFound", told[1]))
         expect_each_once(counters, writer, broker.waiting, ordered=broker.ordered)
-
-    def test_killed_at_any_moment(
-        self,
-        broker: Broker,
-        relays: Relays,
-        counters: Counters,
-        writer: Writer,
-        rounds: int,
-        count: int,
-    ) -> None:
-        for _ in range(2):
-            counters.start(broker.url)
-        broker.write()
-        relays.start(broker.url)
         for _ in range(rounds):
             before = counters.count()
             writer.add(count)
@@ -104,10 +92,8 @@ class TestPostgreSQL:
         """In place of one on the server that all tests share."""
         return private_database_url
 
-    @pytest.mark.parametrize("mode", ["fast", "immediate"])
     def test_restarted_as_database_and_broker(
         self,
-        mode: StopMode,
         private_server: PostgresServer,
         relays: Relays,
         counters: Counters,
@@ -119,7 +105,7 @@ class TestPostgreSQL:
         relays.start(inspection.url)
         for _ in range(2):
             counters.start()
-        for _ in range(rounds):
+        for mode in rounds * _MODES:
             before = counters.count()
             writer.add(count)
             counters.wait_for_count(before + 1)
@@ -128,10 +114,8 @@ class TestPostgreSQL:
             writer.reconnect()
         expect_each_once(counters, writer, counters.waiting, ordered=True)
 
-    @pytest.mark.parametrize("mode", ["fast", "immediate"])
     def test_restarted_as_database_alone(
         self,
-        mode: StopMode,
         private_server: PostgresServer,
         relays: Relays,
         counters: Counters,
@@ -143,7 +127,7 @@ class TestPostgreSQL:
             relays.start(broker.url)
             for _ in range(2):
                 counters.start(broker.url)
-            for _ in range(rounds):
+            for mode in rounds * _MODES:
                 before = counters.count()
                 writer.add(count)
                 counters.wait_for_count(before + 1)
