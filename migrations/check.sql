@@ -1,5 +1,5 @@
--- What must be true, before anything is made. Needs a superuser, or CREATEROLE with
--- CREATE on the database and pg_partman installed by the provider.
+-- Administrator part: the prerequisites, checked before anything is created. Needs a superuser, or
+-- CREATEROLE with CREATE on the database and pg_partman installed by the provider.
 
 DO $check$
 DECLARE
@@ -8,7 +8,7 @@ DECLARE
     v_role text;
     v_installed text := (SELECT extversion FROM pg_extension WHERE extname = 'pg_partman');
     v_available text;
-    -- As numbers: 4.10 is newer than 4.7.
+    -- Compared as numbers: 4.10 is newer than 4.7.
     v_number text := '^(\d+)\.(\d+)';
     v_oldest int[] := '{4,7}';
 BEGIN

@@ -1,11 +1,11 @@
 """Alembic's entry point, online and offline.
 
-The version table lies in the schema `outbox`, so that the user's own migrations
-and ours never meet. One transaction holds it all: nothing is half made. A second one
-validates what the first added without reading the rows that were there, for which it
-would have held its locks. In both the search_path is pinned: an administrator runs
-them, and must run nothing of others. And no lock is waited for longer than the
-lock_timeout: behind a lock that is waited for, writers queue.
+The version table is in the schema `outbox`, so that the user's own migrations never
+meet ours. Everything happens in one transaction, so that nothing is left half done. A
+second one validates the constraints that the first one added without reading existing
+rows, which would have prolonged its locks. Both pin the search_path: they run as an
+administrator, and must not call other roles' objects. And no lock is waited for longer
+than the lock_timeout, since writers queue behind a waiting lock request.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,11 +35,11 @@ _settings: dict[str, Any] = {
 
 def _run_all() -> None:
     options = context.config.attributes
-    # In a transaction of the caller's the locks would be held while rows are read.
+    # In the caller's transaction, reading the rows would prolong the locks.
     is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
     with context.begin_transaction(), _pinned_settings():
-        # Two migrations at once would race for CREATE SCHEMA. Behind this lock nobody
-        # queues but they, and each takes a while.
+        # Two migrations at once would race for CREATE SCHEMA. Only migrations wait for
+        # this lock, and each of them takes a while.
         context.execute(_lock_timeout(_TURNS))
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
         context.execute(_lock_timeout())
@@ -78,10 +78,10 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
 
 
 def _remove() -> None:
-    # Also those that are gone, or nothing could be taken back from them.
+    # Creates missing ones, or REVOKE would fail.
     run_now("roles.sql")
     run_now("unschedule.sql")
-    # Made by the owner part, it would keep the owner's role from going.
+    # If the owner part created it, the owner's role couldn't be dropped.
     context.execute(
         "ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO CURRENT_USER"
     )
@@ -91,7 +91,7 @@ def _remove() -> None:
 
 
 def _versions() -> list[Script]:
-    """Those that the database has when this is over, oldest first."""
+    """Return the versions that the database will have, oldest first."""
     there = context.script.iterate_revisions(context.get_revision_argument(), "base")
     return list(there)[::-1]
 
@@ -109,7 +109,7 @@ def _online(connection: Connection) -> None:
 
 @contextmanager
 def _pinned_settings() -> Iterator[None]:
-    """Pin them for the transaction, and give the session back what it had before."""
+    """Pin settings for the transaction, and restore the session's afterwards."""
     if context.is_offline_mode():
         context.execute(PIN_SEARCH_PATH_LOCALLY)
         context.execute(_lock_timeout())
@@ -124,7 +124,7 @@ def _pinned_settings() -> Iterator[None]:
     ).one()
     connection.execute(text(PIN_SEARCH_PATH_LOCALLY))
     connection.execute(text(_lock_timeout()))
-    # For the session, since pg_partman's routines set it for more than the transaction.
+    # For the session, since pg_partman's routines set them beyond the transaction.
     restore = text(
         "SELECT pg_catalog.set_config('search_path', :path, false),"
         " pg_catalog.set_config('lock_timeout', :timeout, false)"
@@ -133,7 +133,7 @@ def _pinned_settings() -> Iterator[None]:
     try:
         yield
     except CommandError:
-        # Unlike an error of the database, this one doesn't end the user's transaction.
+        # Unlike a database error, this one doesn't abort the user's transaction.
         connection.execute(restore, values)
         raise
     connection.execute(restore, values)
@@ -145,7 +145,7 @@ def _tell_warning(tell: Callable[[str], None], notice: Diagnostic) -> None:
 
 
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-    """Pin the session before the dialect asks anything of its own."""
+    """Pin the session before the dialect runs queries of its own."""
     connection = dialect.connect(*arguments, **options)
     if (tell := context.config.attributes.get("tell")) is not None:
         connection.add_notice_handler(partial(_tell_warning, tell))
@@ -155,7 +155,7 @@ def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
 
 
 if context.is_offline_mode():
-    # Without the paramstyle, Alembic doubles every percent sign of the scripts.
+    # Without a paramstyle, Alembic would double each percent sign of the scripts.
     context.configure(
         dialect_name="postgresql",
         literal_binds=True,

@@ -6,8 +6,7 @@ DO $grants$
 DECLARE
     v_object record;
 BEGIN
-    -- What belongs to the extension and nothing else: in a schema that it shares, as public may be,
-    -- are other people's tables.
+    -- Only the extension's own objects: a shared schema, such as public, has other tables, too.
     FOR v_object IN
         SELECT d.classid = 'pg_class'::regclass AS is_table,
                CASE d.classid WHEN 'pg_class'::regclass THEN d.objid::regclass::text

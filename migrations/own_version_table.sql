@@ -1,4 +1,4 @@
--- Administrator part: by whatever role Alembic made its table, any member of the owner's role can go
--- on from here.
+-- Administrator part: whichever role created Alembic's table, any member of the owner's role can run
+-- later migrations.
 
 ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO {owner};

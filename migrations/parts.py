@@ -1,4 +1,4 @@
-"""Who has to run what: the printed SQL, taken apart for administrator and owner."""
+"""Split the printed SQL into the parts of the administrator and of the owner."""
 
 from enum import StrEnum
 from typing import Final
@@ -21,17 +21,17 @@ _OF_THE_OWNER: Final = (
 
 
 class Part(StrEnum):
-    """Whose statements: the administrator's run first."""
+    """Who runs a statement: the administrator's part runs first."""
 
     ADMINISTRATOR = "administrator"
     OWNER = "owner"
 
 
 def part_of(script: str, part: Part, owner: str) -> str:
-    """Give the statements of one part, in their order, as one transaction.
+    """Return the statements of one part, in their order, as one transaction.
 
     The owner's are those between `SET LOCAL ROLE <owner>` and `RESET ROLE`, and those
-    that write the version down; the rest, except what both need, are the
+    that record the version; the rest, except for what both need, is the
     administrator's.
     """
     become = f'SET LOCAL ROLE "{owner}"'

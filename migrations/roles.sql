@@ -1,9 +1,9 @@
--- Administrator part, run at the start of every migration and safe to repeat: the roles, as we make
--- them, whatever became of them since.
+-- Administrator part, run at the start of every migration and safe to repeat: creates the roles, or
+-- restores what was changed about them.
 --
--- The detacher is for the one statement that only a table's owner may run and no routine can:
--- ALTER TABLE … DETACH PARTITION … CONCURRENTLY. pg_cron logs in as it; nobody but the role that
--- migrates is a member, so the maintainer stays as weak as it was.
+-- The detacher exists for the one statement that only a table's owner may run and that no routine
+-- can: ALTER TABLE … DETACH PARTITION … CONCURRENTLY. pg_cron logs in as the detacher. Only the role
+-- that migrates is a member of it, so the maintainer gains no privileges.
 
 DO $roles$
 DECLARE
@@ -11,14 +11,14 @@ DECLARE
     v_login text;
     v_owner text := (SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                       WHERE n.nspname = 'outbox' AND c.relname = 'message');
-    -- Since 16, whoever creates a role is a member that may not become it, until he says so.
+    -- Since PostgreSQL 16, the creator of a role is a member that can't SET ROLE to it without a grant.
     v_able text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
 BEGIN
     IF v_owner <> {owner_name} THEN
-        RAISE EXCEPTION 'the tables here belong to "%", not to "%"', v_owner, {owner_name}
+        RAISE EXCEPTION 'the tables in this database belong to "%", not to "%"', v_owner, {owner_name}
             USING HINT = CASE
                 WHEN to_regclass('outbox.partition_policy') IS NULL
-                THEN 'outbox.message is in the way, and none that pillarbox migrate made: rename it, or use another database'
+                THEN 'outbox.message exists, but pillarbox migrate did not create it: rename it, or use another database'
                 WHEN v_owner LIKE '%\_owner' THEN format('add --role-prefix %s', left(v_owner, -length('_owner')))
                 ELSE 'restore the roles (pg_dumpall --roles-only) before the database' END;
     END IF;
@@ -42,7 +42,7 @@ BEGIN
             EXECUTE format('GRANT %I TO %I', v_role, current_user);
         END IF;
     END LOOP;
-    -- What it runs, it runs as itself, with the owner's rights.
+    -- The detacher inherits the owner's privileges.
     IF NOT pg_has_role({detacher_name}, {owner_name}, 'USAGE') THEN
         GRANT {owner} TO {detacher};
     END IF;

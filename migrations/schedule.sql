@@ -1,5 +1,5 @@
--- Administrator part, run at the end of every migration and safe to repeat: pg_cron runs the
--- upkeep every hour, as the maintainer, after it planned the detaches, as the detacher.
+-- Administrator part, run at the end of every migration and safe to repeat: pg_cron plans the
+-- detaches every hour, as the detacher, and then runs the upkeep, as the maintainer.
 DO $schedule$
 DECLARE
     v_database text := current_setting('cron.database_name', true);
@@ -7,7 +7,7 @@ BEGIN
     IF v_database IS NULL THEN
         RAISE EXCEPTION 'pg_cron is not loaded by this server'
             USING HINT = format('install it (on Debian: apt install postgresql-%s-cron), set shared_preload_libraries = ''pg_cron'' and'
-                ' cron.database_name = ''%s'' and restart, or migrate with --without-cron and call pillarbox maintain hourly',
+                ' cron.database_name = ''%s'' and restart, or migrate with --without-cron and run pillarbox maintain hourly',
                 current_setting('server_version_num')::int / 10000, current_database());
     END IF;
     IF v_database <> current_database() THEN
@@ -24,11 +24,11 @@ BEGIN
             USING HINT = format('let an administrator run: CREATE EXTENSION pg_cron; GRANT USAGE ON SCHEMA cron TO %I, %I', {maintainer_name}, {detacher_name});
     END;
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET timezone = ''UTC''', current_database());
-    -- A job begins outside our routines: nobody's objects elsewhere may take part in it.
+    -- A job starts outside our routines: it must not use objects of other schemas.
     EXECUTE format('ALTER ROLE {maintainer} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET search_path = pg_catalog, pg_temp', current_database());
-    -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no other. What is
-    -- cancelled is finalized by the next run.
+    -- While a job waits, the launcher of pg_cron 1.4 with background workers starts no others. The next
+    -- run finalizes a detach that was canceled.
     EXECUTE format('ALTER ROLE {detacher} IN DATABASE %I SET statement_timeout = ''2min''', current_database());
     -- cron.schedule() records the current user as the job's role, and replaces a job of the same name.
     SET LOCAL ROLE {maintainer};

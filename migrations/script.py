@@ -1,4 +1,4 @@
-"""Run one SQL file of the migrations, with the names of this installation filled in."""
+"""Run an SQL file of the migrations, with the names of this installation filled in."""
 
 import re
 from importlib.resources import files
@@ -11,14 +11,14 @@ from outbox.migrations.statements import split_statements
 
 
 def run(file: str, **values: str) -> None:
-    """Run, or print in offline mode, the statements of a file of this package.
+    """Run the statements of a file of this package, or print them in offline mode.
 
-    A `{name}` of the values becomes that string, without quotes in it.
+    Each `{name}` of the values is replaced by a string literal; values have no quotes.
     """
     script = files("outbox.migrations").joinpath(file).read_text(encoding="utf-8")
     names = context.config.attributes.get("names", Names())
     for name, value in values.items():
         script = script.replace(f"{{{name}}}", f"'{value}'")
     for statement in split_statements(names.fill(script)):
-        # text() would read a single colon before a word as a parameter.
+        # text() would take a colon before a word for a parameter.
         op.execute(text(re.sub(r"(?<![:\w]):(?=\w)", r"\\:", statement)))

@@ -1,4 +1,4 @@
-"""Our scripts as single statements: not every driver takes several at once."""
+"""Split scripts into statements: not every driver accepts several at once."""
 
 import re
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ _COMMENTS: Final = re.compile(r"(?:\s+|--[^\n]*)*")
 
 
 def split_statements(script: str) -> Iterator[str]:
-    """Give the statements without their semicolons, each with the comments before it.
+    """Yield the statements without their semicolons, with the comments before them.
 
-    Knows what our own files use: no `E''`, no nested comments. The semicolons of a
-    body that begins with `BEGIN ATOMIC` end no statement.
+    Knows the syntax that our files use: no `E''`, no nested comments. Semicolons in a
+    body that begins with `BEGIN ATOMIC` don't end the statement.
     """
     start = depth = 0
     before = ""
@@ -46,5 +46,5 @@ def split_statements(script: str) -> Iterator[str]:
 
 
 def without_comments(statement: str) -> str:
-    """Take the comments before a statement off."""
+    """Remove the comments before a statement."""
     return statement[_COMMENTS.match(statement).end() :]  # type: ignore[union-attr]

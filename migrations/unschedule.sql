@@ -1,17 +1,17 @@
--- Administrator part. Jobs go before roles: a job whose role is gone stops the pg_cron
--- launcher for the whole server (seen with 1.4.2, 1.6.5 and 1.6.8).
+-- Administrator part: removes the jobs before their roles, since a job without its role stops the
+-- pg_cron launcher of the whole server (seen with 1.4.2, 1.6.5 and 1.6.8).
 
 DO $schedule$
 DECLARE
     v_role text;
 BEGIN
     IF to_regclass('outbox.alembic_version') IS NULL THEN
-        RAISE EXCEPTION 'database % has no schema outbox of ours', current_database()
+        RAISE EXCEPTION 'database % has no pillarbox schema', current_database()
             USING HINT = 'there is nothing to remove';
     END IF;
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
         FOREACH v_role IN ARRAY ARRAY[{maintainer_name}, {detacher_name}] LOOP
-            -- It sees its own; without this right only an administrator can have scheduled for it.
+            -- The role sees its own jobs; without this privilege only an administrator can have scheduled them.
             IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN
                 EXECUTE format('SET LOCAL ROLE %I', v_role);
             END IF;

@@ -1,5 +1,5 @@
--- Owner part, after every migration, in a transaction of its own: validate the constraints that
--- were added without a look at the rows that were there. Writers and readers go on meanwhile.
+-- Owner part, run after every migration in its own transaction: validate the constraints that were
+-- added without reading existing rows. Doesn't block writers and readers.
 
 SET LOCAL ROLE {owner};
 
@@ -12,7 +12,7 @@ BEGIN
           FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid
          WHERE t.relnamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
            AND c.contype = 'c' AND NOT c.convalidated
-         -- Partitions first: the table itself then has nothing left to read.
+         -- Partitions first: then the table itself has nothing left to read.
          ORDER BY t.relispartition DESC, t.relname, c.conname
     LOOP
         BEGIN
@@ -20,7 +20,7 @@ BEGIN
         EXCEPTION
             WHEN check_violation THEN
                 RAISE WARNING 'rows of % violate its constraint %', v_constraint.on_table, v_constraint.conname
-                    USING HINT = 'they stay; correct them, then run pillarbox migrate again';
+                    USING HINT = 'they are kept; correct them, then run pillarbox migrate again';
             WHEN lock_not_available THEN
                 RAISE WARNING 'the constraint % of % is not validated yet', v_constraint.conname, v_constraint.on_table
                     USING HINT = 'another session has a lock on the table: run pillarbox migrate again';

@@ -1,5 +1,5 @@
--- Administrator part: take back what 0001 made. The extension stays: others may use it.
--- A role that still owns or may touch something elsewhere stays too, with a notice.
+-- Administrator part: reverts 0001. The extension is kept, since others may use it, and so is, with a
+-- notice, a role that still owns objects or has privileges elsewhere.
 
 DO $grants$
 DECLARE
@@ -26,8 +26,8 @@ DROP SCHEMA inbox;
 ALTER SCHEMA outbox OWNER TO CURRENT_USER;
 REVOKE ALL ON SCHEMA outbox FROM {owner}, {maintainer}, {detacher}, {application}, {relay}, {consumer}, {monitor};
 
--- A job of pg_cron whose role is gone stops the launcher for the whole server: a role goes when it is
--- known that there is none. What is scheduled from another database nobody can see from here.
+-- A pg_cron job without its role stops the launcher of the whole server, so a role is only dropped if
+-- it certainly has no jobs. Jobs that were scheduled from another database can't be seen here.
 DO $roles$
 DECLARE
     v_role text;
@@ -40,7 +40,7 @@ BEGIN
         v_home := current_setting('cron.database_name', true);
         v_elsewhere := v_home <> current_database();
     EXCEPTION WHEN insufficient_privilege THEN
-        -- It is loaded, and where it works is hidden from all but administrators.
+        -- It is loaded, but only administrators can see in which database.
         v_elsewhere := NOT v_installed;
     END;
     FOREACH v_role IN ARRAY ARRAY[{monitor_name}, {consumer_name}, {relay_name}, {application_name}, {detacher_name}, {maintainer_name}, {owner_name}] LOOP
@@ -68,9 +68,9 @@ BEGIN
             END IF;
         EXCEPTION
             WHEN dependent_objects_still_exist OR insufficient_privilege THEN
-                RAISE NOTICE 'role "%" stays: %', v_role, SQLERRM;
+                RAISE NOTICE 'role "%" is kept: %', v_role, SQLERRM;
             WHEN object_in_use THEN
-                RAISE WARNING 'role "%" stays: pg_cron may have a job of it, and a job without its role stops pg_cron for the whole server', v_role
+                RAISE WARNING 'role "%" is kept: it may own pg_cron jobs, and a job without its role stops pg_cron for the whole server', v_role
                     USING HINT = format('in %s, run: SELECT cron.unschedule(jobid) FROM cron.job WHERE username = %L; DROP ROLE %I;',
                                         coalesce(format('database "%s"', v_home), 'the database of pg_cron'), v_role, v_role);
         END;

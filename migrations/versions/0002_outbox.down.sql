@@ -1,4 +1,4 @@
--- Owner part: drop the outbox with everything in it.
+-- Owner part: drops the outbox with all its data.
 
 SET LOCAL ROLE {owner};
 DROP VIEW outbox.readable_dead_letter;

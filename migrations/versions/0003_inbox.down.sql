@@ -1,4 +1,4 @@
--- Owner part: drop the inbox with everything in it.
+-- Owner part: drops the inbox with all its data.
 
 SET LOCAL ROLE {owner};
 DROP VIEW inbox.readable_dead_letter;

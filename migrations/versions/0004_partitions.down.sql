@@ -1,8 +1,8 @@
--- Owner part: forget the policy and the upkeep, and pg_partman its configuration.
+-- Owner part: drops the policy and the upkeep, and pg_partman's configuration.
 
 SET LOCAL ROLE {owner};
 
--- What is detached would be nobody's without the table that names it.
+-- Detached partitions would be lost from sight without the table that records them.
 DO $detached$
 DECLARE
     v_partition text;

@@ -1,4 +1,4 @@
--- Owner part: drop the jobs and the suspects, and forget them in the policy and in pg_partman.
+-- Owner part: drops the jobs and the suspects, with their policy and pg_partman's configuration.
 
 SET LOCAL ROLE {owner};
 DELETE FROM {partman}.part_config WHERE parent_table IN ('inbox.job', 'inbox.suspect');

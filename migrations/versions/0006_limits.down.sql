@@ -1,4 +1,4 @@
--- Owner part: columns of any size again. What is detached keeps its limits, which hinder nothing.
+-- Owner part: drops the limits. Detached partitions keep theirs, which does no harm.
 
 SET LOCAL ROLE {owner};
 ALTER TABLE outbox.message

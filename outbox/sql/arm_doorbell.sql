@@ -1,6 +1,6 @@
 -- Does:  Take the doorbell's lock exclusively if no transaction holds it in shared mode.
 -- Takes: class, object
--- Gives: one row: ours (we hold it), theirs (another sleeper holds it)
+-- Gives: one row: ours (we hold it), theirs (another idle process holds it)
 -- Index: none, reads pg_locks
 SELECT pg_catalog.pg_try_advisory_lock(%(class)s::int, %(object)s::int) AS ours,
        EXISTS (

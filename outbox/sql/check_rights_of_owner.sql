@@ -1,4 +1,4 @@
--- Does:  Tell whether the owner may use pg_partman.
+-- Does:  Check whether the owner has all privileges on pg_partman.
 -- Takes: owner, partman (its schema)
 -- Gives: true or false
 -- Index: none

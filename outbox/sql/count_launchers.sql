@@ -2,6 +2,6 @@
 -- Takes: nothing
 -- Gives: count
 -- Index: none
--- What kind of process it is, only pg_monitor sees; its application_name everybody.
+-- Only pg_monitor sees the backend_type; every role sees the application_name.
 SELECT count(*) FROM pg_stat_activity
  WHERE backend_type = 'pg_cron launcher' OR application_name = 'pg_cron scheduler'

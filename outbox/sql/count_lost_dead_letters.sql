@@ -1,6 +1,6 @@
--- Does:  Count the inbox's dead letters whose day has no receipts any more.
+-- Does:  Count the inbox's PENDING dead letters whose receipts may have been dropped.
 -- Takes: nothing
--- Gives: count, days since the oldest was made
+-- Gives: count, age of the oldest message in days
 -- Index: dead_letter_status_idx, dropped_partition_pkey
 SELECT count(*), ceil(extract(epoch FROM now() - min(x.message_at)) / 86400)::int
   FROM (SELECT CASE WHEN d.message_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7'

@@ -1,4 +1,4 @@
--- Does:  Count the jobs of pg_cron whose roles are gone, as far as this role sees them.
+-- Does:  Count the pg_cron jobs whose roles no longer exist, among those that this role sees.
 -- Takes: nothing
 -- Gives: count
 -- Index: none

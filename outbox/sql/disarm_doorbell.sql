@@ -1,4 +1,4 @@
--- Does:  Give the doorbell's lock back, and tell the other sleepers to take it.
+-- Does:  Release the doorbell's lock, and notify the other idle processes so that one takes it.
 -- Takes: class, object, channel
 -- Gives: one row: pg_notify
 -- Index: none

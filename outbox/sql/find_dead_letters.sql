@@ -1,4 +1,4 @@
--- Does:  Find dead letters, the oldest first: in the order in which they are to be retried.
+-- Does:  Find dead letters in the order in which to retry them, oldest first.
 -- Takes: as list_dead_letters.sql
 -- Gives: id, created_at
 -- Index: as list_dead_letters.sql

@@ -1,5 +1,5 @@
--- Does:  Find the dead letters whose id begins with some digits.
--- Takes: first and last (the least and the greatest id that does), max_rows
+-- Does:  Find the dead letters whose id has a prefix.
+-- Takes: first and last (the smallest and the greatest id with the prefix), max_rows
 -- Gives: id
 -- Index: dead_letter_pkey, in each partition
 SELECT id

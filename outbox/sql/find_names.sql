@@ -1,4 +1,4 @@
--- Does:  Find the owner of our tables, where pg_partman lives, and whether pg_cron is here.
+-- Does:  Find the owner of our tables, the schema of pg_partman, and whether pg_cron is installed.
 -- Takes: nothing
 -- Gives: owner, schema of pg_partman (null: not installed), has_cron
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Find the tables' owner, if this role may become it, and so detach partitions.
+-- Does:  Find the tables' owner, if this role can SET ROLE to it and so detach partitions.
 -- Takes: nothing
 -- Gives: the owner's name, or no row
 -- Index: none

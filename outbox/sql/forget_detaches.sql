@@ -1,4 +1,4 @@
--- Does:  Forget detaches by pillarbox maintain that did not happen, so that who detaches them now is none of ours.
+-- Does:  Clear detaches that pillarbox maintain has recorded but not done, so that a later one counts as done by hand.
 -- Takes: nothing
 -- Gives: nothing
 -- Index: none

@@ -1,5 +1,5 @@
--- Does:  Tell whether this server is a standby.
+-- Does:  Check whether this server is a standby.
 -- Takes: nothing
--- Gives: is it?
+-- Gives: true or false
 -- Index: none
 SELECT pg_catalog.pg_is_in_recovery()

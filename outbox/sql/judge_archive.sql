@@ -1,4 +1,4 @@
--- Does:  Tell why a function can't archive partitions.
+-- Does:  Check whether a function can archive partitions.
 -- Takes: archive (its name)
 -- Gives: problem with the remedy (null: it can)
 -- Index: none

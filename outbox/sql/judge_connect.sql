@@ -1,4 +1,4 @@
--- Does:  Tell whether every role may connect to this database, as PostgreSQL makes it.
+-- Does:  Check whether PUBLIC may connect to this database, as by default.
 -- Takes: nothing
 -- Gives: the database as an identifier, true or false
 -- Index: none

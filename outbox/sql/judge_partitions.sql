@@ -1,4 +1,4 @@
--- Does:  Compare every partition with how we make them.
+-- Does:  Compare every partition with what we would create.
 -- Takes: nothing
 -- Gives: parent_table, partition, schema and a name to put it aside by, control (the column), is_default, starts_at, ends_at, ahead, owner, wanted_owner, four faults
 -- Index: none
@@ -11,7 +11,7 @@ SELECT p.parent_table, x.partition::text AS partition, quote_ident(n.nspname) AS
        x.starts_at <> date_trunc(CASE WHEN x.ends_at - x.starts_at < interval '1 day'
                                  THEN 'hour' ELSE 'day' END, x.starts_at, 'UTC')
            AS is_off,
-       -- By the four formats of outbox.name_format(); other names are nobody's but their maker's.
+       -- The four formats of outbox.name_format(); other names are not ours to judge.
        o.relname ~ '_p\d{4}_?\d\d_?\d\d(_\d{4,6})?$' AND NOT EXISTS (
            SELECT FROM unnest(ARRAY['YYYY_MM_DD', 'YYYY_MM_DD_HH24MI', 'YYYYMMDD',
                                     'YYYYMMDD_HH24MISS']) AS format

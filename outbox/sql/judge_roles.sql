@@ -1,4 +1,4 @@
--- Does:  Tell what the roles of tables, upkeep and detaches are not as we make them.
+-- Does:  Compare the owner, the maintainer and the detacher with what we would create.
 -- Takes: owner, maintainer, detacher
 -- Gives: role, may_not_login, may_login, is_no_member
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  List settings of pg_partman that somebody changed by hand; retention and automatic maintenance are read by another.
+-- Does:  List settings of pg_partman that were changed by hand, except for those of list_configuration.sql.
 -- Takes: nothing
 -- Gives: parent_table, setting, found, wanted
 -- Index: none

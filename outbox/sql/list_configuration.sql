@@ -1,6 +1,6 @@
--- Does:  Read what pg_partman knows of our tables.
+-- Does:  Read pg_partman's configuration of our tables.
 -- Takes: partman (its schema)
--- Gives: parent_table, forgotten, retention, is_automatic (and the policy says no)
+-- Gives: parent_table, forgotten, retention, is_automatic (although the policy disables it)
 -- Index: none
 SELECT p.parent_table, c.parent_table IS NULL, c.retention,
        c.automatic_maintenance = 'on' AND NOT p.automatic

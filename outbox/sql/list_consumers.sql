@@ -1,4 +1,4 @@
--- Does:  List the consumers of the postgres broker, each of which has a lock class of its own.
+-- Does:  List the consumers of the postgres broker, each of which has its own lock class.
 -- Takes: nothing
 -- Gives: consumer
 -- Index: subscription_pkey

@@ -1,4 +1,4 @@
--- Does:  List dead letters, the newest first, without what the monitor may not read.
+-- Does:  List dead letters, newest first, without the columns that the monitor may not read.
 -- Takes: newer_than, older_than, status, topic, topic_prefix, key, tenant, origin, message_id, error (null: any), max_rows (null: all)
 -- Gives: the columns of outbox.dead_letters.letter.Summary
 -- Index: dead_letter_status_idx, or dead_letter_topic_idx where a topic is given

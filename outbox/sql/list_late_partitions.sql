@@ -1,6 +1,6 @@
 -- Does:  List partitions past their retention, and whether they are hours late.
 -- Takes: nothing
--- Gives: step, parent_table, partition, unsettled, statement, late, rightful owner (if it isn't the partition's)
+-- Gives: step, parent_table, partition, unsettled, statement, late, the table's owner (if the partition has another)
 -- Index: none
 SELECT p.step, p.parent_table, p.partition, p.unsettled, p.statement,
        coalesce(r.planned_at, p.ends_at + q.retention) < now() - interval '3 hours',

@@ -4,23 +4,23 @@
 -- Index: none, reads pg_locks and pg_stat_activity
 SELECT l.pid, l.pid = pg_catalog.pg_backend_pid() AS ours,
        a.usename::text AS role, a.application_name AS application, a.client_addr::text AS client,
-       -- A role that inherits nothing has to become the one that may.
+       -- A NOINHERIT role has to SET ROLE first.
        has_any_column_privilege(a.usesysid, %(relation)s::text, 'UPDATE')
        OR pg_has_role(a.usesysid, current_user, 'MEMBER') AS trusted,
        coalesce(array_agg(l.objid::bigint::integer) FILTER (WHERE l.granted AND l.locktype = 'advisory' AND l.objid::bigint = ANY (%(lanes)s::bigint[])), '{}') AS lanes,
        coalesce(bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ShareLock' AND l.granted), false) AS is_member,
-       -- Who only waits for it keeps them out, too.
+       -- A session that is only waiting for it keeps them out, too.
        coalesce(bool_or(l.objid = %(member)s::int::oid AND l.mode = 'ExclusiveLock'), false) AS excludes,
        coalesce(bool_or(l.objid = %(bell)s::int::oid AND l.mode = 'ExclusiveLock' AND l.granted), false) AS holds_bell,
-       -- A writer holds it in shared mode, too, with the table's lock until its transaction ends.
-       -- Both in one look, for pg_locks may be another the next time.
+       -- A writer also holds it in shared mode, along with the table's lock, until its transaction ends.
+       -- Both in one scan, since pg_locks may change in between.
        coalesce(bool_or(l.objid = %(bell)s::int::oid AND l.mode = 'ShareLock' AND l.granted), false)
        AND NOT bool_or(l.locktype = 'relation') AS muffles
   FROM pg_catalog.pg_locks AS l
   JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
  WHERE l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
    AND (l.locktype = 'advisory'
-        -- pg_locks shows both halves of the key as oid, which has no sign.
+        -- pg_locks shows both halves of the key as oid, which is unsigned.
         AND l.classid = (%(class)s::bigint & 4294967295)::oid
         AND l.objsubid = 2
         AND (l.objid::bigint = ANY (%(lanes)s::bigint[]) OR l.objid IN (%(member)s::int::oid, %(bell)s::int::oid))

@@ -1,5 +1,5 @@
 -- Does:  List the sessions whose locks a migration may wait for, the oldest transaction first.
--- Takes: class, migration (the object of the lock that keeps migrations apart)
+-- Takes: class, migration (the object of the lock that serializes migrations)
 -- Gives: pid, role, application, client (null: unknown), what they hold, since (null: unknown)
 -- Index: none, reads pg_locks
 SELECT a.pid, a.usename::text AS role, a.application_name AS application, a.client_addr::text AS client,

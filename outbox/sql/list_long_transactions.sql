@@ -1,4 +1,4 @@
--- Does:  List sessions whose transaction is open for an hour or longer.
+-- Does:  List sessions whose transaction has been open for an hour or longer.
 -- Takes: nothing
 -- Gives: pid, usename, state, since
 -- Index: none

@@ -1,8 +1,8 @@
--- Does:  Tell which of these rights their roles do not have.
--- Takes: roles, kinds, objects, privileges, columns (null: of the whole table), of one length
--- Gives: number of the right, from 1
+-- Does:  List those of the given privileges that their roles lack.
+-- Takes: roles, kinds, objects, privileges, columns (null: the whole object), arrays of one length
+-- Gives: number of the privilege, from 1
 -- Index: none
--- A role or an object that is missing gives nothing: another check says so.
+-- Missing roles and objects are left out: other checks find them.
 SELECT w.number
   FROM unnest(%(roles)s::text[], %(kinds)s::text[], %(objects)s::text[],
               %(privileges)s::text[], %(columns)s::text[])

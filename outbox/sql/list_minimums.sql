@@ -1,6 +1,6 @@
--- Does:  Read which tables need a message's day, and for how long.
+-- Does:  List the tables that need the partition of a message's time, and for how long.
 -- Takes: nothing
--- Gives: parent_table, minimum and retention in seconds, which any session can read
+-- Gives: parent_table, minimum and retention in seconds, whatever the IntervalStyle
 -- Index: partition_policy_pkey
 SELECT parent_table, CAST(extract(epoch FROM minimum) AS float8),
        CAST(extract(epoch FROM retention) AS float8)

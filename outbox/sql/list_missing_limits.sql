@@ -1,4 +1,4 @@
--- Does:  List the limits of outbox.message that are gone, or not validated.
+-- Does:  List the limits of outbox.message that don't exist, or aren't validated.
 -- Takes: limits (names of the constraints)
 -- Gives: limit, is_gone
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  List tables that lack partitions which the policy wants.
+-- Does:  List tables that lack partitions that the policy requires.
 -- Takes: nothing
 -- Gives: parent_table, missing, first, ahead, has_today
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  List those roles that do not exist.
+-- Does:  List those of the given roles that don't exist.
 -- Takes: roles
 -- Gives: role
 -- Index: none

@@ -1,6 +1,6 @@
--- Does:  List tables that have the name of a partition which the policy wants and which is missing.
+-- Does:  List tables that have the name of a missing partition.
 -- Takes: nothing
--- Gives: parent_table, table, a name to put it aside by, whether it is a partition of the table
+-- Gives: parent_table, table, an unused name for it, whether it is a partition of the table
 -- Index: none
 SELECT p.parent_table, c.oid::regclass::text, quote_ident(c.relname || '_aside'),
        EXISTS (SELECT FROM pg_inherits i

@@ -1,4 +1,4 @@
--- Does:  Tell which of these routines anybody may run.
+-- Does:  List those of the given routines that PUBLIC may run.
 -- Takes: routines, as name(types)
 -- Gives: routine
 -- Index: none

@@ -1,6 +1,6 @@
--- Does:  List the partitions of every table, what was detached and not dropped yet, and what is kept.
+-- Does:  List the partitions of every table, also those that are detached or kept.
 -- Takes: nothing
--- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, schema and a name to put it aside by, control (the column)
+-- Gives: parent_table, partition, starts_at, ends_at, place, rows (null: never counted), bytes, its schema and an unused name for it, control (the column)
 -- Index: none
 SELECT p.parent_table, format('%I.%I', n.nspname, c.relname) AS partition,
        x.starts_at, x.ends_at,

@@ -1,4 +1,4 @@
--- Does:  List sessions that hold, or wait for, advisory locks of ours and whose role is in none of our roles.
+-- Does:  List sessions that hold or wait for our advisory locks, but whose role is no member of ours.
 -- Takes: classes (int4 of the locks), member (the object that members hold in shared mode), roles
 -- Gives: pid, role, application, client (null: unknown), locks (how many)
 -- Index: none, reads pg_locks
@@ -9,9 +9,9 @@ SELECT a.pid, a.usename::text AS role, a.application_name AS application, a.clie
  WHERE l.locktype = 'advisory'
    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
    AND l.objsubid = 2
-   -- pg_locks shows both halves of the key as oid, which has no sign.
+   -- pg_locks shows both halves of the key as oid, which is unsigned.
    AND l.classid IN (SELECT (class::bigint & 4294967295)::oid FROM unnest(%(classes)s::int[]) AS ours (class))
-   -- In shared mode writers hold the doorbells, whoever they are.
+   -- Writers of any role hold the doorbells in shared mode.
    AND (l.mode = 'ExclusiveLock' OR l.objid = %(member)s::int::oid)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r
                     WHERE r.rolname = ANY (%(roles)s::text[]) AND pg_has_role(a.usename, r.oid, 'MEMBER'))

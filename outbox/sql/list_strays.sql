@@ -1,10 +1,10 @@
--- Does:  List tables that look like partitions of ours, belong to no table, and are noted nowhere.
+-- Does:  List tables that look like our partitions, but are neither attached nor recorded.
 -- Takes: nothing
 -- Gives: parent_table, partition, starts_at, ends_at
 -- Index: none
--- Bounds are those of the CHECK that DETACH … CONCURRENTLY leaves, or else read from the name: what
--- begins on a Monday may be a week, if nothing else begins in that; of what is past, a week
--- too wide does no harm, where a day too narrow can't be attached.
+-- The bounds come from the CHECK that DETACH … CONCURRENTLY leaves, or else from the name: a partition
+-- that begins on a Monday may be a week, if no other one begins in that week. In the past, bounds that
+-- are too wide do no harm, but a partition can't be attached with bounds that are too narrow.
 WITH relations AS MATERIALIZED (
     SELECT p.parent_table, p.control, p.span, c.oid, c.relispartition,
            to_regclass(p.parent_table) AS parent,

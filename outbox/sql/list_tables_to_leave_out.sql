@@ -1,4 +1,4 @@
--- Does:  List partitions, tables of extensions, pg_partman's templates: in nobody's models.
+-- Does:  List the tables that no models have: partitions, tables of extensions, pg_partman's templates.
 -- Takes: nothing
 -- Gives: schema, table
 -- Index: none

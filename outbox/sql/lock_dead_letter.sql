@@ -1,4 +1,4 @@
--- Does:  Lock a dead letter that is still PENDING, unless somebody else is at it.
+-- Does:  Lock a dead letter that is still PENDING, unless another session has locked it.
 -- Takes: id, created_at
 -- Gives: the columns of outbox.dead_letters.letter.Letter, or nothing
 -- Index: dead_letter_pkey, in one partition

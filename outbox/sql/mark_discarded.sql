@@ -1,4 +1,4 @@
--- Does:  Write down that nobody will retry a dead letter, why, and who decided it.
+-- Does:  Discard a dead letter, and record why and who decided it.
 -- Takes: id, created_at, reason
 -- Gives: message_id, origin, if it was still PENDING
 -- Index: dead_letter_pkey, in one partition

@@ -1,6 +1,6 @@
--- Does:  Write down that a dead letter is still PENDING after a retry, why, and until when.
--- Takes: id, created_at, retry_count (as read), charge (1: it failed, 0: it asked for time), reason, stacktrace, delay (null: only by hand)
--- Gives: id, unless somebody else retried or settled it in the meantime
+-- Does:  Record a retry after which a dead letter is still PENDING, with the reason and the next retry.
+-- Takes: id, created_at, retry_count (as read), charge (1: it failed, 0: it asked for a delay), reason, stacktrace, delay (null: only by hand)
+-- Gives: id, unless another session retried or settled it meanwhile
 -- Index: dead_letter_pkey, in one partition
 UPDATE {schema}.dead_letter
    SET retry_count = retry_count + CAST(%(charge)s AS integer),

@@ -1,4 +1,4 @@
--- Does:  Write down that a retry of a dead letter succeeded.
+-- Does:  Record that a retry of a dead letter has succeeded.
 -- Takes: id, created_at
 -- Gives: id, if it was still PENDING
 -- Index: dead_letter_pkey, in one partition

@@ -1,4 +1,4 @@
--- Does:  Tell whether this role may become another.
+-- Does:  Check whether this role can SET ROLE to another.
 -- Takes: role
 -- Gives: true, false, or null if there is no such role
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Tell whether a role may look at pg_cron's jobs, and have some.
+-- Does:  Check whether a role may see and schedule pg_cron jobs.
 -- Takes: role
 -- Gives: true or false
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Measure how long the oldest message that is due has waited.
+-- Does:  Measure how long the oldest due message has waited.
 -- Takes: nothing
 -- Gives: waited, retention
 -- Index: message_ready_idx and message_waiting_idx

@@ -1,6 +1,6 @@
--- Does:  Count messages that the broker refused and that wait for their next attempt.
+-- Does:  Count messages that the broker refused and that are waiting for their next attempt.
 -- Takes: nothing
--- Gives: keys (that they block), without_key (messages that block none), age of the oldest message, attempts (the most of one)
+-- Gives: keys (blocked by them), without_key (messages that block none), age of the oldest message, attempts (the most of any)
 -- Index: message_blocked_idx
 SELECT count(DISTINCT key), count(*) FILTER (WHERE key IS NULL),
        now() - min(created_at), max(attempts)

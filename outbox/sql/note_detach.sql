@@ -1,4 +1,4 @@
--- Does:  Note a partition before its detach by pillarbox maintain, so that it is known as ours whatever happens.
+-- Does:  Record a partition before pillarbox maintain detaches it, so that it is never lost.
 -- Takes: partition, parent_table, starts_at, ends_at
 -- Gives: nothing
 -- Index: retiring_partition_pkey

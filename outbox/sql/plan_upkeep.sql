@@ -1,4 +1,4 @@
--- Does:  Tell what the upkeep would do now, and why.
+-- Does:  List what the upkeep would do now, and why.
 -- Takes: nothing
 -- Gives: step, parent_table, partition, starts_at, ends_at, unsettled, reason, statement
 -- Index: none

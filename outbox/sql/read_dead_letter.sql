@@ -1,4 +1,4 @@
--- Does:  Read one dead letter with everything that was kept.
+-- Does:  Read one dead letter with all its columns.
 -- Takes: id
 -- Gives: the columns of outbox.dead_letters.letter.Letter
 -- Index: dead_letter_pkey, in each partition

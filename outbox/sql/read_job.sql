@@ -1,4 +1,4 @@
--- Does:  Read a job of pg_cron that runs as this role, with its last runs.
+-- Does:  Read a pg_cron job of this role, with its last runs.
 -- Takes: job
 -- Gives: jobid, active, succeeded_at, has_run, now, last failure
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Read which pg_partman is installed, and which lies on the server.
+-- Does:  Read the version of pg_partman that is installed, and that of the server's package.
 -- Takes: nothing
 -- Gives: extversion, default_version
 -- Index: none

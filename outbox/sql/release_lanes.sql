@@ -1,4 +1,4 @@
--- Does:  Give lanes back.
+-- Does:  Release lanes.
 -- Takes: class, lanes (int4[])
 -- Gives: one row: released
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Tell whether this role sees what others do.
+-- Does:  Check whether this role sees the sessions of other roles.
 -- Takes: nothing
 -- Gives: true or false, this role as an identifier
 -- Index: none

@@ -1,4 +1,4 @@
--- Does:  Change the width of a table's partitions to come; what is empty ahead is replaced.
+-- Does:  Change the width of a table's future partitions, and replace the empty ones.
 -- Takes: parent_table, span, premake
 -- Gives: nothing
 -- Index: partition_policy_pkey

@@ -142,7 +142,7 @@ def test_where_pg_cron_works_a_role_goes_with_its_jobs_or_not_at_all(
     assert execute(url, "SELECT jobname FROM cron.job") == [("its upkeep",)]
     assert execute(url, ROLES) == [("pillarbox_maintainer",)]
     (line,) = said
-    assert line.startswith('role "pillarbox_maintainer" stays: pg_cron may have a job')
+    assert line.startswith('role "pillarbox_maintainer" is kept: it may own pg_cron')
 
 
 def test_the_doctor_is_content_once_the_upkeep_ran_and_says_who_may_drive_it(

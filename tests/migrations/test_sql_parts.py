@@ -185,7 +185,7 @@ def test_sql_for_another_version_changes_nothing(
 
     refused = psql(empty_database_url, script).stderr
 
-    assert "goes on from version 0003, the schema here has 0006" in refused
+    assert "updates version 0003, but the schema has version 0006" in refused
     assert "print it with --from 0006" in refused
     assert snapshot(empty_database_url) == before
     unmigrate(empty_database_url, role_prefix=PREFIX)
