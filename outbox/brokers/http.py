@@ -41,27 +41,27 @@ class HttpOptions(BrokerOptions):
     ca_file: str | None = option(
         Text("the name of a file"),
         side="relay",
-        help="certificates in PEM to trust besides the system's",
+        help="certificates in PEM to trust in addition to the system's",
     )
     max_connections: int = option(
-        Number(), 16, side="relay", help="open at once, and so requests at once"
+        Number(), 16, side="relay", help="open connections, and so parallel requests"
     )
     max_payload_bytes: int = option(
         Number(),
         1024 * 1024,
         side="relay",
-        help="a larger payload is dead-lettered at once",
+        help="a larger payload becomes a dead letter",
     )
     timeout: timedelta = option(
-        Duration(), timedelta(seconds=10), side="relay", help="of one request"
+        Duration(), timedelta(seconds=10), side="relay", help="for one request"
     )
     connect_timeout: timedelta = option(
-        Duration(), timedelta(seconds=5), side="relay", help="of one connection"
+        Duration(), timedelta(seconds=5), side="relay", help="for opening a connection"
     )
     max_retry_after: timedelta = option(
         Duration(),
         timedelta(minutes=2),
         side="relay",
-        help="the longest pause that the target may ask for, for itself or for one "
+        help="the longest pause that the target may request, for itself or for one "
         "message",
     )

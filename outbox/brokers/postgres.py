@@ -30,7 +30,7 @@ class PostgresOptions(BrokerOptions):
         # and a batch with such a payload takes longer than a publish may.
         128 * 1024 * 1024,
         side="relay",
-        help="a larger payload is dead-lettered at once; PostgreSQL itself takes no "
+        help="a larger payload becomes a dead letter; PostgreSQL itself takes no "
         "value of 1 GiB",
     )
     lease: timedelta = option(

@@ -18,15 +18,20 @@ class KafkaOptions(BrokerOptions):
             "message.max.bytes",
             "relay",
             "1,048,588",
-            "of a record with key and headers; the brokers' own default",
+            "size limit of a record with key and headers; the brokers' default",
         ),
-        Described("linger.ms", "relay", "1", "how long to wait for a fuller request"),
+        Described(
+            "linger.ms",
+            "relay",
+            "1",
+            "how many milliseconds to wait for a fuller request",
+        ),
         Described("compression.type", "relay", "`none`", "`lz4`, `zstd`, …"),
         Described(
             "allow.auto.create.topics",
             "both",
             "`true`",
-            "works only if the brokers allow it, too",
+            "works only if the brokers also allow it",
         ),
         Described(
             "security.protocol",
@@ -40,8 +45,8 @@ class KafkaOptions(BrokerOptions):
             "",
             "`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER`",
         ),
-        Described("sasl.username", "both", "", "if not in front of the host"),
-        Described("sasl.password", "both", "", "if not in front of the host"),
+        Described("sasl.username", "both", "", "if it is not in front of the host"),
+        Described("sasl.password", "both", "", "if it is not in front of the host"),
         Described("ssl.ca.location", "both", "the system's", "file or directory"),
         Described("ssl.certificate.location", "both", "", "file of our certificate"),
         Described("ssl.key.location", "both", "", "file of its key"),
@@ -49,7 +54,7 @@ class KafkaOptions(BrokerOptions):
             "session.timeout.ms",
             "consumer",
             "45,000",
-            "after which a dead replica's Kafka partitions go to others",
+            "milliseconds after which other replicas get a dead one's Kafka partitions",
         ),
         Described(
             "partition.assignment.strategy",
@@ -64,7 +69,7 @@ class KafkaOptions(BrokerOptions):
             "auto.commit.interval.ms",
             "consumer",
             "100",
-            "how often the offsets of settled messages are committed",
+            "milliseconds between commits of the offsets of settled messages",
         ),
     )
 
@@ -72,7 +77,7 @@ class KafkaOptions(BrokerOptions):
         Number(),
         side="relay",
         shown="`message.max.bytes`",
-        help="a larger payload is dead-lettered at once",
+        help="a larger payload becomes a dead letter",
     )
     timeout: timedelta = option(
         Duration(),
@@ -84,6 +89,6 @@ class KafkaOptions(BrokerOptions):
         Duration(),
         timedelta(seconds=10),
         side="consumer",
-        help="how long the next owner of a Kafka partition waits for the messages in "
-        "work here",
+        help="how long the next owner of a Kafka partition waits for the messages that "
+        "this replica is handling",
     )

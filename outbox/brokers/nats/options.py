@@ -49,7 +49,7 @@ class NatsOptions(BrokerOptions):
         Number(),
         side="relay",
         shown="the server's limit",
-        help="a larger payload is dead-lettered at once",
+        help="a larger payload becomes a dead letter",
     )
     timeout: timedelta = option(
         Duration(),

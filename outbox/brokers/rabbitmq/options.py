@@ -66,7 +66,7 @@ class RabbitMQOptions(BrokerOptions):
         # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
         128 * 1024 * 1024,
         side="relay",
-        help="a larger payload is dead-lettered at once; set it to the server's "
+        help="a larger payload becomes a dead letter; set it to the server's "
         "`max_message_size`",
     )
     timeout: timedelta = option(

@@ -53,7 +53,7 @@ class RedisOptions(BrokerOptions):
         # Redis' own limit of one string, proto-max-bulk-len.
         512 * 1024 * 1024,
         side="relay",
-        help="a larger payload is dead-lettered at once",
+        help="a larger payload becomes a dead letter",
     )
     reclaim_after: timedelta = option(
         Duration(),

@@ -33,10 +33,10 @@ class SqsOptions(BrokerOptions):
         help="`true`: the names end in `.fifo`",
     )
     queue_prefix: str | None = option(
-        Text(), side="both", help="before the names of queues"
+        Text(), side="both", help="prefix of the queues' names"
     )
     topic_prefix: str | None = option(
-        Text(), side="relay", help="before the names of topics of SNS"
+        Text(), side="relay", help="prefix of the SNS topics' names"
     )
     queue: str | None = option(
         Text(),
@@ -48,22 +48,22 @@ class SqsOptions(BrokerOptions):
         Text("its 12 digits", re.compile(r"[0-9]{12}").fullmatch),
         side="both",
         shown="ours",
-        help="12 digits: whose queues or topics they are",
+        help="12 digits: the account that owns the queues or topics",
     )
     endpoint_url: str | None = option(
         Text("https://host:port", _is_endpoint),
         side="both",
         shown="AWS",
-        help="another server with this interface",
+        help="another server with the interface of AWS",
     )
     max_payload_bytes: int | None = option(
         Number(),
         side="relay",
         shown="the queue's limit",
-        help="a larger payload is dead-lettered at once",
+        help="a larger payload becomes a dead letter",
     )
     in_flight: int = option(
-        Number(), 16, side="relay", help="most requests under way at once"
+        Number(), 16, side="relay", help="the most requests in flight"
     )
     strict: bool = option(
         Flag(),
@@ -75,7 +75,7 @@ class SqsOptions(BrokerOptions):
         Duration(timedelta(0), 20 * _SECOND, whole=True),
         20 * _SECOND,
         side="consumer",
-        help="how long one request waits at SQS, at most 20 s",
+        help="how long one request waits for messages, at most 20 s",
     )
     visibility: timedelta = option(
         Duration(_SECOND, timedelta(hours=12), whole=True),
