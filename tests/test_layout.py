@@ -16,6 +16,15 @@ SQL_FILES = sorted(
 )
 
 SAYS_NOTHING = re.compile(r"(utils?|helpers?|commons?|cores?|bases?|misc|types?|..?)")
+BROKERS = tuple(
+    sorted(
+        page.stem
+        for page in (ROOT / "docs" / "brokers").glob("*.md")
+        if page.stem != "index"
+    )
+)
+WITHOUT_SOURCE = {"http"}  # what is posted to us comes to `inbox.webhook`
+ENDINGS = ("", ".py", ".md")
 MOST_MODULES = 21
 HEADER = ("-- Does: ", "-- Takes: ", "-- Gives: ", "-- Index: ")
 
@@ -46,6 +55,25 @@ def test_a_folder_can_be_read_at_a_glance(folder: Path) -> None:
 @pytest.mark.parametrize("folder", sorted(folders()), ids=name_of)
 def test_a_package_says_what_it_is_for(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_all_about_a_broker_has_its_name(broker: str) -> None:
+    rooms = ["outbox/brokers", "relay/publishers", "tests/brokers", "docs/brokers"]
+    if broker not in WITHOUT_SOURCE:
+        rooms.append("inbox/sources")
+    missing = [
+        room
+        for room in rooms
+        if not any((ROOT / room / f"{broker}{end}").exists() for end in ENDINGS)
+    ]
+    assert missing == []
+
+
+def test_each_adapter_belongs_to_a_broker_that_has_a_page() -> None:
+    for room in ("relay/publishers", "inbox/sources"):
+        adapters = {path.stem for path in (ROOT / room).glob("[a-z]*")}
+        assert adapters <= set(BROKERS)
 
 
 def test_every_module_has_a_name_that_says_something() -> None:
