@@ -21,8 +21,8 @@ class PostgresOptions(BrokerOptions):
         Choice(("keep", "drop")),
         "keep",
         side="relay",
-        help="`keep`: a message to whose topic no consumer subscribes is nacked, and "
-        "stays visible in the outbox; `drop`: it counts as published",
+        help="`keep`: a message without a subscriber is nacked and stays visible in "
+        "the outbox; `drop`: it counts as published",
     )
     max_payload_bytes: int = option(
         Number(),
@@ -40,7 +40,7 @@ class PostgresOptions(BrokerOptions):
         help="how long a replica that hangs keeps its lanes",
     )
     prefetch: int = option(
-        Number(), 256, side="consumer", help="deliveries claimed at once"
+        Number(), 256, side="consumer", help="most deliveries in one claim"
     )
 
     @classmethod

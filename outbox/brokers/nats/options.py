@@ -55,26 +55,26 @@ class NatsOptions(BrokerOptions):
         Duration(),
         timedelta(seconds=10),
         side="relay",
-        help="how long answers may be outstanding with none coming before NATS counts "
+        help="how long to wait for any of the outstanding answers before NATS counts "
         "as unavailable",
     )
     ack_wait: timedelta | None = option(
         Duration(),
         side="consumer",
         shown="`30s`",
-        help="after how long a message that a dead replica held is delivered again",
+        help="time after which the messages of a dead replica are delivered again",
     )
     max_deliver: int | None = option(
         Number(),
         side="consumer",
         shown="unlimited",
-        help="deliveries of one message; see below",
+        help="most deliveries of one message; see below",
     )
     max_ack_pending: int | None = option(
         Number(),
         side="consumer",
         shown="10,000",
-        help="messages that all replicas together may hold",
+        help="most messages that all replicas together may hold",
     )
     tls_ca: str | None = option(
         Text("the name of a file"),
@@ -97,7 +97,7 @@ class NatsOptions(BrokerOptions):
         Text("a subject"),
         "_INBOX",
         side="both",
-        help="subject under which answers come",
+        help="prefix of the subjects of answers",
     )
     domain: str | None = option(
         Text(NAME_FORM, is_name), side="both", help="the JetStream domain"

@@ -59,7 +59,7 @@ class RabbitMQOptions(BrokerOptions):
         Choice(("keep", "drop")),
         "keep",
         side="relay",
-        help="`drop`: a message that no queue gets is acked, and lost",
+        help="`drop`: a message that reaches no queue is acked, and lost",
     )
     max_payload_bytes: int = option(
         Number(),
@@ -86,7 +86,7 @@ class RabbitMQOptions(BrokerOptions):
         Choice(("quorum", "classic")),
         "quorum",
         side="consumer",
-        help="of a queue that is created",
+        help="the type of a queue that is created",
     )
     single_active_consumer: bool = option(
         Flag(),
@@ -98,7 +98,7 @@ class RabbitMQOptions(BrokerOptions):
         Number(most=65_535),
         side="consumer",
         shown="4 × the first `limit`, at least 100",
-        help="most messages held here",
+        help="most messages held in this process",
     )
     cacertfile: str | None = option(
         _FILE,

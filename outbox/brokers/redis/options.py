@@ -13,13 +13,11 @@ class RedisOptions(BrokerOptions):
 
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
     client: ClassVar[tuple[Described, ...]] = (
-        Described("username", "both", "", "if not in front of the host"),
-        Described("password", "both", "", "if not in front of the host"),
-        Described("db", "both", "0", "if not in the path"),
+        Described("username", "both", "", "if it is not in front of the host"),
+        Described("password", "both", "", "if it is not in front of the host"),
+        Described("db", "both", "0", "if it is not in the path"),
         Described("client_name", "both", "", "as `CLIENT LIST` shows it"),
-        Described(
-            "socket_timeout", "both", "30", "seconds that one answer may take to come"
-        ),
+        Described("socket_timeout", "both", "30", "seconds to wait for an answer"),
         Described("socket_connect_timeout", "both", "10", "seconds"),
         Described("socket_keepalive", "both", "true", ""),
         Described(
@@ -29,7 +27,7 @@ class RedisOptions(BrokerOptions):
         Described("ssl_ca_path", "both", "", "a directory, for `rediss://`"),
         Described("ssl_certfile", "both", "", "our certificate, for `rediss://`"),
         Described("ssl_keyfile", "both", "", "its key"),
-        Described("ssl_password", "both", "", "of the key"),
+        Described("ssl_password", "both", "", "the key's password"),
         Described(
             "ssl_cert_reqs", "both", "`required`", "`none` trusts any certificate"
         ),
@@ -37,7 +35,7 @@ class RedisOptions(BrokerOptions):
             "ssl_check_hostname",
             "both",
             "true",
-            "whether its name has to be the host's",
+            "whether the certificate has to name the host",
         ),
         Described("ssl_ciphers", "both", "", "in OpenSSL's format"),
     )
@@ -59,6 +57,5 @@ class RedisOptions(BrokerOptions):
         Duration(),
         timedelta(seconds=60),
         side="consumer",
-        help="how long an entry that a dead replica held stays idle before another "
-        "replica takes it",
+        help="how long an entry stays with a dead replica before another one takes it",
     )
