@@ -102,7 +102,7 @@ check: packages $(READY) ## Check format, lint, types, imports and packaging
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/test_packaging.py tests/test_layout.py
 
-format: packages $(READY) ## Format the code and mend what ruff can mend
+format: packages $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
