@@ -41,7 +41,7 @@ class TestHttp(BrokerFaults):
         relay = self.drain()
         self.hook.close()
         relay.wait_for_log("BrokerLost", times=3)
-        assert "refuses one message after the other: HTTP 503" in relay.log()
+        assert "refuses one message after another: HTTP 503" in relay.log()
         assert self.inspection.unsettled()
         # Four in a row are still the messages' own.
         charged = self.inspection.charged()

@@ -12,7 +12,7 @@ def refusal(relays: Relays, broker: str, **settings: str) -> str:
     relay = relays.start_without_waiting(broker, *options)
     assert relay.wait() == 2, relay.log()
     (line,) = relay.log().splitlines()
-    assert line.startswith("relay: ")
+    assert line.startswith("pillarbox: ")
     return line
 
 

@@ -216,6 +216,6 @@ def test_a_scheme_that_nobody_has_is_answered_with_those_there_are(
     line = refused(broker)
     assert repr(broker.partition(":")[0]) in line
     assert "installed: amqp, amqps, " in line
-    assert "pip install 'pillarbox[…]', of " in line
+    assert "pip install 'pillarbox[…]' with one of " in line
     for extra in LIBRARIES:
         assert extra in line.rpartition(" of ")[2]

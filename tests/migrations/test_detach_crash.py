@@ -50,7 +50,7 @@ def interrupt_the_command(server: PostgresServer, log: Path) -> None:
         command = RunningProcess(line, log, {})
         wait_for("detach", lambda: execute(server.url, PENDING))
     assert command.wait() == 2
-    assert "outbox: can't reach the database" in command.log()
+    assert "pillarbox: can't reach the database" in command.log()
     assert "Traceback" not in command.log()
 
 

@@ -189,7 +189,7 @@ def test_removing_what_is_not_there(empty_database_url: str) -> None:
     [
         ("dead_letter", 'relation "dead_letter" already exists'),
         ("message", 'belong to "postgres", not to "pillarbox_owner"'),
-        ("message", "outbox.message is in the way"),
+        ("message", "outbox.message exists, but pillarbox migrate did not create it"),
     ],
 )
 def test_a_relation_in_the_way_is_named(

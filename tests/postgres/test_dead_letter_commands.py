@@ -349,7 +349,7 @@ def test_an_id_is_found_on_whichever_side_it_is(
         assert json.loads(capsys.readouterr().out)["side"] == side
     assert run(database_url, "show", NOBODY) == 2
     said = capsys.readouterr().err
-    assert "there is none in outbox.dead_letter or inbox.dead_letter" in said
+    assert "not found in outbox.dead_letter or inbox.dead_letter" in said
 
 
 def test_discard_means_both_sides(

@@ -82,6 +82,6 @@ async def test_the_consumer_adds_the_receipt_and_nothing_else(url: str) -> None:
                 await events.wait_for(MessageHandled, 3)
 
     # Before the first: is the inbox there, and are receipts kept for long enough?
-    look = ["SELECT 1 FROM", "-- Does: Look", "-- Does: Read"]
+    look = ["SELECT 1 FROM", "-- Does: Look", "-- Does: List"]
     look = [said for one in look for said in (one, "COMMIT")]
     assert seen == look + [*RECEIPT, *OWN] * 3
