@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -14,10 +15,13 @@ from outbox.testing import cluster
 from outbox.testing.lifetime import free_port, is_running, wait_until
 from outbox.testing.postgres import PostgresServer, postgres_server
 from outbox.testing.redis import RedisServer, redis_server
+from tests.fixtures.command_server import CommandServer
+from tests.fixtures.processes import command_line
 
 # Starts both servers, prints their process ids and directories, and is killed.
 OWNER = """
 import os, signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import psycopg
 from outbox.testing.postgres import postgres_server
@@ -162,3 +166,24 @@ def test_nothing_is_left_when_the_block_is_over() -> None:
     assert not is_running(pid)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_command_server_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    server = None
+
+    def version() -> int:
+        nonlocal server
+        server = server or CommandServer()
+        with (tmp_path / "output").open("wb") as output:
+            command = server.start(
+                command_line("pillarbox", "--version")[1:], os.environ, output.fileno()
+            )
+        return command.wait(60)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(version).result() == 0
+    assert server is not None
+    try:
+        assert version() == 0
+    finally:
+        server.close()
