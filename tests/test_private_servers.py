@@ -169,7 +169,7 @@ def test_nothing_is_left_when_the_block_is_over() -> None:
 
 
 def test_a_command_server_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
-    server = None
+    server: CommandServer | None = None
 
     def version() -> int:
         nonlocal server
