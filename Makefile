@@ -21,10 +21,10 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --no-config --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' --quiet
 
-# What is tested once more with the server in a container: that its extensions make, keep
-# and drop partitions, with the rights that the migrations grant.
-PARTITION_TESTS := $(patsubst %,tests/migrations/test_%.py,upkeep detach fallback \
-  maintain_command up_and_down) tests/postgres/test_definer_functions.py
+# What is tested again with the server in a container.
+PARTITION_TESTS := $(patsubst %,tests/migrations/test_%.py,upkeep detach fallback held \
+  intervals partitions_command maintain_command up_and_down) \
+  tests/postgres/test_rights.py tests/postgres/test_definer_functions.py
 
 # What the image of relay and consumer is to have.
 IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \

@@ -49,7 +49,7 @@ class UpkeepMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepFailed(Event):
-    """The upkeep of the partitions failed, whoever runs it, or refused the clock."""
+    """The upkeep of the partitions failed, or refused the server's clock."""
 
     level = logging.ERROR
 

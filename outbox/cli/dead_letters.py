@@ -575,7 +575,7 @@ def _criteria(
 def _check_choice(
     ids: Sequence[str] | None, criteria: Criteria, *, all: bool, or_due: bool = False
 ) -> bool:
-    """Tell whether any are named; whoever means all has to say so."""
+    """Return whether any are named; selecting all of them needs `--all`."""
     asked = Criteria(status=Status.PENDING) != criteria
     if ids and (asked or all):
         raise ConfigError("ids and filters together: leave out the one or the other")

@@ -1,4 +1,4 @@
-"""Liveness and readiness, for whoever starts, routes to and restarts processes.
+"""Liveness and readiness, for supervisors and load balancers.
 
 `/live` is answered by the event loop, so the answer itself is the proof. `/ready` tells
 whether the process has started and can reach its broker and its database, according to

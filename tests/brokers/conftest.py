@@ -1,4 +1,4 @@
-"""What a test leaves open is found by that test, and not by whoever runs later."""
+"""A test that leaves something open fails itself, and not a later test."""
 
 import gc
 from collections.abc import Iterator

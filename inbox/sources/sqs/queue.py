@@ -184,7 +184,7 @@ async def _in_tens(
 async def queues_of(
     client: Any, settings: SqsSettings, names: Iterable[str], prefixes: Iterable[str]
 ) -> dict[str, SqsQueue]:
-    """Find the queues of these names, and those whose names begin so.
+    """Find the queues with these names, and those with these prefixes.
 
     Raises:
         ConfigError: one of the names has none.

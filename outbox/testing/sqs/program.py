@@ -1,4 +1,4 @@
-"""moto's server, mended where it stands in the way of tests: a program of its own.
+"""A program that runs moto's server, with fixes for what breaks our tests.
 
 Its threads share queues without locks: each request has to run in one piece. It asks
 the time for each message in a queue, by a clock that takes microseconds. While a poll
