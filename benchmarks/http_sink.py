@@ -1,4 +1,4 @@
-"""Takes every web hook, in a process of its own: the least that a receiver can do.
+"""Takes every webhook, in a process of its own: the least that a receiver can do.
 
 It prints its port, and ends with its input.
 """

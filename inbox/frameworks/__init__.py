@@ -1,1 +1,1 @@
-"""The guard inside other people's consumers, each with an extra of its own."""
+"""The guard for consumers written with other frameworks; each needs its own extra."""

@@ -1,4 +1,4 @@
-"""The guard as a middleware of FastStream, for any of its brokers.
+"""The guard as a FastStream middleware, for any of its brokers.
 
     broker = NatsBroker(middlewares=[Idempotent(sessions, consumer="billing")])
 
@@ -6,9 +6,9 @@
     async def bill(order: Order, session: Annotated[AsyncSession, Context("session")]):
         session.add(Invoice(order_id=order.id))
 
-Receipt and effects commit before FastStream acks. A handler that raises undoes both,
-and what FastStream then does is by its own `ack_policy`: only `NACK_ON_ERROR` has the
-message come again. Entries of Redis streams that our publisher wrote are read as such.
+Receipt and effects commit before FastStream acks. If the handler raises, both are
+rolled back, and FastStream's `ack_policy` decides what follows: only `NACK_ON_ERROR`
+has the message redelivered. Redis stream entries that our publisher wrote are decoded.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,7 +37,7 @@ from outbox.cloudevents.fields import PAYLOAD, from_fields
 from outbox.cloudevents.headers import to_headers
 from outbox.errors import InvalidMessageError
 
-# Under which our publishers write the attributes of a message, by FastStream's broker.
+# The header prefixes of a message's attributes, by the name of FastStream's broker.
 _PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "confluent": ("ce_",),
     "kafka": ("ce_",),
@@ -49,16 +49,17 @@ _ANY: Final = ("ce-", "ce_", "cloudEvents:", "cloudEvents_")
 
 
 def event_id(message: StreamMessage[Any]) -> MessageId:
-    """Read the id that our publishers write, whatever the broker.
+    """Read the id that our publishers write, on any broker.
 
     Raises:
-        InvalidReceiptError: there is none, or it is a batch, which has many.
+        InvalidReceiptError: there is no id, or it isn't a UUID, or this is a batch,
+            which has many.
     """
     if message.batch_headers:
         raise InvalidReceiptError(
-            f"batch of {len(message.batch_headers)} messages: has no one id, and a "
-            "receipt for all of them would skip the new ones beside a known one; "
-            "subscribe to single messages"
+            f"batch of {len(message.batch_headers)} messages: a batch has no single "
+            "id, and with one receipt for all of it, one duplicate would skip the new "
+            "messages, too; subscribe to single messages"
         )
     headers: Mapping[str, Any] = message.headers or {}
     prefixes = _PREFIXES.get(_broker_of(message), _ANY)
@@ -69,12 +70,12 @@ def event_id(message: StreamMessage[Any]) -> MessageId:
                 return UUID(value.decode() if isinstance(value, bytes) else str(value))
             except ValueError as error:
                 raise InvalidReceiptError(
-                    f"message id {value!r}: isn't a UUID; pass key=… that reads the id "
-                    "of such messages"
+                    f"message id {value!r}: not a UUID; pass a key= function that "
+                    "reads the id of such messages"
                 ) from error
     raise InvalidReceiptError(
-        f"message id: there is no header {prefixes[0]}id; pass key=… that reads the id "
-        "of such messages"
+        f"message id: header {prefixes[0]}id is missing; pass a key= function that "
+        "reads the id of such messages"
     )
 
 
@@ -87,13 +88,13 @@ def _broker_of(message: StreamMessage[Any]) -> str:
 
 
 def unfold(message: StreamMessage[Any]) -> None:
-    """Make body and headers of what our publisher wrote to a Redis stream, in place.
+    """Decode a Redis stream entry that our publisher wrote, in place.
 
-    FastStream knows entries of its own only; others it takes for a body, fields and
-    all. What came by another way is left as it is.
+    FastStream decodes only its own entries; of any other it makes one body that holds
+    all fields. Messages from elsewhere are left unchanged.
 
     Raises:
-        InvalidReceiptError: the entry has our fields, and they are no message.
+        InvalidReceiptError: the entry has our fields, but they don't make a message.
     """
     raw = message.raw_message
     if _broker_of(message) != "redis" or raw.get("type") != "stream":
@@ -115,19 +116,20 @@ def unfold(message: StreamMessage[Any]) -> None:
 class Idempotent:
     """Handles each message once for `consumer`; a duplicate is acked and skipped.
 
-    For a duplicate nothing is published by `@broker.publisher`, since the first
-    handling did; who waits for a reply gets an empty one.
+    For a duplicate `@broker.publisher` publishes nothing, since it did so the first
+    time; a caller that waits for a reply gets an empty one.
 
     Args:
-        sessions: of the handlers' database; they get theirs by `Context("session")`.
-        consumer: whose receipts these are.
-        key: reads the id: a UUIDv7 or a `ForeignId`.
-        max_idle: how long a handler's transaction may stand still before PostgreSQL
-            ends its session; None: for ever.
+        sessions: for the handlers' database; a handler gets its session from
+            `Context("session")`.
+        consumer: the name under which receipts are recorded.
+        key: returns a message's id: a UUIDv7 or a `ForeignId`.
+        max_idle: how long a handler's transaction may be idle before PostgreSQL
+            terminates its session; None: no limit.
 
     Raises:
-        ConfigError: `max_idle` can't be used.
-        InvalidReceiptError: `consumer` can't be used; in a handler's place also what
+        ConfigError: `max_idle` is invalid.
+        InvalidReceiptError: `consumer` is invalid. When a message arrives, whatever
             `record_receipt` raises.
     """
 
@@ -147,7 +149,7 @@ class Idempotent:
         self._key = key
 
     def __call__(self, message: Any, /, *, context: ContextRepo) -> "_Once":
-        """Make the middleware of one message, as FastStream asks."""
+        """Make the middleware of one message; FastStream calls this."""
         return _Once(
             message,
             context=context,
@@ -200,7 +202,7 @@ class _Once(BaseMiddleware[Any, Any]):
     async def publish_scope(
         self, call_next: Callable[[Any], Awaitable[Any]], cmd: PublishCommand
     ) -> Any:
-        # Returning None, as a duplicate does, is to FastStream a result to publish.
+        # consume_scope returns None for a duplicate, which FastStream would publish.
         if self._is_duplicate and cmd.publish_type is PublishType.PUBLISH:
             return None
         return await call_next(cmd)

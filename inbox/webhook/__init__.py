@@ -1,6 +1,6 @@
-"""Web hooks, received: verified, handled once, and answered after the commit.
+"""Receive webhooks: verify each request, handle it once, and answer after the commit.
 
-`webhook_app` is an endpoint for any ASGI server; `Verifier` is for an endpoint of
+`webhook_app` makes an endpoint for any ASGI server; use `Verifier` in an endpoint of
 your own.
 """
 

@@ -1,15 +1,16 @@
-"""A ready endpoint for web hooks, by ASGI: it answers when the effects are committed.
+"""An ASGI endpoint for webhooks, which answers after the handler's effects committed.
 
-    handled, or known                       ──▶ 204
-    DeadLetter                              ──▶ 204, and a row in inbox.dead_letter
-    committed inside of the handler         ──▶ 204, and a row in inbox.dead_letter
-    bad signature                           ──▶ 401
-    no message, no handler, too old or new  ──▶ 400, 404
-    RetryLater(delay)                       ──▶ 425 with Retry-After
-    raised                                  ──▶ 500
-    database away                           ──▶ 503
+    handled, or a duplicate                 ──▶ 204
+    handler raised DeadLetter               ──▶ 204, and a row in inbox.dead_letter
+    handler committed the session itself    ──▶ 204, and a row in inbox.dead_letter
+    invalid signature                       ──▶ 401
+    invalid message, id too old or too new  ──▶ 400
+    no handler for the topic                ──▶ 404
+    handler raised RetryLater(delay)        ──▶ 425 with Retry-After
+    handler raised anything else            ──▶ 500
+    database unavailable                    ──▶ 503
 
-It runs by itself under any ASGI server, or mounted in Starlette, FastAPI or Litestar.
+It runs under any ASGI server, on its own or mounted in Starlette, FastAPI or Litestar.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ Handlers: TypeAlias = Handler | Mapping[str, Handler]
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
-    said: str = ""
+    text: str = ""
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -79,29 +80,29 @@ def webhook_app(
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
     observers: Iterable[Observer] = (),
 ) -> "WebhookApp":
-    """Make an ASGI application that handles each message that is posted to it once.
+    """Make an ASGI application that handles each posted message once.
 
-    A handler `(session, message)` runs in a transaction with its receipt, and the
-    answer is 2xx only after its commit; it must not commit the session itself.
+    A handler `(session, message)` runs in the transaction that holds the receipt, and
+    the answer is 2xx only after that commits. A handler must not commit the session.
 
     Args:
-        handlers: one for all topics, or a mapping from topics (`orders.placed`,
-            `orders.*`) to handlers.
+        handlers: one handler for all topics, or a mapping from topics
+            (`orders.placed`, `orders.*`) to handlers.
         sessions: an `async_sessionmaker` for async handlers, a `sessionmaker` for
             plain functions, which run in threads.
         name: the consumer whose receipts these are.
-        secrets: `whsec_…`, shared with the sender; several while one is changed.
-        tolerance: how far the sender's clock may be from ours.
-        max_payload_bytes: a longer body is refused unread.
-        max_in_flight: handlers at work at once; further requests wait. No more than
-            the engine's pool has connections; if left out 64, or as many as the pool
-            allows, less one.
-        read_timeout: for how long a body may take to come in.
-        max_idle: of the handlers' transactions, as for `Consumer`.
-        observers: are told of every event.
+        secrets: `whsec_…`, shared with the sender; pass several while you rotate one.
+        tolerance: maximum difference between the sender's clock and ours.
+        max_payload_bytes: a larger body is refused without being read.
+        max_in_flight: maximum number of handlers that run at once; further requests
+            wait. At most the size of the engine's pool. The default is 64, or one less
+            than the pool allows if that is fewer.
+        read_timeout: maximum time to receive a request's body.
+        max_idle: maximum idle time in a handler's transaction, as for `Consumer`.
+        observers: called with every event.
 
     Raises:
-        ConfigError: an argument can't be used.
+        ConfigError: an argument is invalid.
     """
     check_text("consumer", name)
     limit = pool_limit(sessions)
@@ -138,7 +139,7 @@ def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
         chosen.check(handler)
         routes.add(topic, handler)
     if not routes.topics:
-        raise ConfigError("handlers: there is none; pass one, or {topic: handler}")
+        raise ConfigError("handlers: empty; pass a handler, or {topic: handler}")
     return routes
 
 
@@ -163,17 +164,17 @@ class WebhookApp:
         self._verifier = verifier
         self._name = name
         self._max_payload_bytes = max_payload_bytes
-        self._turn = asyncio.Semaphore(max_in_flight)
+        self._slots = asyncio.Semaphore(max_in_flight)
         self._read_timeout = read_timeout
         self._notify = observers.notify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one ASGI connection."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise ConfigError(f"webhook_app serves HTTP, and not {scope['type']}")
+            raise ConfigError(f"webhook_app serves HTTP, not {scope['type']}")
         try:
             answer = await self._answer(scope, receive)
         except Refused as refusal:
@@ -185,7 +186,7 @@ class WebhookApp:
             )
             allow = (("allow", "POST"),) if refusal.status == 405 else ()
             answer = _Answer(refusal.status, reason, allow)
-        body = answer.said.encode(errors="replace")
+        body = answer.text.encode(errors="replace")
         headers = [*answer.headers, ("content-length", str(len(body)))]
         if body:
             headers.append(("content-type", "text/plain; charset=utf-8"))
@@ -200,7 +201,7 @@ class WebhookApp:
         )
         await send({"type": "http.response.body", "body": body})
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         while True:
             event = (await receive())["type"]
             if event == "lifespan.shutdown":
@@ -209,9 +210,9 @@ class WebhookApp:
                 return
             try:
                 await self._executor.probe()
-            except Exception as error:  # noqa: BLE001 (the server is to say it)
-                said = f"can't read the inbox in the database: {one_line(error)}"
-                await send({"type": "lifespan.startup.failed", "message": said})
+            except Exception as error:  # noqa: BLE001 (the server reports it)
+                text = f"can't read the inbox in the database: {one_line(error)}"
+                await send({"type": "lifespan.startup.failed", "message": text})
                 return
             await send({"type": "lifespan.startup.complete"})
 
@@ -231,7 +232,7 @@ class WebhookApp:
         handler = self._routes.find(message.topic)
         if handler is None:
             raise Refused(404, f"no handler for topic {shorten(message.topic)}")
-        async with self._turn:
+        async with self._slots:
             return await self._handle(handler, message)
 
     async def _handle(self, handler: Handler, message: Message) -> _Answer:
@@ -245,13 +246,13 @@ class WebhookApp:
                 message, 425, decision.reason, (("retry-after", str(seconds)),)
             )
         except DeadLetter as decision:
-            return await self._give_up(message, decision)
+            return await self._dead_letter(message, decision)
         except InvalidReceiptError as error:
             raise Refused(400, str(error)) from error
         except DatabaseUnavailableError as error:
             return self._fail(message, 503, one_line(error))
         except TransactionEndedError as error:
-            return await self._end(message, error)
+            return await self._report_ended_transaction(message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
             return self._fail(message, status, one_line(error), error=error)
@@ -262,25 +263,27 @@ class WebhookApp:
             self._notify(DuplicateSkipped(**about))
         return _Answer(204)
 
-    async def _end(self, message: Message, error: TransactionEndedError) -> _Answer:
-        look = partial(has_receipt, message.id, self._name)
+    async def _report_ended_transaction(
+        self, message: Message, error: TransactionEndedError
+    ) -> _Answer:
+        look_up = partial(has_receipt, message.id, self._name)
         try:
-            was_committed = await self._executor.transact(look)
-        except Exception as failure:  # noqa: BLE001 (the first one is told)
+            was_committed = await self._executor.transact(look_up)
+        except Exception as failure:  # noqa: BLE001 (both are reported)
             return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")
         if was_committed:
-            # Sent again it would be known, and nobody would learn of this.
-            return await self._give_up(message, error)
+            # A redelivery would be skipped as a duplicate, which would hide the error.
+            return await self._dead_letter(message, error)
         return self._fail(message, 500, one_line(error))
 
-    async def _give_up(
+    async def _dead_letter(
         self, message: Message, failure: DeadLetter | TransactionEndedError
     ) -> _Answer:
         try:
             written = await DeadLetterWriter(self._name, self._executor).write(
                 message, attempts=1, failure=failure
             )
-        except Exception as error:  # noqa: BLE001 (it comes again)
+        except Exception as error:  # noqa: BLE001 (the sender sends it again)
             return self._fail(message, 503, one_line(error))
         if written.is_new:
             self._notify(
@@ -301,15 +304,15 @@ class WebhookApp:
     ) -> _Answer:
         trace = None
         if error is not None:
-            said = DeadLetterWriter(self._name, self._executor).describe(error)
-            trace = self._stacktraces.first(message, error, said)
+            described = DeadLetterWriter(self._name, self._executor).describe(error)
+            trace = self._stacktraces.first(message, error, described)
         self._notify(
             WebhookFailed(
                 **self._about(message), status=status, reason=reason, stacktrace=trace
             )
         )
-        # What failed here is nothing for the sender's eyes.
-        return _Answer(status, "not handled now; send it again", headers)
+        # The reason may be confidential, so the sender doesn't see it.
+        return _Answer(status, "temporary failure; send it again", headers)
 
     def _about(self, message: Message) -> dict[str, Any]:
         return {

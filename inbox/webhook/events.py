@@ -1,4 +1,4 @@
-"""What the endpoint of web hooks tells its observers, beside `inbox.events`."""
+"""Events of the webhook endpoint, in addition to those of `inbox.events`."""
 
 import logging
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from outbox.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookRefused(Event):
-    """A request was no good, and was told so: it is not to come again."""
+    """A request was refused with a 4xx status; the sender must not repeat it."""
 
     level = logging.WARNING
 
@@ -20,9 +20,11 @@ class WebhookRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookFailed(DeliveryEvent):
-    """A message could not be handled now; nothing is left of it, and it comes again.
+    """A message could not be handled and was rolled back; the sender sends it again.
 
-    `stacktrace` is what its handler raised, for the first time in this process.
+    Attributes:
+        stacktrace: of what the handler raised; None if this process has reported it
+            before.
     """
 
     level = logging.WARNING

@@ -1,4 +1,4 @@
-"""Read a request by ASGI: its headers and a body that is bounded in size and time."""
+"""Read an ASGI request: its headers, and a body limited in size and time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -10,12 +10,12 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# With two of one name, what is verified and what is handled might differ.
+# If one of these occurred twice, we might verify one value and handle the other.
 _ONCE_ONLY: Final = ("ce-", "webhook-", "content-type", "pillarbox-headers")
 
 
-class Refused(Exception):  # noqa: N818 (an answer, no error of ours)
-    """A request is no good, and is answered with a status from 400 to 499."""
+class Refused(Exception):  # noqa: N818 (an answer, not a failure)
+    """A request is refused with a 4xx status."""
 
     def __init__(self, status: int, reason: str) -> None:
         self.status = status
@@ -25,25 +25,28 @@ class Refused(Exception):  # noqa: N818 (an answer, no error of ours)
 async def read_request(
     scope: Scope, receive: Receive, *, max_bytes: int, max_seconds: float
 ) -> tuple[Mapping[str, str], bytes]:
-    """Give the headers, names in lower case, and the body of a POST.
+    """Return the headers, names in lower case, and the body of a POST request.
 
     Raises:
-        Refused: it is no POST, encoded, too large, too slow, or ambiguous.
+        Refused: the method is not POST, the body is encoded, too large or too slow, or
+            a header that must occur once occurs twice.
     """
     if scope["method"] != "POST":
-        raise Refused(405, f"{scope['method']}: web hooks are POSTed")
+        raise Refused(405, f"{scope['method']}: not allowed; use POST")
     headers = _folded(scope["headers"])
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise Refused(415, f"content-encoding {shorten(encoding)}: isn't read")
-    told = headers.get("content-length", "")
-    if told.isdecimal() and int(told[:20]) > max_bytes:
+        raise Refused(415, f"content-encoding {shorten(encoding)}: not supported")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(max_seconds):
             return headers, await _body(receive, max_bytes)
     except TimeoutError:
-        raise Refused(408, f"the body did not come within {max_seconds:g} s") from None
+        raise Refused(
+            408, f"the body was not received within {max_seconds:g} s"
+        ) from None
 
 
 async def _body(receive: Receive, max_bytes: int) -> bytes:
@@ -51,7 +54,7 @@ async def _body(receive: Receive, max_bytes: int) -> bytes:
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise Refused(400, "the sender left before the end of the body")
+            raise Refused(400, "the sender disconnected before the end of the body")
         body += event.get("body", b"")
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
@@ -60,7 +63,7 @@ async def _body(receive: Receive, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> Refused:
-    return Refused(413, f"payload is over the limit of {max_bytes} bytes")
+    return Refused(413, f"the body exceeds the limit of {max_bytes} bytes")
 
 
 def _folded(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -71,7 +74,7 @@ def _folded(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         if name not in headers:
             headers[name] = value
         elif name.startswith(_ONCE_ONLY):
-            raise Refused(400, f"{name}: is there twice")
+            raise Refused(400, f"{name}: duplicate header")
         else:
             headers[name] += f", {value}"
     return headers

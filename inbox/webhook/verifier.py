@@ -1,4 +1,4 @@
-"""Tell whether a request is genuine, and which message it holds."""
+"""Verify that a webhook request is authentic, and read its message."""
 
 import hmac
 import time
@@ -18,20 +18,21 @@ _MAX_SIGNATURES: Final = 16
 
 
 class InvalidSignatureError(OutboxError, ValueError):
-    """A request was not signed with our secret, or not lately."""
+    """A request was not signed with one of our secrets, or not recently."""
 
 
 class Verifier:
-    """Verifies requests that are signed by the Standard Webhooks scheme.
+    """Verifies requests signed by the Standard Webhooks scheme.
 
     Args:
-        secrets: `whsec_…`; a signature by any of them is good. To change one, add
-            the new one here, then let the sender change, then remove the old one.
-        tolerance: how far the sender's clock may be from ours, and so how long a
-            request can be repeated by somebody who overheard it.
+        secrets: `whsec_…`; a signature made with any of them is valid. To rotate a
+            secret, add the new one here, switch the sender, then remove the old one.
+        tolerance: maximum difference between the sender's clock and ours. Somebody who
+            intercepts a request can replay it for this long.
 
     Raises:
-        ConfigError: there is no secret, or one can't be used.
+        ConfigError: there is no secret, a secret is invalid, or the tolerance isn't
+            above 0.
     """
 
     def __init__(
@@ -44,21 +45,22 @@ class Verifier:
             secrets = secrets.split()
         self._secrets = tuple(map(Secret, secrets))
         if not self._secrets:
-            raise ConfigError("webhook secrets: there is none; pass [whsec_…]")
+            raise ConfigError("webhook secrets: empty; pass [whsec_…]")
         if tolerance <= timedelta(0):
             raise ConfigError(f"tolerance={tolerance}: must be above 0")
         self._tolerance = tolerance.total_seconds()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> str:
-        """Give the id of a genuine request.
+        """Return the id of an authentic request.
 
         Args:
             headers: with their names in any case.
-            body: the bytes as they came; parsed and written again they differ.
+            body: the bytes as received; JSON that was parsed and serialized again
+                may differ from them.
 
         Raises:
-            InvalidSignatureError: a header is missing, no signature is good, or the
-                request is too old, or from the future.
+            InvalidSignatureError: a header is missing, no signature is valid, or the
+                timestamp is further from our clock than the tolerance.
         """
         folded = {name.lower(): value for name, value in headers.items()}
         id, moment, signatures = (
@@ -66,44 +68,44 @@ class Verifier:
         )
         if not moment.isascii() or not moment.isdecimal() or len(moment) > _MAX_DIGITS:
             raise InvalidSignatureError(
-                f"{TIMESTAMP} {shorten(moment)}: isn't a number of seconds"
+                f"{TIMESTAMP} {shorten(moment)}: not a number of seconds"
             )
         timestamp = int(moment)
         age = time.time() - timestamp
         if abs(age) > self._tolerance:
             raise InvalidSignatureError(
-                f"{TIMESTAMP} {timestamp}: is {abs(age):.0f} s "
-                f"{'old' if age > 0 else 'ahead'}, and {self._tolerance:.0f} s are "
-                "allowed; check the clocks"
+                f"{TIMESTAMP} {timestamp}: {abs(age):.0f} s "
+                f"{'old' if age > 0 else 'ahead'}, {self._tolerance:.0f} s allowed; "
+                "check the clocks"
             )
         given = [s.encode() for s in signatures.split()[:_MAX_SIGNATURES]]
-        good = False
+        valid = False
         for secret in self._secrets:
             expected = secret.sign(id, timestamp, body).encode()
             for signature in given:
-                # No early end: time must not tell which of them was good.
-                good |= hmac.compare_digest(expected, signature)
-        if not good:
+                # No early exit: the time taken must not reveal which one matched.
+                valid |= hmac.compare_digest(expected, signature)
+        if not valid:
             raise InvalidSignatureError(
-                f"{SIGNATURE}: none is by a secret of ours over this body"
+                f"{SIGNATURE}: no signature of this body was made with our secrets"
             )
         return id
 
     def read(self, headers: Mapping[str, str], body: bytes) -> Message:
-        """Give the message of a genuine request.
+        """Return the message of an authentic request.
 
         Raises:
-            InvalidSignatureError: it isn't genuine.
-            InvalidMessageError: it is, but holds no message of ours.
+            InvalidSignatureError: the request is not authentic.
+            InvalidMessageError: it is, but doesn't hold a valid message.
         """
         id = self.verify(headers, body)
         message = from_request({n.lower(): v for n, v in headers.items()}, body)
-        # Only webhook-id is signed, and the receipt is of the message's id.
+        # Only webhook-id is signed, but the receipt holds the message's id.
         if str(message.id) != id:
             raise InvalidMessageError(
                 "id",
                 str(message.id),
-                f"differs: {PREFIX}id is not {ID}",
+                f"{PREFIX}id differs from {ID}",
                 "fix the producer",
             )
         return message
@@ -112,5 +114,5 @@ class Verifier:
 def _required(headers: Mapping[str, str], name: str) -> str:
     value = headers.get(name)
     if not value:
-        raise InvalidSignatureError(f"{name}: there is no such header")
+        raise InvalidSignatureError(f"{name}: missing header")
     return value

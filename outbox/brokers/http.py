@@ -1,4 +1,4 @@
-"""The options of the URL of a web hook, `https://` or `http://`."""
+"""The options of the URL of a webhook, `https://` or `http://`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Each broker has a frozen dataclass of its options. One URL serves both sides: each
 side reads all options and uses its own. What the dataclass doesn't declare is left in
-the URL for the client library or, with web hooks, for the receiver.
+the URL for the client library or, with webhooks, for the receiver.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A receiver of web hooks in a process of its own, to count at or to be killed.
+"""A receiver of webhooks in a process of its own, to count at or to be killed.
 
 `recorder` appends to a file whatever it takes, one line for each request. `counting`
 handles messages in a database, by the endpoint that we ship.

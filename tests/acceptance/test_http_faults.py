@@ -1,4 +1,4 @@
-"""A receiver of web hooks in trouble, by the suite of faults, and in its own ways."""
+"""A receiver of webhooks in trouble, by the suite of faults, and in its own ways."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

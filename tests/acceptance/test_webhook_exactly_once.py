@@ -1,4 +1,4 @@
-"""From the outbox through a web hook into another database: each message once."""
+"""From the outbox through a webhook into another database: each message once."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""The endpoint for web hooks answers when receipt and effects have committed."""
+"""The endpoint for webhooks answers when receipt and effects have committed."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Which addresses a web hook may go to."""
+"""Which addresses a webhook may go to."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Publishes to a web hook: one POST for each message, as a signed CloudEvent."""
+"""Publishes to a webhook: one POST for each message, as a signed CloudEvent."""
 
 from relay.publishers.http.publisher import HttpPublisher
 

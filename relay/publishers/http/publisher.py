@@ -1,4 +1,4 @@
-"""Publishes to a web hook: one POST for each message, as a signed CloudEvent.
+"""Publishes to a webhook: one POST for each message, as a signed CloudEvent.
 
 HTTP has no batches: the messages of a key go one after the other, each after the 2xx
 of the one before, and keys go side by side over connections that are kept alive.

@@ -1,4 +1,4 @@
-"""What the URL of a web hook says: where to post, and how."""
+"""What the URL of a webhook says: where to post, and how."""
 
 import os
 import ssl

@@ -1,4 +1,4 @@
-"""Posting to web hooks: what is particular to it, beside the suite."""
+"""Posting to webhooks: what is particular to it, beside the suite."""
 
 import asyncio
 import hmac

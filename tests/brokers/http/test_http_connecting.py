@@ -1,4 +1,4 @@
-"""Where web hooks may go, over TLS and by which URL."""
+"""Where webhooks may go, over TLS and by which URL."""
 
 import ssl
 from collections.abc import AsyncIterator

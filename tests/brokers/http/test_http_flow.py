@@ -1,4 +1,4 @@
-"""Posting to web hooks: order, connections, and hosts in trouble."""
+"""Posting to webhooks: order, connections, and hosts in trouble."""
 
 import asyncio
 from collections import Counter
