@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _hidden() -> Iterator[tuple[str, Path, Path]]:
-    """Give each package of ours that another one hides: its name, theirs, ours."""
+    """Return each package of ours that another one hides: its name, theirs, ours."""
     for name in _PACKAGES:
         ours = Path(__file__).resolve().parent / name
         spec = find_spec(name)

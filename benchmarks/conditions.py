@@ -49,13 +49,13 @@ class Conditions:
 
     @contextmanager
     def empty_database(self) -> Iterator[str]:
-        """Give the URL of a new database that is gone after the block."""
+        """Yield the URL of a new database that is gone after the block."""
         with self._database(template=None) as url:
             yield url
 
     @contextmanager
     def migrated_database(self) -> Iterator[str]:
-        """Give the URL of a new database with our schema, gone after the block."""
+        """Yield the URL of a new database with our schema, gone after the block."""
         if self._template is None:
             template = f"{PREFIX}_template"
             self.server.drop_database(template)
@@ -67,7 +67,7 @@ class Conditions:
 
     @contextmanager
     def copied_database(self, url: str) -> Iterator[str]:
-        """Give the URL of a copy of such a database, gone after the block.
+        """Yield the URL of a copy of such a database, gone after the block.
 
         Its files are copied, which is quick and fills no write-ahead log. Nobody may
         be connected to the original.

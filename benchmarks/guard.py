@@ -84,7 +84,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 def database(
     conditions: Conditions, partitions: int
 ) -> Iterator[sessionmaker[Session]]:
-    """Give sessions of a database whose receipts have so many partitions."""
+    """Yield sessions of a database whose receipts have so many partitions."""
     with conditions.migrated_database() as url:
         with psycopg.connect(url) as connection:
             connection.execute(TABLE)

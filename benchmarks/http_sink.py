@@ -46,7 +46,7 @@ class Receiver(asyncio.Protocol):
 
 @contextmanager
 def http_sink() -> Iterator[int]:
-    """Give the port of a running one that is gone after the block."""
+    """Yield the port of a running one that is gone after the block."""
     command = [sys.executable, "-m", "benchmarks.http_sink"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE

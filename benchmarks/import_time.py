@@ -32,7 +32,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def milliseconds(module: str) -> Callable[[], float]:
-    """Give the processor time, since waiting says nothing about the import."""
+    """Return the processor time, since waiting says nothing about the import."""
 
     def run() -> float:
         before = spent()

@@ -141,7 +141,7 @@ class Target:
     value: float
 
     def met_by(self, figure: float) -> bool:
-        """Tell whether `figure` lies on the right side; the edge belongs to it."""
+        """Return whether `figure` lies on the right side; the edge belongs to it."""
         if self.bound is Bound.AT_LEAST:
             return figure >= self.value
         return figure <= self.value

@@ -130,7 +130,7 @@ def longest_stall(
 
 @contextmanager
 def pg_cron_database(conditions: Conditions) -> Iterator[str]:
-    """Give the URL of the main database with our schema and jobs, gone afterwards."""
+    """Yield the URL of the main database with our schema and jobs, gone afterwards."""
     url = conditions.server.url
     migrate(url)
     try:

@@ -93,7 +93,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 @contextmanager
 def database(conditions: Conditions, size: Size, live: Size) -> Iterator[str]:
-    """Give a database of one size, whose live part is that of the smallest."""
+    """Yield a database of one size, whose live part is that of the smallest."""
     with conditions.migrated_database() as url:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(guard.TABLE)

@@ -146,7 +146,7 @@ def no_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
 
 
 def value(connection: psycopg.Connection[Any], query: str) -> Any:
-    """Give the one value of a query."""
+    """Return the one value of a query."""
     found = connection.execute(query.encode()).fetchone()
     assert found is not None
     return found[0]

@@ -216,7 +216,7 @@ async def record_receipt_async(
 
 
 def is_idempotent(handler: Callable[..., Any]) -> bool:
-    """Tell whether a handler records its receipt itself."""
+    """Return whether a handler records its receipt itself."""
     return hasattr(handler, _MARK)
 
 

@@ -161,7 +161,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
 
 
 def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
-    """Tell whether the consumer has a receipt of the message."""
+    """Return whether the consumer has a receipt of the message."""
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)

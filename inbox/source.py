@@ -38,7 +38,7 @@ class Delivery(Protocol):
         """
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Give it back.
+        """Refuse the delivery.
 
         Without a delay it was not started: it is delivered again at once, here or
         elsewhere, and no attempt is counted. With a delay it failed: an attempt is

@@ -197,7 +197,7 @@ def _checked(
 
 
 def sync_session(session: object) -> Session:
-    """Give the session that holds what is pending, also of an async or scoped one.
+    """Return the session that holds what is pending, also of an async or scoped one.
 
     Raises:
         NotASessionError: `session` isn't one.

@@ -98,7 +98,7 @@ def one_line(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Give an error's message in one line, without values of rows.
+    """Return an error's message in one line, without values of rows.
 
     Of what a database driver or SQLAlchemy raised it keeps the server's primary
     message, its SQLSTATE and the constraint. It leaves out DETAIL, CONTEXT, the

@@ -48,7 +48,7 @@ def import_object(what: str, path: str) -> Any:
 
 
 def where(error: BaseException) -> str:
-    """Give the file and the line that are to blame for an error: the user's, if any."""
+    """Return the file and line that caused an error, in the user's code if possible."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}"
     frames = [

@@ -56,5 +56,5 @@ def decode(payload: bytes) -> Any:
 
 
 def is_json(content_type: str) -> bool:
-    """Tell whether a media type is JSON or is built on it (`application/x+json`)."""
+    """Return whether a media type is JSON or is built on it (`application/x+json`)."""
     return content_type == JSON or _ANY_JSON.fullmatch(content_type) is not None

@@ -182,7 +182,7 @@ def check_received(message: Message) -> None:
 
 
 def reserved_header(names: Iterable[str]) -> str | None:
-    """Give the first name that a broker's reader would take for one of pillarbox's.
+    """Return the first name that a broker's reader would take for one of pillarbox's.
 
     Under these names travel the attributes of CloudEvents on one broker or another, the
     content type, signatures, NATS' own headers and those of a payload codec.

@@ -99,7 +99,7 @@ class Message:
         assign(self, "available_at", available_at)
 
     def replace(self, **changes: Unpack[_Changes]) -> Self:
-        """Give a copy with some attributes changed.
+        """Return a copy with some attributes changed.
 
         A new payload that isn't bytes is encoded as JSON; its content type is then
         `application/json` unless that is given, too.

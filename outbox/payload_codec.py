@@ -32,12 +32,13 @@ class PayloadCodec(Protocol):
         """Name the codec: lower-case letters, digits, `.` and `-`."""
 
     def encode(self, message: Message) -> tuple[str, bytes]:
-        """Give the id of the key that was used, and what to store."""
+        """Return the id of the key that was used, and what to store."""
 
     def decode(self, message: Message, key_id: str) -> bytes:
-        """Give back the payload that `encode` was given, for a message with its result.
+        """Return the original payload of a message whose payload `encode` made.
 
-        The id of the message is that of then; a broker may have changed the rest.
+        Only the id of the message is certain to be unchanged; a broker may have changed
+        the rest.
 
         Raises:
             LookupError: there is no key of that id any more.
@@ -46,12 +47,12 @@ class PayloadCodec(Protocol):
 
 
 def is_encoded(message: Message) -> bool:
-    """Tell whether a payload has to be decoded before it is read."""
+    """Return whether a payload has to be decoded before it is read."""
     return CODEC_HEADER in message.headers
 
 
 def encoded(message: Message, codec: PayloadCodec) -> Message:
-    """Give the message with its payload encoded.
+    """Return the message with its payload encoded.
 
     Raises:
         CodecError: the codec can't, or it is encoded already.
@@ -83,7 +84,7 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
 
 
 def decoded(message: Message, codec: PayloadCodec) -> Message:
-    """Give the message as it was before `encoded`; one that isn't encoded as it is.
+    """Return the message as it was before `encoded`; one that isn't encoded as it is.
 
     Raises:
         CodecError: the key is gone, the codec is another, or the payload isn't what
@@ -127,7 +128,7 @@ def decoded(message: Message, codec: PayloadCodec) -> Message:
 
 
 def name_of(codec: PayloadCodec) -> str:
-    """Give the codec's name.
+    """Return the codec's name.
 
     Raises:
         ConfigError: it can't be written into a header.

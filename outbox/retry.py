@@ -52,7 +52,7 @@ class RetryPolicy:
         return timedelta(seconds=random.uniform(first, ceiling))  # noqa: S311
 
     def spent(self, attempts: int) -> bool:
-        """Tell whether `attempts` were the last."""
+        """Return whether `attempts` were the last."""
         return attempts >= self.max_attempts
 
 

@@ -75,7 +75,7 @@ class SchemaRegistry:
         self.load(message)
 
     def knows(self, message: Message) -> bool:
-        """Tell whether there is a schema for the message's topic and version."""
+        """Return whether there is a schema for the message's topic and version."""
         return message.schema_version in self._topics.get(message.topic, {})
 
     def load(self, message: Message) -> Any:

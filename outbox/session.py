@@ -31,25 +31,25 @@ _MODULE: Final = "sqlalchemy.ext.asyncio"
 
 
 def is_async_session(value: object) -> "TypeIs[AsyncSession]":
-    """Tell whether it is an `AsyncSession`."""
+    """Return whether it is an `AsyncSession`."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.AsyncSession)
 
 
 def is_async_scoped_session(value: object) -> "TypeIs[async_scoped_session[Any]]":
-    """Tell whether it is an `async_scoped_session`, which hands on to one."""
+    """Return whether it is an `async_scoped_session`, which hands on to one."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.async_scoped_session)
 
 
 def is_async_sessionmaker(value: object) -> "TypeIs[async_sessionmaker[AsyncSession]]":
-    """Tell whether it makes sessions of that kind."""
+    """Return whether it makes sessions of that kind."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.async_sessionmaker)
 
 
 def async_session_of(session: Session) -> "AsyncSession | None":
-    """Give the `AsyncSession` that a session works for, if there is one."""
+    """Return the `AsyncSession` that a session works for, if there is one."""
     found = sys.modules.get(_MODULE)
     return None if found is None else found.async_session(session)
 

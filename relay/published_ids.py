@@ -27,6 +27,6 @@ class PublishedIds:
             self._published_at[id] = now
 
     def pop(self, id: UUID) -> bool:
-        """Tell whether a message was published lately, and forget it."""
+        """Return whether a message was published lately, and forget it."""
         published_at = self._published_at.pop(id, None)
         return published_at is not None and time.monotonic() - published_at < _MAX_AGE

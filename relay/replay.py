@@ -45,7 +45,7 @@ class Choice:
             raise ConfigError(f"max_rows={self.max_rows}: must be at least 1")
 
     def parameters(self) -> dict[str, Any]:
-        """Give the parameters of the statements that count and find."""
+        """Return the parameters of the statements that count and find."""
         many = self.topic is not None and self.topic.endswith("*")
         return {
             "since": self.since,

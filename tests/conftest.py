@@ -72,5 +72,5 @@ def pytest_collection_modifyitems(
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Tell whether a test kills, stops or cuts off real processes."""
+    """Return whether a test kills, stops or cuts off real processes."""
     return item.get_closest_marker("fault") is not None

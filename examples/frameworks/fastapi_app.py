@@ -36,7 +36,7 @@ class Event(BaseModel):
 
 
 async def transaction() -> AsyncIterator[AsyncSession]:
-    """Give a session; the route commits it, for what is done here comes too late."""
+    """Return a session; the route commits it, for what is done here comes too late."""
     async with sessions() as session:
         yield session
 

@@ -57,7 +57,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def transaction(request: Request) -> AsyncIterator[AsyncSession]:
-    """Give a session, commit its transaction, or roll it back if the route raises."""
+    """Return a session, commit its transaction, or roll it back if the route raises."""
     async with request.app.state.sessions.begin() as session:
         yield session
 

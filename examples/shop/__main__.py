@@ -92,7 +92,7 @@ def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
 
 
 def has_cron(engine: Engine) -> bool:
-    """Tell whether pg_cron works in this very database."""
+    """Return whether pg_cron works in this very database."""
     with engine.connect() as connection:
         return bool(
             connection.execute(

@@ -50,7 +50,7 @@ class Broker:
 
 @contextmanager
 def broker(wanted: str | None, database: str) -> Iterator[Broker]:
-    """Give the broker of a URL, a private one, or by default PostgreSQL.
+    """Yield the broker of a URL, a private one, or by default PostgreSQL.
 
     Raises:
         ConfigError: it isn't known, its programs aren't installed, or the shop can't

@@ -16,7 +16,7 @@ TENANT_VARIABLE: Final = "SHOP_TENANT"
 
 
 def is_ours(message: Message) -> bool:
-    """Tell whether it is an order of this shop; a broker may keep an earlier one's."""
+    """Return whether this run placed the order; a broker may keep older ones."""
     return os.environ.get(TENANT_VARIABLE) in {None, message.tenant}
 
 

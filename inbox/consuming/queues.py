@@ -81,7 +81,7 @@ class ServedQueues:
         return self._weights or dict.fromkeys(known, 1)
 
     def keeps_order(self, queue: str) -> bool:
-        """Tell whether messages with the same key wait for each other."""
+        """Return whether messages with the same key wait for each other."""
         if isinstance(self._order, Mapping):
             return self._order.get(queue, "key") == "key"
         return self._order == "key"

@@ -181,7 +181,7 @@ def _list_minimums(session: Session) -> list[Any]:
 
 
 def connection_broke(error: BaseException) -> bool:
-    """Tell whether a handler failed because its connection was lost or ended."""
+    """Return whether a handler failed because its connection was lost or ended."""
     if not isinstance(error, DBAPIError):
         return False
     state = getattr(error.orig, "sqlstate", None) or ""

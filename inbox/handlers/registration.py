@@ -83,5 +83,5 @@ def most_connections(max_in_flight: int, routes: Routes[AnyHandler]) -> int:
 
 
 def has_long_handlers(routes: Routes[AnyHandler]) -> bool:
-    """Tell whether there are long handlers, which need `inbox.job`."""
+    """Return whether there are long handlers, which need `inbox.job`."""
     return any(isinstance(handler, LongHandler) for handler in routes.handlers)

@@ -70,7 +70,7 @@ def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
-    """Tell whether a call of the handler gives a coroutine."""
+    """Return whether a call of the handler gives a coroutine."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         _function_of(handler)
     )

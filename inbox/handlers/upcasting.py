@@ -95,7 +95,7 @@ class Versions:
                     )
 
     def lift(self, topic: str, message: Message) -> Message:
-        """Give a message as the handler of `topic` understands it.
+        """Return a message as the handler of `topic` understands it.
 
         Raises:
             DeadLetter: it can't be decoded, isn't what its content type says, is

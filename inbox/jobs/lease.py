@@ -104,7 +104,7 @@ class JobLease:
         )
 
     async def give_back(self, reason: str | None, *, is_failed: bool) -> bool:
-        """Give the job back; return False if the lease is lost.
+        """Release the job; return False if the lease is lost.
 
         Only a failure counts as an attempt.
         """
@@ -122,7 +122,7 @@ class JobLease:
         return await self._write(give_back)
 
     async def let_go(self) -> None:
-        """Give the job back, if that is quick."""
+        """Release the job, unless that takes too long."""
         with suppress(Exception):
             async with asyncio.timeout(_LAST_WRITE):
                 await self.give_back(None, is_failed=False)

@@ -85,7 +85,7 @@ class Attempts(Protocol):
         """How many there may be."""
 
     def excuses(self, error: BaseException) -> bool:
-        """Tell whether a start that ended this way was no attempt."""
+        """Return whether a start that ended this way was no attempt."""
 
 
 class JobRunner:
@@ -198,7 +198,7 @@ class JobRunner:
         return taken, asked
 
     async def _was_settled(self, key: JobKey) -> bool:
-        """Tell whether a retry of its dead letter has recorded a receipt."""
+        """Return whether a retry of its dead letter has recorded a receipt."""
         try:
             return await transact(self._executor, _has_receipt, key)
         except Exception as error:

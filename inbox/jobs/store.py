@@ -174,7 +174,7 @@ def return_job(
     is_failed: bool,
     state: JobState = JobState.QUEUED,
 ) -> bool:
-    """Give a job back; return False if the lease is lost. Only a failure is an attempt.
+    """Release a job; return False if the lease is lost. Only a failure is an attempt.
 
     In the state FAILURE it doesn't wait, but can be reopened.
     """

@@ -137,7 +137,7 @@ class StartCounter:
             yield True
 
     def excuses(self, error: BaseException) -> bool:
-        """Tell whether a start that ended so was no attempt: it lost its connection."""
+        """Return whether a start lost its connection, and so doesn't count."""
         return self.broken_connections < _MAX_BROKEN_CONNECTIONS and connection_broke(
             error
         )

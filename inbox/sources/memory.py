@@ -102,7 +102,7 @@ class MemorySource:
             await delivery.nack()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what is ready, at most `limit`."""
+        """Return at most `limit` deliveries that are ready."""
         deadline = time.monotonic() + self._poll
         while True:
             now = time.monotonic()

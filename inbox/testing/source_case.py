@@ -99,7 +99,7 @@ class SourceCase(ABC):
         return True
 
     def topic(self) -> str:
-        """Give the name of a topic that no other test uses."""
+        """Return the name of a topic that no other test uses."""
         return f"suite-{uuid4().hex}"
 
     async def prepare(self, topic: str, *consumers: str) -> None:
@@ -149,7 +149,7 @@ class SourceCase(ABC):
         await die_holding(lambda: self.source(consumer, topic), count)
 
     async def fresh_topic(self, *consumers: str) -> str:
-        """Give a topic whose messages these consumers get; `one` if none is named."""
+        """Return a topic whose messages these consumers get; `one` if none is named."""
         topic = self.topic()
         await self.prepare(topic, *(consumers or ("one",)))
         return topic
@@ -194,7 +194,7 @@ class SourceCase(ABC):
     async def anything(
         self, source: Source, during: timedelta = timedelta(seconds=0.6)
     ) -> Sequence[Delivery]:
-        """Give what comes within a time, or nothing."""
+        """Return what arrives within `during`, possibly nothing."""
         until = time.monotonic() + during.total_seconds()
         while time.monotonic() < until:
             if deliveries := await source.receive(limit=100):

@@ -96,7 +96,7 @@ class SourceContent(SourceCase):
             assert differences(message, by_id[message.id]) == {}
 
     async def handed_over(self, topic: str, count: int) -> Sequence[Message]:
-        """Give what a source hands over, as sound messages, acking each."""
+        """Return what a source hands over, as sound messages, acking each."""
         arrived: dict[object, Message] = {}
         async with self.source("one", topic) as source:
             while len(arrived) < count:

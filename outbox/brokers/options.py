@@ -32,13 +32,13 @@ class Form(Protocol):
         """What to write, to follow "write"."""
 
     def read(self, text: str) -> Any:
-        """Give the value; raise ValueError if it isn't written so."""
+        """Return the value; raise ValueError if it isn't written so."""
 
     def write(self, value: Any) -> str:
         """Write a value so that `read` gives it again."""
 
     def allows(self, value: Any) -> bool:
-        """Tell whether an option may have the value."""
+        """Return whether an option may have the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Duration:
 
     @property
     def description(self) -> str:
-        """Give examples, and name the bounds."""
+        """Return examples and the bounds."""
         kind = "whole seconds" if self.whole else "a duration"
         bounds = "" if self.least is None else f" from {exact_duration(self.least)}"
         bounds += "" if self.most is None else f" to {exact_duration(self.most)}"
@@ -145,11 +145,11 @@ class Choice:
         return f"one of {', '.join(self.words)}"
 
     def read(self, text: str) -> str:
-        """Give the text."""
+        """Return the text."""
         return text
 
     def write(self, value: str) -> str:
-        """Give the text."""
+        """Return the text."""
         return value
 
     def allows(self, value: str) -> bool:
@@ -170,11 +170,11 @@ class Text:
     test: Callable[[str], object] = bool
 
     def read(self, text: str) -> str:
-        """Give the text."""
+        """Return the text."""
         return text
 
     def write(self, value: str) -> str:
-        """Give the text."""
+        """Return the text."""
         return value
 
     def allows(self, value: str) -> bool:
@@ -275,7 +275,7 @@ class BrokerOptions:
 
     @classmethod
     def client_names(cls) -> Collection[str]:
-        """Give the names of the options that the client library takes."""
+        """Return the names of the options that the client library takes."""
         return [described.name for described in cls.client]
 
     @classmethod
@@ -338,7 +338,7 @@ class BrokerOptions:
 
     @classmethod
     def table(cls) -> Sequence[Described]:
-        """Give a row for each option, those of the client library last."""
+        """Return a row for each option, those of the client library last."""
         ours = [
             Described(name, declared.side, _shown(cls, name, declared), declared.help)
             for name, declared in _declared(cls)
@@ -347,7 +347,7 @@ class BrokerOptions:
 
     @classmethod
     def markdown(cls) -> str:
-        """Give the table as it stands in the documentation."""
+        """Return the table as it stands in the documentation."""
         lines = ["| option | side | default | |", "|---|---|---|---|"]
         lines += [
             f"| `{row.name}` | {row.side} | {row.default} | {row.help} |".replace(
@@ -359,7 +359,7 @@ class BrokerOptions:
 
     @classmethod
     def text(cls) -> str:
-        """Give the table as plain text in columns, for a terminal."""
+        """Return the table as plain text in columns, for a terminal."""
         rows = [
             (
                 row.name,
@@ -376,7 +376,7 @@ class BrokerOptions:
 
 
 def options_of(broker: str) -> type[BrokerOptions]:
-    """Give the options of a broker, by its name or by a scheme of its URLs.
+    """Return the options of a broker, by its name or by a scheme of its URLs.
 
     Neither its client library nor a server is needed.
 
@@ -393,7 +393,7 @@ def options_of(broker: str) -> type[BrokerOptions]:
 
 
 def brokers() -> dict[str, type[BrokerOptions]]:
-    """Give the options of every installed broker, by its name."""
+    """Return the options of every installed broker, by its name."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return {point.name: point.load() for point in points}
 

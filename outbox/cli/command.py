@@ -87,7 +87,7 @@ class Duration(timedelta):
 
     @classmethod
     def of(cls, duration: timedelta) -> Self:
-        """Give the same duration."""
+        """Make one from a timedelta."""
         return cls(seconds=duration.total_seconds())
 
     @override
@@ -194,7 +194,7 @@ def command(
 
 
 def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:
-    """Give an option that may stand before the command and after it; after it wins."""
+    """Return an option allowed before and after the command; the latter wins."""
     source = context.get_parameter_source(name)
     if source is not None and source.name == "COMMANDLINE":
         return value
@@ -239,7 +239,7 @@ def url_of(value: str | None, option: str, variable: str) -> str:
 
 
 def database_url(value: str | None) -> str:
-    """Give the URL of the database.
+    """Return the URL of the database.
 
     Raises:
         ConfigError: as `url_of`.
@@ -248,7 +248,7 @@ def database_url(value: str | None) -> str:
 
 
 def broker_url(value: str | None) -> str:
-    """Give the URL of the broker.
+    """Return the URL of the broker.
 
     Raises:
         ConfigError: as `url_of`.

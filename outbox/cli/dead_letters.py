@@ -407,7 +407,7 @@ async def _retry_chosen(
 
 
 def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
-    """Give the sides that can be retried, and say why another one is left out.
+    """Return the sides that can be retried, and say why another one is left out.
 
     Raises:
         ConfigError: none can be, or not the one that is meant.
@@ -536,7 +536,7 @@ def _choose(
     criteria: Criteria,
     limit: int | None,
 ) -> list[_Found]:
-    """Give those that are meant, the oldest first, unless they were named."""
+    """Return the matching dead letters, oldest first, or those named, in order."""
     if ids:
         named = dict.fromkeys(_find(IdPrefix.of(text), desks) for text in ids)
         return [_Found(side, desk.read(id)) for side, desk, id in named]

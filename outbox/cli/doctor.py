@@ -50,7 +50,7 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
 
 
 def status_of(findings: Sequence[Finding]) -> int:
-    """Give the exit status that findings deserve."""
+    """Return the exit status that findings deserve."""
     severities = {finding.severity for finding in findings}
     return next((code for each, code in _STATUS.items() if each in severities), 0)
 

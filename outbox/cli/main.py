@@ -105,7 +105,7 @@ class _LazyGroup(typer.core.TyperGroup):
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        """Give the names in the order of the help, without loading the commands."""
+        """Return the names in the order of the help, without loading the commands."""
         return list(self.commands)
 
 

@@ -145,7 +145,7 @@ def _own_headers(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _original(name: str) -> str:
-    """Give the message's own name for a header that `_own_headers` may have written.
+    """Return the message's own name for a header that `_own_headers` may have written.
 
     Raises:
         InvalidMessageError: it may not.

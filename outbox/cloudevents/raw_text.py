@@ -28,7 +28,7 @@ def text_of(data: bytes) -> str:
 
 
 def bytes_of(text: str) -> bytes:
-    """Give the bytes that `text_of` was given."""
+    """Return the bytes that `text_of` was given."""
     if text.startswith(_BASE64):
         return b64decode(text.removeprefix(_BASE64))
     return text.encode()

@@ -53,7 +53,7 @@ class Secret:
         self._key = key
 
     def sign(self, id: str, timestamp: int, body: bytes) -> str:
-        """Give the signature, with its version: `v1,…`."""
+        """Return the signature, with its version: `v1,…`."""
         signed = b"%b.%d.%b" % (id.encode(), timestamp, body)
         mac = hmac.digest(self._key, signed, "sha256")
         return f"{VERSION},{b64encode(mac).decode()}"

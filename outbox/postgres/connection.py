@@ -89,7 +89,7 @@ def _is_port(text: str) -> bool:
 
 
 def sqlalchemy_url(url: str) -> str:
-    """Give the URL with SQLAlchemy's name for psycopg 3, after checking it."""
+    """Return the URL with SQLAlchemy's name for psycopg 3, after checking it."""
     conninfo(url)
     return f"postgresql+psycopg://{url.partition('://')[2]}"
 
@@ -153,7 +153,7 @@ class Link:
         self.turn = asyncio.Lock()
 
     async def connection(self) -> Connection:
-        """Give the open connection, or open one.
+        """Return the open connection, or open one.
 
         Raises:
             DatabaseUnavailableError: the database can't be reached.

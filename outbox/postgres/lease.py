@@ -133,15 +133,15 @@ class Ownership:
         return bool(self.held) or self._valid_until != -math.inf
 
     def is_valid(self, now: float) -> bool:
-        """Tell whether the last heartbeat is recent enough to rely on the locks."""
+        """Return whether the last heartbeat is recent enough to rely on the locks."""
         return now < self._valid_until
 
     def holds(self, lanes: Collection[int], now: float) -> bool:
-        """Tell whether all of `lanes` are ours at this moment."""
+        """Return whether all of `lanes` are ours at this moment."""
         return self.is_valid(now) and self.held.issuperset(lanes)
 
     def has_expired(self, now: float) -> bool:
-        """Tell whether the server has ended our session, or is about to."""
+        """Return whether the server has ended our session, or is about to."""
         return bool(self.held) and not self.is_valid(now)
 
     def renew(self, sent: float, locked: Collection[int]) -> frozenset[int]:
@@ -285,7 +285,7 @@ class Lease:
             await self._lose_all()
 
     async def close(self) -> None:
-        """Give all lanes back, if `run` doesn't: it was never started."""
+        """Give all lanes back. Only needed if `run` was never started."""
         await self._lose_all()
 
     async def beat(self) -> None:

@@ -82,7 +82,7 @@ async def _process(connection: Connection) -> int:
 
 
 async def _is_rung(one: Connection, other: Connection) -> bool:
-    """Tell whether a notification of `other` reaches `one`, which sends nothing.
+    """Return whether a notification of `other` reaches `one`, which sends nothing.
 
     It can't when `one` has no session between its transactions. The listener that
     stays behind then is of a name that nobody uses again.

@@ -17,7 +17,7 @@ _SEEN: Final = "outbox.testing.messages_written"
 
 
 def added(session: AnySession, topic: str | None = None) -> list[Message]:
-    """Give the messages that were added to `session`, in their order.
+    """Return the messages that were added to `session`, in their order.
 
     Those that wait for the next flush, those that were flushed and those that this
     session committed; not what was rolled back, nor what went with a savepoint. There

@@ -151,7 +151,7 @@ class Cluster:
 def private_cluster(
     settings: Mapping[str, str], *, durable: bool = True
 ) -> Iterator[Cluster]:
-    """Give a running cluster that is gone after the block, or with this process.
+    """Yield a running cluster that is gone after the block, or with this process.
 
     `settings` are lines for postgresql.conf. A cluster that need not be durable does
     not wait for the disk, and may lie in memory.
@@ -173,7 +173,7 @@ def private_cluster(
 
 @contextmanager
 def private_standby(primary: str) -> Iterator[Cluster]:
-    """Give a running standby of the cluster at a URL, gone after the block."""
+    """Yield a running standby of the cluster at a URL, gone after the block."""
     user = unprivileged_user()
     with private_directory("pillarbox-standby-", owner=user, durable=False) as folder:
         standby = Cluster(find_binaries(), folder, user)
@@ -187,7 +187,7 @@ def private_standby(primary: str) -> Iterator[Cluster]:
 
 
 def find_binaries() -> Path:
-    """Give the programs of the newest server here that has both extensions."""
+    """Return the programs of the newest server here that has both extensions."""
     servers = [
         directory
         for directory in server_directories()
@@ -209,7 +209,7 @@ def find_binaries() -> Path:
 
 
 def server_directories() -> Iterator[Path]:
-    """Give where a server's programs may be, the newest first."""
+    """Return where a server's programs may be, the newest first."""
     versions = Path("/usr/lib/postgresql").glob("[0-9]*")
     for version in sorted(versions, key=lambda path: float(path.name), reverse=True):
         yield version / "bin"

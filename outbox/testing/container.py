@@ -86,7 +86,7 @@ class Container:
 def private_container(
     settings: Mapping[str, str], *, durable: bool = True
 ) -> Iterator[Container]:
-    """Give a running container that is gone after the block, or with this process."""
+    """Yield a running container that is gone after the block, or with this process."""
     program = shutil.which("docker")
     if program is None or not docker_has_the_image():
         raise ConfigError(

@@ -26,7 +26,7 @@ class RecordedEvents:
         self._changed.set()
 
     def of(self, kind: type[E]) -> list[E]:
-        """Give the events of a kind so far, in their order."""
+        """Return the events of a kind so far, in their order."""
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait_for(

@@ -31,7 +31,7 @@ ROOM = 4 << 30
 
 
 def free_port() -> int:
-    """Give a port of 127.0.0.1 on which nobody listens now."""
+    """Return a port of 127.0.0.1 on which nobody listens now."""
     while True:
         port = random.choice(PORTS)  # noqa: S311 (it is no secret)
         with socket.socket() as probe, suppress(OSError):
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 def unprivileged_user() -> pwd.struct_passwd | None:
-    """Give whom to run a server as that refuses root, or None if we aren't root."""
+    """Return the user for servers that refuse root, or None if we aren't root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -54,7 +54,7 @@ def unprivileged_user() -> pwd.struct_passwd | None:
 def private_directory(
     prefix: str, *, owner: pwd.struct_passwd | None = None, durable: bool = True
 ) -> Iterator[Path]:
-    """Give a temporary directory that only we, or `owner`, can enter.
+    """Yield a temporary directory that only we, or `owner`, can enter.
 
     One that need not be durable lies in memory, if there is plenty.
     """
@@ -71,7 +71,7 @@ def private_directory(
 
 
 def has_room(directory: Path) -> bool:
-    """Tell whether a server's data would fit."""
+    """Return whether a server's data would fit."""
     try:
         return shutil.disk_usage(directory).free >= ROOM and os.access(
             directory, os.W_OK
@@ -111,7 +111,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is such a process that is more than a zombie."""
+    """Return whether there is such a process that is more than a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:

@@ -70,13 +70,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture
 def recorded_events() -> RecordedEvents:
-    """Give an observer for a relay or a consumer, for whose events a test can wait."""
+    """Return an observer that a test can use to wait for a process's events."""
     return RecordedEvents()
 
 
 @pytest.fixture(scope="session")
 def pillarbox_server() -> "Iterator[PostgresServer]":
-    """Give the server of PILLARBOX_DATABASE_URL, or a private one for this run.
+    """Yield the server of PILLARBOX_DATABASE_URL, or a private one for this run.
 
     A private one is a container, if Docker has the image `pillarbox-postgres`, or
     else needs PostgreSQL's programs on this machine, with pg_partman and pg_cron.
@@ -90,7 +90,7 @@ def pillarbox_server() -> "Iterator[PostgresServer]":
 
 @pytest.fixture(scope="session")
 def pillarbox_template(pillarbox_server: "PostgresServer") -> Iterator[str]:
-    """Give the name of a migrated database, to be copied and left unconnected."""
+    """Yield the name of a migrated database, to be copied and left unconnected."""
     from outbox.administration.migrate import migrate
 
     name = f"pillarbox_template_{uuid4().hex}"
@@ -106,7 +106,7 @@ def pillarbox_template(pillarbox_server: "PostgresServer") -> Iterator[str]:
 def pillarbox_database_url(
     pillarbox_server: "PostgresServer", pillarbox_template: str
 ) -> Iterator[str]:
-    """Give the URL of a database with our schema: `postgresql+psycopg://…`."""
+    """Yield the URL of a database with our schema: `postgresql+psycopg://…`."""
     from outbox.postgres.connection import sqlalchemy_url
 
     name = f"pillarbox_{uuid4().hex}"

@@ -47,7 +47,7 @@ class PostgresServer:
         """The main database, as `postgresql://user@host:port/name`."""
 
     def database_url(self, name: str) -> str:
-        """Give the URL of another database of this server."""
+        """Return the URL of another database of this server."""
         return f"{self._start}/{quote(name, safe='')}{self._query}"
 
     def create_database(self, name: str, template: str | None = None) -> None:
@@ -99,7 +99,7 @@ def postgres_server(
     durable: bool = True,
     docker: bool | None = None,
 ) -> Iterator[PostgresServer]:
-    """Give a running server: that of `url`, or one that lives as long as the block.
+    """Yield a running server: that of `url`, or one that lives as long as the block.
 
     Args:
         settings: lines for postgresql.conf; a server that was given keeps its own.
@@ -120,7 +120,7 @@ def postgres_server(
 
 
 def copies_files_fast(connection: psycopg.Connection) -> bool:
-    """Tell whether copying a template's files takes less than logging every page.
+    """Return whether copying a template's files takes less than logging every page.
 
     PostgreSQL 15 logs by default, because copying needs two checkpoints. Without fsync
     a checkpoint costs next to nothing, and a copy half of what the log does.
@@ -143,7 +143,7 @@ def check_reachable(url: str) -> None:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Give what stands before and after the name of the database."""
+    """Return what stands before and after the name of the database."""
     match = re.fullmatch(r"(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?(\?.*)?", url)
     if match is None:
         raise ConfigError(

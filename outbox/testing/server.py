@@ -33,10 +33,10 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Tell whether it is ready for clients."""
+        """Return whether it is ready for clients."""
 
     def environment(self) -> Mapping[str, str] | None:
-        """Give the environment it runs in; None for ours."""
+        """Return the environment it runs in; None for ours."""
         return None
 
     @property

@@ -116,7 +116,7 @@ class PublishingRetrier:
                 raise lost_turn(error) from error
 
     async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
-        """Give None for an ack."""
+        """Return the failure, or None if the broker acked."""
         try:
             message = letter.message()
         except InvalidMessageError as error:

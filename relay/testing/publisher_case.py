@@ -74,18 +74,18 @@ class PublisherCase(ABC):
         """
 
     def topic(self) -> str:
-        """Give the name of a topic that no other test uses."""
+        """Return the name of a topic that no other test uses."""
         return f"suite-{uuid4().hex}"
 
     async def prepare(self, topic: str) -> None:  # noqa: B027 - most need nothing
         """Make a topic ready to be published to, if that takes anything."""
 
     def bad_message(self, topic: str) -> Message:
-        """Give a message with key `key-0` that can never be published."""
+        """Return a message with key `key-0` that can never be published."""
         return Message(topic, bytes(self.max_payload_bytes + 1), key="key-0")
 
     async def refused_message(self) -> Message:
-        """Give one that is refused now, but not for ever. For `refuses_alone`."""
+        """Return one that is refused now, but not for ever. For `refuses_alone`."""
         raise NotImplementedError
 
     def stop_broker(self) -> None:
@@ -110,7 +110,7 @@ class PublisherCase(ABC):
         raise NotImplementedError
 
     async def fresh_topic(self) -> str:
-        """Give a topic that is ready."""
+        """Return a topic that is ready."""
         topic = self.topic()
         await self.prepare(topic)
         return topic

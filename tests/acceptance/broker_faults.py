@@ -37,7 +37,7 @@ Figures: TypeAlias = Callable[[str, object], None]
 
 
 def announced_waits(relay: RunningProcess) -> list[float]:
-    """Give the seconds until the next trial, of each time that the broker was lost."""
+    """Return the seconds until the next trial for each time the broker was lost."""
     # The last line may still be on its way.
     log = relay.log().rpartition("\n")[0]
     waits = [float(seconds) for seconds in _LOST.findall(log)]
@@ -46,7 +46,7 @@ def announced_waits(relay: RunningProcess) -> list[float]:
 
 
 def by_first_appearance(arrivals: Sequence[Arrival]) -> dict[str, list[int]]:
-    """Give the numbers of each key, from id, key and number of what arrived."""
+    """Return the numbers of each key, from id, key and number of what arrived."""
     numbers: dict[str, list[int]] = {}
     seen = set()
     for id, key, number in arrivals:
@@ -86,11 +86,11 @@ class BrokerFaults(ABC):
 
     @abstractmethod
     def broker_url(self) -> str:
-        """Give the URL of the broker, ready for `TOPIC`; without the proxy."""
+        """Return the URL of the broker, ready for `TOPIC`; without the proxy."""
 
     @abstractmethod
     def arrivals(self) -> Sequence[Arrival]:
-        """Give id, key and number of all that arrived, in order. Called at the end."""
+        """Return id, key and number of all arrivals, in order. Called at the end."""
 
     @abstractmethod
     def kill(self) -> None:

@@ -12,7 +12,7 @@ _ENTRY_POINT = "[relay.publishers]\nsink = tests.acceptance.sink:SinkPublisher\n
 
 
 def as_role(url: str, role: str) -> str:
-    """Give the URL for a connection with the rights of a role, and no others."""
+    """Return the URL for a connection with the rights of a role, and no others."""
     separator = "&" if "?" in url else "?"
     return f"{url}{separator}options=-c%20role%3D{role}"
 

@@ -78,7 +78,7 @@ class Sink:
         self._by_pid: Counter[int] = Counter()
 
     def url_with(self, *, latency: float) -> str:
-        """Give its URL with another latency."""
+        """Return the URL with another latency."""
         return f"sink://{self._path}?latency={latency}"
 
     def arrivals(self) -> list[Arrival]:

@@ -85,7 +85,7 @@ def insert_large(url: str, count: int, size: int) -> None:
 
 
 def peak_memory(pid: int) -> int:
-    """Give the most that a process ever had in memory, in bytes."""
+    """Return the most that a process ever had in memory, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     assert found is not None

@@ -16,7 +16,7 @@ KEY = "late"
 
 
 def a_neighbour() -> str:
-    """Give another key of the same lane."""
+    """Return another key of the same lane."""
     own, neighbours = Message("t", b"", key=KEY), map("neighbour-{}".format, range(999))
     lane = lane_of(KEY, own.id, Priority.DEFAULT)
     return next(k for k in neighbours if lane_of(k, own.id, Priority.DEFAULT) == lane)

@@ -50,7 +50,7 @@ async def put(publisher: Publisher, payload: bytes) -> None:
 
 
 async def until_acks_are_given_up(events: RecordedEvents) -> list[SourceLost]:
-    """Give what was told until it was about outcomes, and so nothing is fetched."""
+    """Return what was told until it was about outcomes, and so nothing is fetched."""
     lost: list[SourceLost] = []
     while not (lost and "outcomes can't be written" in lost[-1].reason):
         lost = await events.wait_for(SourceLost, len(lost) + 1)

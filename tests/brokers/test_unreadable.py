@@ -74,7 +74,7 @@ async def test_rabbitmq_with_a_routing_key_that_is_no_text(
 
 
 def nested(depth: int) -> bytes:
-    """Give a table of AMQP with a table in it, and so on."""
+    """Return a table of AMQP with a table in it, and so on."""
     table = b""
     for _ in range(depth):
         table = b"\x01aF" + struct.pack(">I", len(table)) + table

@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def environment(moment: Moment) -> Mapping[str, str]:
-    """Give what makes a process, and all that it starts, follow a clock."""
+    """Return the variables that make a process and its children follow a clock."""
     paths = [str(HERE / "sleeping"), os.environ.get("PYTHONPATH", "")]
     return {
         "LD_PRELOAD": str(library()),

@@ -26,7 +26,7 @@ class Midnights:
         self._midnight = tomorrow.replace(hour=0, minute=0, second=0, microsecond=0)
 
     def before(self, distance: timedelta) -> datetime:
-        """Give the moment so long before midnight."""
+        """Return the moment so long before midnight."""
         return self._midnight - distance
 
     def lead(self, test: str) -> float:

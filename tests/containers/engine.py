@@ -32,18 +32,18 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 def docker(*arguments: str) -> str:
-    """Give what docker says."""
+    """Return what docker says."""
     return run("docker", *arguments).stdout.strip()
 
 
 def inspected(kind: str, name: str) -> dict[str, Any]:
-    """Give what the engine knows of an image or a container."""
+    """Return what the engine knows of an image or a container."""
     (found,) = json.loads(docker(kind, "inspect", name))
     return dict(found)
 
 
 def has_image(name: str) -> bool:
-    """Tell whether an engine answers that has an image."""
+    """Return whether an engine answers that has an image."""
     try:
         return run("docker", "image", "inspect", name, check=False).returncode == 0
     except OSError:
@@ -51,7 +51,7 @@ def has_image(name: str) -> bool:
 
 
 def compose_program() -> tuple[str, ...]:
-    """Give compose as a plugin of docker, or the program of its own that it was."""
+    """Return compose as a plugin of docker, or the program of its own that it was."""
     plugin = run("docker", "compose", "version", check=False)
     return ("docker", "compose") if plugin.returncode == 0 else ("docker-compose",)
 
@@ -82,7 +82,7 @@ class Project:
         return self.compose("exec", "-T", "database", *psql).stdout.strip()
 
     def container(self, service: str) -> str:
-        """Give the id of a service's container, also of one that ended."""
+        """Return the id of a service's container, also of one that ended."""
         return docker(
             *("ps", "--all", "--quiet", "--filter"),
             f"label=com.docker.compose.project={self._name}",
@@ -91,7 +91,7 @@ class Project:
         )
 
     def state(self, service: str) -> dict[str, Any]:
-        """Give how a service's container is."""
+        """Return how a service's container is."""
         return dict(inspected("container", self.container(service))["State"])
 
 

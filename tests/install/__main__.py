@@ -83,7 +83,7 @@ class Environment:
         )
 
     def versions(self) -> Mapping[str, str]:
-        """Give what is installed, by name."""
+        """Return what is installed, by name."""
         said = run([UV, "pip", "freeze", "--quiet", "--python", self._python])
         lines = (line.partition("==") for line in said.splitlines())
         return {name: version for name, _, version in lines if version}
@@ -119,13 +119,13 @@ def run(
 
 
 def clean_environment() -> dict[str, str]:
-    """Give ours without what points to this environment or to a database."""
+    """Return our environment without variables that name this venv or a database."""
     ours = ("PYTHON", "VIRTUAL_ENV", "PILLARBOX_", "APP_", "SHOP_")
     return {name: v for name, v in os.environ.items() if not name.startswith(ours)}
 
 
 def declared() -> dict[str, list[str]]:
-    """Give the requirements of each extra, as pyproject.toml has them."""
+    """Return the requirements of each extra, as pyproject.toml has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     return extras | {"": project["dependencies"]}
@@ -159,7 +159,7 @@ def send_messages(
 
 
 def ways(extras: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Give broker, sessions and schema of each way that is worth going."""
+    """Return broker, sessions and schema of each way that is worth going."""
     brokers = [BROKERS[extra] for extra in extras if extra in BROKERS]
     drivers = [DRIVERS[extra] for extra in extras if extra in DRIVERS]
     schemas = [extra for extra in extras if extra in SCHEMAS]
@@ -265,7 +265,7 @@ def tried(
 
 
 def is_declared(package: str, extras: Sequence[str]) -> bool:
-    """Tell whether pyproject.toml names a package for these extras."""
+    """Return whether pyproject.toml names a package for these extras."""
     requirements = declared()
     lines = [line for extra in ("", *extras) for line in requirements[extra]]
     names = [line.replace("_", "-").lower() for line in lines]

@@ -105,7 +105,7 @@ def check_imports(extras: list[str]) -> Iterator[str]:
 
 
 def modules() -> Iterator[str]:
-    """Give the names of all modules of ours."""
+    """Return the names of all modules of ours."""
     found = ["outbox", "relay", "inbox", "outbox.migrations", "pillarbox"]
     while found:
         name = found.pop()
@@ -117,7 +117,7 @@ def modules() -> Iterator[str]:
 
 
 def path_of(name: str) -> list[Path]:
-    """Give the folder of a package without importing it; nothing for a module."""
+    """Return the folder of a package without importing it; nothing for a module."""
     for entry in sys.path:
         folder = Path(entry, *name.split("."))
         if (folder / "__init__.py").exists():
@@ -126,7 +126,7 @@ def path_of(name: str) -> list[Path]:
 
 
 def within(name: str, packages: tuple[str, ...]) -> bool:
-    """Tell whether a module is one of these, or in one of them."""
+    """Return whether a module is one of these, or in one of them."""
     return any(
         name == package or name.startswith(f"{package}.") for package in packages
     )
@@ -266,7 +266,7 @@ def check_metrics(relaying: "Running") -> Iterator[str]:
 
 
 def consumer() -> "Running":
-    """Give what handles the messages."""
+    """Return what handles the messages."""
     if "SHOP_SECRET" in os.environ:
         return Running("uvicorn", "app:hook", "--port", os.environ["SHOP_PORT"])
     return Running("pillarbox", "consume", "app:consumer")
@@ -291,7 +291,7 @@ class Running:
         self._reader.start()
 
     def __enter__(self) -> "Running":
-        """Give it as it runs."""
+        """Return the running process."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -305,11 +305,11 @@ class Running:
         self._reader.join()
 
     def is_running(self) -> bool:
-        """Tell whether it has not ended."""
+        """Return whether it has not ended."""
         return self._process.poll() is None
 
     def log(self) -> str:
-        """Give what it has written so far."""
+        """Return what it has written so far."""
         return "".join(self._lines)
 
     def wait_for_line(self, *texts: str) -> str:

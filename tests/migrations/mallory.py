@@ -36,7 +36,7 @@ _OPERATORS: Final = (
 
 
 def traps(role: str) -> str:
-    """Give SQL that makes them in public, for `role` to become a superuser by."""
+    """Return SQL that makes them in public, for `role` to become a superuser by."""
     body = (
         "RETURNS {} LANGUAGE plpgsql AS"
         f" $f$BEGIN ALTER ROLE {role} SUPERUSER; RETURN NULL; END$f$"

@@ -107,7 +107,7 @@ def test_a_role_that_may_have_a_job_outlives_the_schema(
 
 
 def remove(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Give what was said beside the output."""
+    """Return what was said beside the output."""
     if way == "command":
         assert main(["migrate", "--remove", "--yes", "--database", url]) == 0
         return capsys.readouterr().err

@@ -26,7 +26,7 @@ FAILED: Final = (
 
 
 def blocks(page: str, start: str, end: str) -> list[str]:
-    """Give the SQL of a part of a page."""
+    """Return the SQL of a part of a page."""
     text = (DOCS / page).read_text()
     part = text[text.index(start) :]
     part = part[: part.index(end, len(start))]

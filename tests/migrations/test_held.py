@@ -103,7 +103,7 @@ HELD = {
 
 
 def noon() -> datetime:
-    """Give the middle of the day that may be held."""
+    """Return the middle of the day that may be held."""
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return midnight - timedelta(days=DAYS_AGO - 0.5)
 

@@ -44,7 +44,7 @@ def psql(url: str, script: str) -> int:
 
 
 def call(url: str) -> int:
-    """Give 2 for a failure, as the command does."""
+    """Return 2 for a failure, as the command does."""
     with psycopg.connect(url, autocommit=True) as connection:
         path = connection.execute("SHOW search_path").fetchone()
         # Some of the upkeep fails by the condition, and not by a trap.
@@ -215,7 +215,7 @@ def hide_the_catalog(server: PostgresServer, url: str) -> None:
 
 
 def by_the_catalog(url: str) -> str:
-    """Give the URL for what a test itself asks."""
+    """Return the URL for what a test itself asks."""
     return f"{url}?options=-csearch_path%3Dpg_catalog"
 
 

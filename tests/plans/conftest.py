@@ -150,7 +150,7 @@ def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain
 
 @contextmanager
 def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
-    """Give a function that runs one of the relay's statements, and shows its plan.
+    """Yield a function that runs one of the relay's statements, and shows its plan.
 
     The plan is the one that was executed. EXPLAIN would make another, for these very
     parameters, whatever `plan_cache_mode` says.

@@ -143,7 +143,7 @@ def test_show_gives_everything_that_was_kept(
 
 
 def nested(levels: int) -> str:
-    """Give JSON that is nothing but its brackets."""
+    """Return JSON that is nothing but its brackets."""
     return "[" * levels + "]" * levels
 
 
@@ -315,7 +315,7 @@ def run(url: str, action: str, *argv: str) -> int:
 
 
 def fill_both(url: str) -> list[str]:
-    """Give up a message on either side; give the ids, the outbox's first."""
+    """Dead-letter a message on each side; return the ids, the outbox's first."""
     (ours,) = give_up(url, Message("sent", b"1"), age=timedelta(hours=1))
     (theirs,) = give_up(url, Message("handled", b"2"), schema="inbox")
     return [str(ours), str(theirs)]

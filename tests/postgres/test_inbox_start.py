@@ -51,7 +51,7 @@ def consumer_of(sessions: Any, handler: Any = coroutine, **changes: Any) -> Cons
 
 @pytest.fixture
 def reader(database_url: str) -> Iterator[str]:
-    """Give the URL of a role that may read the inbox, and has little else."""
+    """Yield the URL of a role that may read the inbox, and has little else."""
     role = f"reader_{uuid4().hex}"
     execute(database_url, f"CREATE ROLE {role} LOGIN")
     execute(database_url, f"GRANT USAGE ON SCHEMA inbox, outbox TO {role}")

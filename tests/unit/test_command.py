@@ -63,7 +63,7 @@ def test_a_file_that_is_missing_or_no_text_is_named_but_not_shown(
 
 
 def panels(said: str) -> str:
-    """Give the help as running text, without the boxes."""
+    """Return the help as running text, without the boxes."""
     return " ".join(said.translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split())
 
 

@@ -40,7 +40,7 @@ def manifests() -> list[Any]:
 
 
 def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Give the pod's specification that a manifest has, however deep."""
+    """Return the pod's specification that a manifest has, however deep."""
     spec = document.get("spec", {})
     while (inner := spec.get("template") or spec.get("jobTemplate")) is not None:
         spec = inner["spec"]
@@ -112,7 +112,7 @@ def test_a_pod_runs_without_rights_and_has_its_secrets_from_files(
 
 
 def limited(*programs: str) -> Iterator[Any]:
-    """Give the memory limit in MiB and the arguments of each such process."""
+    """Return the memory limit in MiB and the arguments of each such process."""
     for parameter in manifests():
         pod = pod_of(parameter.values[0])
         assert pod is not None

@@ -116,7 +116,7 @@ async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]
 
 
 def destination_of(url: str) -> tuple[Any, Any]:
-    """Give the broker of a URL, and its publisher, which waits for each answer."""
+    """Return the broker of a URL, and its publisher, which waits for each answer."""
     # Its types depend on what else is installed where this is checked.
     if url.startswith("nats:"):
         nats = import_module("faststream.nats")

@@ -51,7 +51,7 @@ class Queue:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection in a transaction that is alone in writing."""
+        """Yield a connection in a transaction that is alone in writing."""
         with self._away_when_broken(), closing(self._connect("rw")) as connection:
             connection.execute("BEGIN IMMEDIATE")
             with connection:

@@ -36,7 +36,7 @@ class Log:
     _since: float = field(default_factory=time.time)
 
     def history_of(self, record: Record) -> History:
-        """Tell whether the previous owner may have started to handle a record."""
+        """Return whether the previous owner may have started to handle a record."""
         kind, written_at = record.timestamp()
         is_new = kind != TIMESTAMP_NOT_AVAILABLE and written_at > self._since * 1000
         return FIRST_DELIVERY if is_new else self.taken_over

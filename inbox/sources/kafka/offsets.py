@@ -21,7 +21,7 @@ class Offsets:
         self._last = -1
 
     def follows(self, offset: int) -> bool:
-        """Tell whether an offset is above all others; a log may leave some out."""
+        """Return whether an offset is above all others; a log may leave some out."""
         return offset > self._last
 
     def add(self, offset: int) -> None:

@@ -123,7 +123,7 @@ class Reader:
     async def topics(
         self, until: float, topic: str | None = None
     ) -> Mapping[str, KafkaError | None]:
-        """Give the topics, or one of them, each with what is wrong with it.
+        """Return the topics, or one of them, each with what is wrong with it.
 
         Raises:
             BrokerUnavailableError: nobody tells until that time of the loop.
@@ -224,7 +224,7 @@ class Reader:
         self._arrived += len(messages)
 
     def _full(self) -> bool:
-        """Tell whether there has been no room for too long, so that we have to poll."""
+        """Return whether the buffer has been full for so long that we have to poll."""
         if self._full_since is None:
             self._full_since = time.monotonic()
         return time.monotonic() - self._full_since > _FULL_BEFORE_PAUSE

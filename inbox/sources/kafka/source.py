@@ -155,7 +155,7 @@ class KafkaSource:
             await reader.close()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what came, what was nacked at its time."""
+        """Return new deliveries, and nacked ones that are due."""
         until = time.monotonic() + self._poll
         while True:
             if entries := self._take(limit):

@@ -138,7 +138,7 @@ class Durable:
         self.aside.append(entry)
 
     def take(self) -> list[Entry]:
-        """Give what needn't wait any more."""
+        """Return the entries that no longer have to wait."""
         if self.missing > 0 and time.monotonic() < self.waits_until:
             free = [entry for entry in self.aside if not entry.is_first]
             self.aside = [entry for entry in self.aside if entry.is_first]
@@ -153,7 +153,7 @@ async def find_durables(
     topics: Collection[str],
     stream: str | None,
 ) -> list[Durable]:
-    """Give the durables of a consumer's topics, on one stream or wherever they are.
+    """Return the durables of a consumer's topics, on one stream or wherever they are.
 
     Raises:
         ConfigError: no stream captures a topic.
@@ -175,7 +175,7 @@ async def find_durables(
 
 
 def subjects_of(topics: Collection[str]) -> list[str]:
-    """Give the subjects of topics, without those that others cover.
+    """Return the subjects of topics, without those that others cover.
 
     Raises:
         ConfigError: a topic can't be a subject.

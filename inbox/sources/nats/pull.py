@@ -39,7 +39,7 @@ class Pulls:
         self._durables = {durable.place: durable for durable in durables}
 
     def __getitem__(self, place: str) -> Durable:
-        """Give the durable of a place."""
+        """Return the durable of a place."""
         return self._durables[place]
 
     @property
@@ -64,11 +64,11 @@ class Pulls:
         )
 
     def aside(self, place: str) -> list[Entry]:
-        """Give what is set aside of a durable, for the next connection."""
+        """Return the entries set aside of a durable, for the next connection."""
         return self._durables[place].aside if place in self._durables else []
 
     def take(self) -> list[Entry]:
-        """Give what was set aside and needn't wait any more."""
+        """Return the entries set aside that no longer have to wait."""
         return [e for durable in self._durables.values() for e in durable.take()]
 
     async def look(self, held: Callable[[str], int]) -> None:

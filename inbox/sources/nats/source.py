@@ -173,7 +173,7 @@ class NatsSource:
                     await self._pulls.connection.drop("source was left")
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what comes, and what has waited for its time."""
+        """Return new deliveries, and delayed ones that are due."""
         for task in self._tasks:
             if task.done():
                 task.result()

@@ -139,13 +139,13 @@ class Queue:
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
     ) -> list[ClaimedDelivery]:
-        """Give at most `limit` of what was read, its tenants in turn."""
+        """Return at most `limit` of the rows read, the tenants in turn."""
         rows = self._lanes.hand_out(limit, leased, without)
         self._tenants.handed_out(len(rows))
         return rows
 
     def history_of(self, row: ClaimedDelivery) -> History:
-        """Tell whether the lane's previous owner may have started to handle it."""
+        """Return whether the lane's previous owner may have started to handle it."""
         taken_over = self._taken_over.get(row.lane)
         if taken_over is not None and row.created_at <= taken_over.at:
             return taken_over.history
@@ -240,7 +240,7 @@ class Queue:
 
 
 def _span(rows: Sequence[ClaimedDelivery]) -> dict[str, Any]:
-    """Give what an UPDATE needs to find rows without looking into every partition."""
+    """Return what an UPDATE needs to find rows without looking into every partition."""
     return {
         "seqs": [row.seq for row in rows],
         "first": min(row.created_at for row in rows),

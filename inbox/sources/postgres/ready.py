@@ -34,7 +34,7 @@ class Ready(Generic[T]):
         return [tenant for tenant in self._lines if tenant is not None]
 
     def has_only(self, tenants: Collection[str]) -> bool:
-        """Tell whether something is here, and all of it is of these tenants."""
+        """Return whether something is here, and all of it is of these tenants."""
         return bool(self._lines) and all(tenant in tenants for tenant in self._lines)
 
     def add(self, item: T) -> None:

@@ -62,7 +62,7 @@ class PostgresDelivery:
         self._settle(lambda: self._source.acked(self._row))
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Give it back; with a delay its key waits, in every replica."""
+        """Refuse the delivery; with a delay its key waits, in every replica."""
         self._settle(lambda: self._source.nacked(self._row, delay))
 
     def _settle(self, how: Callable[[], None]) -> None:
@@ -203,7 +203,7 @@ class PostgresSource:
         self._left_out = frozenset(tenants)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what is ready in our lanes; sleep on the doorbell when nothing is.
+        """Return the ready deliveries of our lanes; wait for the doorbell if none are.
 
         Raises:
             BrokerUnavailableError: the database is away, or strangers keep us from
@@ -230,7 +230,7 @@ class PostgresSource:
         self._outcomes.add(Outcome(row, None))
 
     def nacked(self, row: ClaimedDelivery, delay: timedelta | None) -> None:
-        """Give a delivery back: it is claimable at once, or waits with its key.
+        """Make a delivery claimable again, at once or after a delay with its key.
 
         Without the lane's lease it doesn't wait: whoever has the lane now knows which
         keys are blocked, and would hand out what follows.

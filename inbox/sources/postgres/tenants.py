@@ -52,7 +52,7 @@ class Tenants:
         self._handed_out += count
 
     def is_due(self, ready: int, tenants: Sequence[str], *, stuck: bool) -> bool:
-        """Tell whether to look now.
+        """Return whether to look now.
 
         Args:
             ready: how much is in memory, of these `tenants`.

@@ -51,7 +51,7 @@ class QueueConfig:
     single: bool = False
 
     def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
-        """Give the arguments for a server of this version."""
+        """Return the arguments for a server of this version."""
         arguments: dict[str, Any] = {
             "x-queue-type": "classic" if self.classic else "quorum"
         }

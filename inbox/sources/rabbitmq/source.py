@@ -170,7 +170,7 @@ class RabbitMQSource:
             await self._disconnect()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what is there, at most `limit`."""
+        """Return at most `limit` deliveries that have arrived."""
         try:
             queue = self._queue
             if queue is None:

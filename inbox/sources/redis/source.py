@@ -156,7 +156,7 @@ class RedisSource:
                         await self._streams.leave(self._held)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what comes, and now and then what a dead replica left."""
+        """Return new deliveries, and at times those that a dead replica held."""
         for task in self._tasks:
             if task.done():
                 task.result()

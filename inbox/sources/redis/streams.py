@@ -193,7 +193,7 @@ class Streams:
                 raise answer
 
     async def leave(self, attempts: Mapping[EntryId, int]) -> None:
-        """Give back all that this member has, and end its membership.
+        """Release all entries that this member holds, and end its membership.
 
         Args:
             attempts: how many have failed, of entries with any.

@@ -63,7 +63,7 @@ class Holding:
             heapq.heappush(self._due, (due, item.number, item))
 
     def take(self, limit: int) -> list[Received]:
-        """Give up to `limit` that may be handed over now."""
+        """Return at most `limit` deliveries that may be handed over now."""
         self._wake()
         now = time.monotonic()
         first: dict[tuple[str, str] | None, int] = {}

@@ -233,7 +233,7 @@ def _by_queue(received: Iterable[Received]) -> dict[SqsQueue, list[Received]]:
 def queue_names(
     pattern: str | None, settings: SqsSettings, consumer: str, topics: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Give the names of the consumer's queues, and the beginnings of others.
+    """Return the names of the consumer's queues, and the beginnings of others.
 
     Args:
         pattern: with `{topic}`, `{consumer}` or both; None for the usual one.

@@ -171,7 +171,7 @@ class SqsSource:
                     await self._give_back()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Give what comes; what a dead replica held comes from SQS like the rest."""
+        """Return new deliveries; SQS redelivers what a dead replica held."""
         for task in self._tasks:
             if task.done():
                 task.result()

@@ -21,7 +21,7 @@ NAME_FORM: Final = "a name of letters, digits, - and _"
 
 
 def is_name(text: str) -> bool:
-    """Tell whether NATS takes it as the name of a stream, a consumer or a domain."""
+    """Return whether NATS takes it as the name of a stream, a consumer or a domain."""
     return bool(text) and text.isprintable() and not set(text) & _FORBIDDEN
 
 

@@ -308,7 +308,7 @@ _PROPERTIES: Final = 12
 
 
 def read_frame(data: bytes) -> tuple[int, Any]:
-    """Give the first frame, and how many bytes it has; 0 if some are missing.
+    """Return the first frame, and how many bytes it has; 0 if some are missing.
 
     At tables that are nested too deep, or a timestamp in milliseconds, pika raises, and
     the connection ends, again with each redelivery. So properties that it can't read

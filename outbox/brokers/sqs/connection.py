@@ -149,7 +149,7 @@ class SqsSettings:
         return made
 
     def name_of(self, topic: str) -> str:
-        """Give the name of a topic's queue, or of its topic in SNS.
+        """Return the name of a topic's queue, or of its topic in SNS.
 
         Raises:
             ValueError: it can't have one; says why.
@@ -191,7 +191,7 @@ def _in_pieces(request: Any, **_: Any) -> None:
 
 
 def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> str:
-    """Give a name of AWS: `.`, `/` and `:` become `-`.
+    """Return a name of AWS: `.`, `/` and `:` become `-`.
 
     Raises:
         ValueError: the text has other characters, or is too long.
@@ -211,18 +211,18 @@ def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> st
 
 
 def is_fifo(name: str) -> bool:
-    """Tell whether a queue or a topic keeps the order of groups."""
+    """Return whether a queue or a topic keeps the order of groups."""
     return name.endswith(_FIFO)
 
 
 def code_of(error: ClientError) -> str:
-    """Give the last part of an error's code, without what SDKs put around it."""
+    """Return the last part of an error's code, without what SDKs put around it."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     return code.rpartition(".")[2].removesuffix("Exception")
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Tell whether the service is at fault, not the request."""
+    """Return whether the service is at fault, not the request."""
     if not isinstance(error, ClientError):
         return True
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -231,5 +231,5 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def is_busy(code: str) -> bool:
-    """Tell whether a code, which AWS may lay at our door, asks for patience."""
+    """Return whether a code, which AWS may lay at our door, asks for patience."""
     return _TEMPORARY.search(code) is not None

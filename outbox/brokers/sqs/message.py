@@ -78,7 +78,7 @@ def write(message: Message) -> Written:
 
 
 def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Give attributes as the API takes them."""
+    """Return attributes as the API takes them."""
     return {
         name: {"DataType": _TYPE, "StringValue": value}
         for name, value in attributes.items()
@@ -86,7 +86,7 @@ def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def group_of(message: Message) -> str:
-    """Give the group of a FIFO queue: the key, or a hash of one that AWS refuses."""
+    """Return the group of a FIFO queue: the key, or a hash of one that AWS refuses."""
     if message.key is None:
         return str(message.id)
     if _GROUP.fullmatch(message.key):
@@ -205,7 +205,7 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
 
 
 def _are_text(values: Iterable[str]) -> bool:
-    """Tell whether there is no lone surrogate, which JSON can hold and UTF-8 can't."""
+    """Return whether it is free of surrogates, which JSON allows and UTF-8 doesn't."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:

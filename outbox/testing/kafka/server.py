@@ -113,7 +113,7 @@ class KafkaCluster:
 
 @contextmanager
 def kafka_cluster(brokers: int = 3) -> Iterator[KafkaCluster]:
-    """Give a running cluster that is gone after the block, or with this process."""
+    """Yield a running cluster that is gone after the block, or with this process."""
     cluster = KafkaCluster(brokers)
     try:
         yield cluster

@@ -66,7 +66,7 @@ class NatsServer(PrivateServer):
 
 @contextmanager
 def nats_server(settings: Mapping[str, Any] | None = None) -> Iterator[NatsServer]:
-    """Give a running server that is gone after the block, or with this process.
+    """Yield a running server that is gone after the block, or with this process.
 
     `settings` are of nats-server.conf; None for `jetstream` turns it off.
     """

@@ -93,7 +93,7 @@ class RabbitMQServer(PrivateServer):
 def rabbitmq_server(
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[RabbitMQServer]:
-    """Give a running server that is gone after the block, or with this process.
+    """Yield a running server that is gone after the block, or with this process.
 
     `settings` are lines of rabbitmq.conf.
     """

@@ -57,7 +57,7 @@ class RedisServer(PrivateServer):
 
 @contextmanager
 def redis_server(settings: Mapping[str, str] | None = None) -> Iterator[RedisServer]:
-    """Give a running server that is gone after the block, or with this process.
+    """Yield a running server that is gone after the block, or with this process.
 
     `settings` are directives of redis.conf.
     """

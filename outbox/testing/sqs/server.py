@@ -39,7 +39,7 @@ class SqsServer(PrivateServer):
         return f"http://127.0.0.1:{self.port}"
 
     def url(self, scheme: str = "sqs", *, endpoint_url: str | None = None) -> str:
-        """Give the broker URL, by another way to the server if there is one."""
+        """Return the broker URL, by another way to the server if there is one."""
         return (
             f"{scheme}://key:secret@eu-west-1/"
             f"?endpoint_url={endpoint_url or self.endpoint_url}"
@@ -64,7 +64,7 @@ class SqsServer(PrivateServer):
 
 @contextmanager
 def sqs_server() -> Iterator[SqsServer]:
-    """Give a running server that is gone after the block, or with this process."""
+    """Yield a running server that is gone after the block, or with this process."""
     if importlib.util.find_spec("moto") is None:
         raise ConfigError("no moto here; install it: pip install 'moto[server]'")
     with (

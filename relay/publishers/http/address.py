@@ -46,7 +46,7 @@ _NOT_PUBLIC_6: Final = tuple(
 
 
 def is_public(text: str) -> bool:
-    """Tell whether an address is one of the public Internet; other texts are not."""
+    """Return whether an address is one of the public Internet; other texts are not."""
     try:
         address: IPv4Address | IPv6Address = ip_address(text)
     except ValueError:
@@ -61,7 +61,7 @@ def is_public(text: str) -> bool:
 
 
 def socket_maker(*, allow_private: bool) -> Callable[[AddressInfo], socket.socket]:
-    """Give what makes the socket for one address, or refuses to.
+    """Return a function that opens the socket for one address, or refuses to.
 
     It sees the very address that is connected to: a name that resolves to something
     else the second time gains nothing.

@@ -76,7 +76,7 @@ class Host:
         self.away = f"asked for a pause of {seconds:.0f} s"
 
     def blames(self, id: UUID) -> bool:
-        """Tell whether a request failed because of its message, and not of the host.
+        """Return whether a request failed because of its message, and not of the host.
 
         It did, if it has been failing for a while, and the host answered others in
         between. Until then the host is to blame, and nobody is charged an attempt.
@@ -90,5 +90,5 @@ class Host:
         self._suspects.pop(id, None)
 
     def suspects(self, id: UUID) -> bool:
-        """Tell whether a request of this message failed, and the host got the blame."""
+        """Return whether a request for this message failed because of the host."""
         return id in self._suspects

@@ -119,7 +119,7 @@ class Producer:
     async def topics(
         self, until: float, topic: str | None = None
     ) -> Mapping[str, KafkaError | None]:
-        """Give the topics, or one of them, each with what is wrong with it.
+        """Return the topics, or one of them, each with what is wrong with it.
 
         Raises:
             BrokerUnavailableError: nobody tells; the producer is dead then.

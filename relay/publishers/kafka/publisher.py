@@ -255,7 +255,7 @@ class KafkaPublisher:
 def _pending(
     records: Sequence[NewRecord], answers: list[Confirmation | None]
 ) -> list[int]:
-    """Give what may be sent, and nack what a nacked one of its key holds back."""
+    """Return the records to send; nack those behind a nacked one of their key."""
     pending = []
     refused: set[bytes] = set()
     for i, record in enumerate(records):

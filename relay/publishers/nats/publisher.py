@@ -102,7 +102,7 @@ class Flight:
 
 
 def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
-    """Give the answer to a message, and the stream that gave it, if one did."""
+    """Return the answer to a message, and the stream that gave it, if one did."""
     data = reply.data
     # JSON writes a key in one way only, so an ack takes no parser.
     if b'"error":' not in data and b'"seq":' in data and data.startswith(_STREAM):
@@ -134,7 +134,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
 
 
 def is_duplicate(reply: Msg) -> bool:
-    """Tell whether a stream acked what it had already, which takes no room."""
+    """Return whether a stream acked what it had already, which takes no room."""
     return b'"duplicate":' in reply.data
 
 
@@ -314,7 +314,7 @@ class NatsPublisher:
     async def _judge(
         self, flight: Flight, connection: NatsConnection
     ) -> list[Confirmation]:
-        """Tell whether topic, stream or broker is to blame for a message not stored."""
+        """Return whether topic, stream or broker caused a message not to be stored."""
         judged: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
         for message, answer in zip(flight.batch, flight.answers, strict=True):
@@ -357,7 +357,7 @@ class NatsPublisher:
         )
 
     def _goes_on(self, full: Full) -> bool:
-        """Tell whether the broker takes other things, and so isn't away.
+        """Return whether the broker takes other things, and so isn't away.
 
         What the same stream took since counts only if it was smaller, where size is
         the limit: otherwise there was room again.

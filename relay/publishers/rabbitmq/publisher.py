@@ -210,7 +210,7 @@ class RabbitMQPublisher:
             self._acked_at[topic] = time.monotonic()
 
     def _judge(self, answer: Answer) -> Confirmation:
-        """Tell whether a queue or RabbitMQ is to blame for a message not accepted."""
+        """Return whether a queue or RabbitMQ is to blame for a message not accepted."""
         match answer:
             case Full(topic):
                 recently = time.monotonic() - _RECENTLY

@@ -53,7 +53,7 @@ class Requests:
             self._make_ready(line)
 
     def take(self) -> list[Entry]:
-        """Give the next request; an empty one while all lines are under way."""
+        """Return the next request; an empty one while all lines are under way."""
         if not self._ready:
             return []
         place, names = next(iter(self._ready.items()))
