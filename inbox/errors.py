@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from outbox.duration import exact_duration, write_duration
 from outbox.errors import OutboxError
 
 __all__ = [
@@ -40,11 +41,11 @@ class MessageTooOldError(InvalidReceiptError):
                 "handled: look at its effects, and handle it by hand if there are none"
             )
             return
-        age = timedelta(seconds=round((datetime.now(UTC) - message_at).total_seconds()))
+        age = write_duration(datetime.now(UTC) - message_at)
         super().__init__(
-            f"message id {message_id}: was made {age} ago, and inbox.receipt has no "
-            "partition for that day any more; handle it by hand, or raise the "
-            "retention of inbox.receipt above the age of what you replay"
+            f"message id {message_id}: was made {age} ago, and inbox.receipt no longer "
+            "has a partition for that day; handle it by hand, or raise the retention "
+            "of inbox.receipt above the age of what you replay"
         )
 
 
@@ -79,8 +80,8 @@ class HandlerTimeoutError(OutboxError, TimeoutError):
     def __init__(self, handler: str, limit: timedelta) -> None:
         self.limit = limit
         super().__init__(
-            f"handler {handler}: took longer than its time limit of {limit}; raise "
-            "time_limit, or do less in one message"
+            f"handler {handler}: took longer than its time limit of "
+            f"{exact_duration(limit)}; raise time_limit, or do less in one message"
         )
 
 
@@ -157,10 +158,10 @@ class RetryLater(Exception):  # noqa: N818 (a decision, no error)
 
     def __init__(self, delay: timedelta, reason: str = "the handler asked for it"):
         if delay < timedelta(0):
-            raise ValueError(f"delay={delay}: must not be negative")
+            raise ValueError(f"delay={exact_duration(delay)}: must not be negative")
         self.delay = delay
         self.reason = reason
-        super().__init__(f"retry in {delay}: {reason}")
+        super().__init__(f"retry in {exact_duration(delay)}: {reason}")
 
 
 class DeadLetter(Exception):  # noqa: N818 (a decision, no error)

@@ -52,6 +52,7 @@ from inbox.errors import (
 )
 from inbox.schema import receipt_table
 from outbox.add import sync_session
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 from outbox.session import (
     AnySession,
@@ -369,7 +370,7 @@ def check_max_idle(max_idle: timedelta | None) -> None:
     """
     if max_idle is not None and not _LEAST <= max_idle <= _MOST:
         raise ConfigError(
-            f"max_idle={max_idle}: must be from a second to 24 days, or None"
+            f"max_idle={exact_duration(max_idle)}: must be from 1s to 24d, or None"
         )
 
 

@@ -55,8 +55,10 @@ def exact_duration(duration: timedelta) -> str:
     """Write a duration as a person would type it: `read_duration` reads it.
 
     That is in one unit if that takes a small number, as 36h, else in several: 6d1h20m.
-    Below 0, or with more than six digits in days, it has no such form.
+    Below 0, or with more than six digits in days, `read_duration` refuses it.
     """
+    if duration < timedelta(0):
+        return f"-{exact_duration(-duration)}"
     for size, unit in _SIZES:
         count, rest = divmod(duration, size)
         if duration and not rest and (unit == "d" or count < _MANY):

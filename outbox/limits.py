@@ -9,6 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from outbox.causation import HEADER as CAUSE
+from outbox.duration import exact_duration, write_duration
 from outbox.errors import ConfigError, InvalidMessageError
 from outbox.lane import Priority
 from outbox.message import Message
@@ -84,7 +85,9 @@ class Limits:
                     f"{name}={getattr(self, name)}: the table takes at most {most}"
                 )
         if self.max_delay < timedelta(0):
-            raise ConfigError(f"max_delay={self.max_delay}: must not be negative")
+            raise ConfigError(
+                f"max_delay={exact_duration(self.max_delay)}: must not be negative"
+            )
 
     def check(self, message: Message) -> None:
         """Check a message against every rule.
@@ -152,7 +155,7 @@ class Limits:
             raise InvalidMessageError(
                 "available_at",
                 moment.isoformat(),
-                f"lies more than {self.max_delay} ahead",
+                f"lies more than {exact_duration(self.max_delay)} ahead",
                 "add it later, or raise Limits(max_delay=…) and the retention:"
                 " pillarbox retention set inbox.receipt 45d --minimum 31d",
             )
@@ -314,7 +317,7 @@ def _check_id(id: object) -> None:
         raise InvalidMessageError(
             "id",
             id,
-            f"was made {timedelta(seconds=round(abs(age)))} "
+            f"was made {write_duration(timedelta(seconds=abs(age)))} "
             f"{'ago' if age > 0 else 'ahead of this clock'}",
             "make a new one with outbox.uuid7() for each message",
         )

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from datetime import timedelta
 
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 
 
@@ -31,7 +32,8 @@ class RetryPolicy:
             raise ConfigError(f"max_attempts={self.max_attempts}: must be at least 1")
         if not timedelta(0) < self.first_delay <= self.max_delay:
             raise ConfigError(
-                f"first_delay={self.first_delay}, max_delay={self.max_delay}: "
+                f"first_delay={exact_duration(self.first_delay)}, "
+                f"max_delay={exact_duration(self.max_delay)}: "
                 "the first must be above 0 and not above the second"
             )
 

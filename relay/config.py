@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
 
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 from outbox.lane import Priority
 from outbox.payload_codec import PayloadCodec
@@ -91,9 +92,12 @@ class RelayConfig:
             "drain",
         ):
             if getattr(self, name) <= timedelta(0):
-                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
+                given = exact_duration(getattr(self, name))
+                raise ConfigError(f"{name}={given}: must be above 0s")
         if self.lease < timedelta(seconds=1):
-            raise ConfigError(f"lease={self.lease}: must be at least 1 s")
+            raise ConfigError(
+                f"lease={exact_duration(self.lease)}: must be at least 1s"
+            )
         if set(self.weights) != set(Priority) or min(self.weights.values()) < 1:
             raise ConfigError(
                 f"weights={dict(self.weights)}: give each of "

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Final
 
 from inbox.transaction import check_max_idle
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError
 
 MIB: Final = 1024 * 1024
@@ -42,7 +43,9 @@ class Limits:
                 raise ConfigError(f"{field}={value}: must be at least {least}")
         check_max_idle(self.max_idle)
         if self.drain < timedelta(0):
-            raise ConfigError(f"drain={self.drain}: must not be negative")
+            raise ConfigError(
+                f"drain={exact_duration(self.drain)}: must not be negative"
+            )
 
     @property
     def max_lines(self) -> int:

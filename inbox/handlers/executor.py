@@ -31,6 +31,7 @@ from inbox.handlers.routes import (
 from inbox.handlers.signature import is_async, refuse_awaitable
 from inbox.jobs.job import AnyJob
 from inbox.jobs.store import JobKey, Leased
+from outbox.duration import exact_duration
 from outbox.errors import (
     AutocommitError,
     ConfigError,
@@ -224,7 +225,9 @@ class Terms:
     def __post_init__(self) -> None:
         """Refuse invalid terms."""
         if self.time_limit is not None and self.time_limit <= timedelta(0):
-            raise ConfigError(f"time_limit={self.time_limit}: must be positive")
+            raise ConfigError(
+                f"time_limit={exact_duration(self.time_limit)}: must be above 0s"
+            )
         kinds: tuple[object, ...] = (
             self.permanent if isinstance(self.permanent, tuple) else ()
         )

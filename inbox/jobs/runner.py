@@ -36,6 +36,7 @@ from inbox.jobs.store import (
     take_job,
 )
 from inbox.receipt import check_id, has_receipt, refusal
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.message import Message
 from outbox.retry import RetryPolicy
@@ -52,7 +53,7 @@ class LongHandler:
         self, handler: Callable[..., Any], terms: Terms, lease: timedelta
     ) -> None:
         if lease < timedelta(seconds=1):
-            raise ConfigError(f"lease={lease}: must be at least a second")
+            raise ConfigError(f"lease={exact_duration(lease)}: must be at least 1s")
         self.handler = handler
         self.terms = terms
         self.lease = lease.total_seconds()

@@ -8,6 +8,7 @@ from typing import Final
 
 from outbox.cloudevents.http import PREFIX, from_request
 from outbox.cloudevents.signature import ID, SIGNATURE, TIMESTAMP, Secret
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError, InvalidMessageError, OutboxError, shorten
 from outbox.message import Message
 
@@ -47,7 +48,9 @@ class Verifier:
         if not self._secrets:
             raise ConfigError("webhook secrets: empty; pass [whsec_…]")
         if tolerance <= timedelta(0):
-            raise ConfigError(f"tolerance={tolerance}: must be above 0")
+            raise ConfigError(
+                f"tolerance={exact_duration(tolerance)}: must be above 0s"
+            )
         self._tolerance = tolerance.total_seconds()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> str:

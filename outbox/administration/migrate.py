@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 
 from outbox.administration.names import Names
+from outbox.duration import exact_duration, write_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.connection import PIN_SESSION, conninfo, sqlalchemy_url
@@ -208,7 +209,8 @@ def _config(
 ) -> Any:
     if not timedelta(milliseconds=1) <= lock_timeout <= timedelta(days=1):
         raise ConfigError(
-            f"lock_timeout={lock_timeout}: must be above 0 and at most a day"
+            f"lock_timeout={exact_duration(lock_timeout)}: must be above 0s and"
+            " at most 1d"
         )
     names = Names(role_prefix=role_prefix, partman_schema=partman_schema)
     names.check()
@@ -282,6 +284,10 @@ def _list_lockers(url: str | None) -> str:
         return ""
     return ", ".join(
         f"{LockHolder(pid, role, application, client)} holds {what}"
-        + ("" if since is None else f", in a transaction of {since}")
+        + (
+            ""
+            if since is None
+            else f", in a transaction open for {write_duration(since)}"
+        )
         for pid, role, application, client, what, since in rows
     )

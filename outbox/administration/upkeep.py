@@ -10,6 +10,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
+from outbox.duration import exact_duration
 from outbox.errors import UpkeepError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.sql_files import load
@@ -175,7 +176,10 @@ def _detach(
             if step.step == "finalize"
             else f"a transaction is still using {step.parent_table}"
         )
-        return f"not detached yet: after {wait} {still}; the next run continues"
+        return (
+            f"not detached yet: after {exact_duration(wait)} {still}; the next run"
+            " continues"
+        )
     except _OVERTAKEN as error:
         return f"not detached: {error.diag.message_primary}; the next run continues"
     finally:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 import typer
 from typing_extensions import override
 
+from outbox.cli.output import to_json
 from outbox.duration import exact_duration, read_duration, read_rate
 from outbox.errors import ConfigError
 from outbox.observability.logging import PrintableFormatter
@@ -219,7 +220,7 @@ def _json_formatter() -> logging.Formatter:
     return JsonFormatter(
         "%(asctime)s %(levelname)s %(name)s %(message)s",
         rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
-        json_default=str,
+        json_default=to_json,
     )
 
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Final, Protocol, TextIO
 
 from outbox.observability.printable import printable
@@ -47,8 +48,13 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def write_json(value: Any) -> None:
-    """Print a value as JSON; moments, durations and ids become text."""
-    sys.stdout.write(f"{json.dumps(value, indent=2, default=str)}\n")
+    """Print a value as JSON, with what JSON has no form for as `to_json` gives it."""
+    sys.stdout.write(f"{json.dumps(value, indent=2, default=to_json)}\n")
+
+
+def to_json(value: object) -> object:
+    """Give a duration in seconds, and a moment or an id as text."""
+    return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
 def write_line(text: object) -> None:

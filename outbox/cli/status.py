@@ -72,9 +72,6 @@ def status(*, database: Database = None, json: Json = False) -> int:
                 "waiting": [
                     {
                         **asdict(it),
-                        "waited": None
-                        if it.waited is None
-                        else it.waited.total_seconds(),
                         "blocked_keys": blocked[it.side],
                         "dead_letters": letters[it.side],
                     }

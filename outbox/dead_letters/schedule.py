@@ -17,6 +17,7 @@ from typing import Final
 from outbox.dead_letters.events import RetryRunBroken, RetryRunEnded, RetryRunLeft
 from outbox.dead_letters.retry import Retrier, Tally, find_due, retry_all
 from outbox.dead_letters.statement import Schema
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.events import Event
 from outbox.retry import RetryPolicy
@@ -48,7 +49,9 @@ class RetrySchedule:
     def __post_init__(self) -> None:
         """Check the values."""
         if self.interval <= timedelta(0):
-            raise ConfigError(f"interval={self.interval}: must be above 0")
+            raise ConfigError(
+                f"interval={exact_duration(self.interval)}: must be above 0s"
+            )
         for name in ("batch", "max_retries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")

@@ -13,6 +13,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from outbox.duration import exact_duration
 from outbox.events import Event
 from outbox.observability.printable import printable
 
@@ -168,6 +169,8 @@ def _log(logger: logging.Logger, event: Event, **more: object) -> None:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, timedelta):
+        value = exact_duration(value)
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
     if not text or any(character.isspace() for character in text):
         text = repr(" ".join(text.split()))

@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from typing_extensions import override
 
+from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.postgres.advisory_lock import Lock
 from outbox.postgres.connection import Connection, Link
@@ -224,7 +225,10 @@ class Lease:
         on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
     ) -> None:
         if limit < _MIN_LIMIT:
-            raise ConfigError(f"lease={limit}: must be at least {_MIN_LIMIT}")
+            raise ConfigError(
+                f"lease={exact_duration(limit)}: must be at least "
+                f"{exact_duration(_MIN_LIMIT)}"
+            )
         self._class = lock_class
         self._groups = [list(group) for group in groups]
         self._limit = limit.total_seconds()

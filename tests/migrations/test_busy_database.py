@@ -129,7 +129,7 @@ def test_the_command_waits_no_longer_than_it_may(
         maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
 
     (line,) = told
-    assert line.startswith(f"{interrupted}: not detached yet: after 0:00:00.05")
+    assert line.startswith(f"{interrupted}: not detached yet: after 0.05s")
     assert "an older statement or transaction is still running; the next" in line
 
 

@@ -262,7 +262,7 @@ def add_job(
 def test_a_lease_that_is_too_short_is_refused(url: str) -> None:
     with sessions_of(url) as sessions:
         consumer = consumer_of(sessions)
-        with pytest.raises(ConfigError, match="at least a second"):
+        with pytest.raises(ConfigError, match="must be at least 1s"):
             consumer.handles(TOPIC, lease=timedelta(milliseconds=1))(print)
 
 

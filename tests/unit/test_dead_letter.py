@@ -112,7 +112,7 @@ def test_a_failed_retry_waits_less_than_the_interval_until_the_last() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"interval": timedelta(0)}, "interval=0:00:00: must be above 0"),
+        ({"interval": timedelta(0)}, "interval=0s: must be above 0s"),
         ({"batch": 0}, "batch=0: must be at least 1"),
         ({"max_retries": 0}, "max_retries=0: must be at least 1"),
     ],

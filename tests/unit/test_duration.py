@@ -63,6 +63,8 @@ def test_an_exact_duration_reads_back_as_itself(duration: timedelta) -> None:
         (86400 * 14, "14d"),
         (129600, "36h"),
         (523200, "6d1h20m"),
+        (-5400, "-90m"),
+        (-1.5, "-1.5s"),
     ],
 )
 def test_an_exact_duration_is_what_a_person_would_type(

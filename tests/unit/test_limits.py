@@ -57,7 +57,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("id", UUID(int=0), "isn't a UUIDv7", "outbox.uuid7()"),
     ("id", str(uuid7()), "isn't a UUIDv7", "outbox.uuid7()"),
     ("id", UUID(int=uuid7().int ^ 1 << 63), "isn't a UUIDv7", "outbox.uuid7()"),
-    ("id", id_of(NOW - timedelta(days=2)), "was made 2 days", "make a new one"),
+    ("id", id_of(NOW - timedelta(days=2)), "was made 2d", "make a new one"),
     ("id", id_of(NOW + timedelta(days=2)), "ahead of this clock", "make a new one"),
     ("schema_version", 0, "isn't a whole number from 1", "pass 1, 2"),
     ("schema_version", True, "isn't a whole number from 1", "pass 1, 2"),
@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("available_at", NAIVE, "naive datetime", "datetime.now(UTC)"),
     ("available_at", "2030-01-01", "isn't a datetime", "aware datetime"),
     ("available_at", NOW.date(), "isn't a datetime", "aware datetime"),
-    ("available_at", NOW + timedelta(days=7), "more than 6 days", "add it later"),
+    ("available_at", NOW + timedelta(days=7), "more than 6d", "add it later"),
 ]
 
 

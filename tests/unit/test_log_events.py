@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from inbox.events import HandlerFailed
 from outbox import uuid7
-from outbox.events import Event
+from outbox.events import BlockedKeysMeasured, Event
 from outbox.observability.logging import LogEvents
 from relay.events import KeyBlocked, LeaseTaken, MessageDelayed
 
@@ -151,3 +151,11 @@ def test_a_stack_trace_is_lines_of_its_own_in_which_nothing_is_obeyed(
     assert first.__dict__["values"]["stacktrace"] == trace
     assert len(second.getMessage().splitlines()) == 1
     assert "attempts=2" in second.getMessage()
+
+
+def test_a_duration_is_logged_as_it_is_typed(
+    log: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "pillarbox")
+    log(BlockedKeysMeasured(consumer="billing", keys=1, age=timedelta(days=2)))
+    assert caplog.messages == ["BlockedKeysMeasured consumer=billing keys=1 age=2d"]

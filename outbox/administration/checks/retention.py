@@ -8,6 +8,7 @@ from psycopg import sql
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import read_policies
+from outbox.duration import exact_duration
 from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
 from outbox.postgres.sql_files import load
 
@@ -63,8 +64,9 @@ def check_retention(
         if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < needed:
             yield _found(
                 Severity.WARNING,
-                f"{policy.parent_table} is kept for {policy.retention}, but a message"
-                f" can come back after {needed}, by the defaults of delay and retries",
+                f"{policy.parent_table} is kept for {exact_duration(policy.retention)},"
+                f" but a message can come back after {exact_duration(needed)}, by the"
+                " defaults of delay and retries",
                 f"pillarbox retention set {policy.parent_table} 14d",
             )
     lost, days = connection.execute(

@@ -6,6 +6,7 @@ from typing import Final
 
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
+from outbox.duration import write_duration
 from outbox.postgres.sql_files import load
 
 _BACKLOG: Final = timedelta(minutes=15)
@@ -23,7 +24,7 @@ def check_backlog(
         yield Finding(
             check="backlog",
             severity=Severity.ERROR if late else Severity.WARNING,
-            finding=f"the oldest due message has waited for {waited}"
+            finding=f"the oldest due message has waited for {write_duration(waited)}"
             + (
                 ", more than half its retention: its partition will be held"
                 if late
@@ -40,7 +41,7 @@ def check_backlog(
             severity=Severity.WARNING,
             finding=f"the broker refused messages that now wait for another attempt: "
             f"{keys} blocked keys, {without_key} messages without a key, the oldest "
-            f"added {age} ago, up to {attempts} attempts",
+            f"added {write_duration(age)} ago, up to {attempts} attempts",
             remedy="pillarbox blocked  # lists them with the broker's reason",
         )
 
@@ -69,8 +70,9 @@ def check_pins(
         load("outbox", "list_long_transactions")
     ):
         yield _found(
-            f"a transaction of {user} (pid {pid}, {state}) has been open for {since}:"
-            " partitions can't be detached, nor dead rows removed",
+            f"a transaction of {user} (pid {pid}, {state}) has been open for"
+            f" {write_duration(since)}: partitions can't be detached, nor"
+            " dead rows removed",
             f"SELECT pg_terminate_backend({pid});",
         )
     for sees_all, role in connection.execute(load("outbox", "sees_all_sessions")):
