@@ -6,16 +6,34 @@ fit; a consumer never calls a handler with one that doesn't.
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Final, get_origin
+from typing import Any, Final, Protocol, get_origin
 
 from outbox import json_codec as codec
 from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
-from outbox.validator import PayloadError, Validator
 
 _JSON_SCHEMA: Final = ("json_schema", "JsonSchemaValidator", "jsonschema")
 _MSGSPEC: Final = ("msgspec", "MsgspecValidator", "msgspec")
 _PYDANTIC: Final = ("pydantic", "PydanticValidator", "pydantic")
+
+
+class PayloadError(Exception):
+    """A payload doesn't match its schema.
+
+    Args:
+        problem: where and what, without the values: it goes into logs.
+    """
+
+
+class Validator(Protocol):
+    """Validates and reads payloads of one schema. Safe to share between threads."""
+
+    def load(self, payload: bytes) -> Any:
+        """Read JSON as an instance of the schema.
+
+        Raises:
+            PayloadError: it isn't that, or isn't JSON.
+        """
 
 
 class SchemaRegistry:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 
 _MAX_AGE: Final = 300.0
 

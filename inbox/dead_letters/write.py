@@ -20,7 +20,7 @@ from inbox.handlers.executor import Executor
 from inbox.schema import dead_letter_table
 from inbox.transaction import limit_idle_now
 from outbox import json_codec as codec
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 from outbox.cloudevents.raw_text import storable
 from outbox.dead_letters import SHORTENED, TOPIC_HEADER
 from outbox.errors import one_line, traceback_of

@@ -8,7 +8,7 @@ from jsonschema.validators import validator_for
 
 from outbox import json_codec as codec
 from outbox.errors import CodecError, ConfigError
-from outbox.validator import PayloadError
+from outbox.schema_registry import PayloadError
 
 
 class JsonSchemaValidator:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from outbox.errors import ConfigError
-from outbox.validator import PayloadError
+from outbox.schema_registry import PayloadError
 
 
 class MsgspecValidator:

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from outbox.errors import ConfigError
-from outbox.validator import PayloadError
+from outbox.schema_registry import PayloadError
 
 
 class PydanticValidator:

@@ -1,6 +1,6 @@
 """A dictionary that keeps only what was set last."""
 
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 
 
 def test_the_oldest_entries_are_forgotten() -> None:

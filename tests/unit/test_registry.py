@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 import outbox
 from outbox import InvalidMessageError, Message, SchemaRegistry
 from outbox.errors import ConfigError
-from outbox.validator import Validator
+from outbox.schema_registry import Validator
 from outbox.validators.msgspec import MsgspecValidator
 from outbox.validators.pydantic import PydanticValidator
 

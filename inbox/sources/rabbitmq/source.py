@@ -21,7 +21,7 @@ from inbox.consuming.backlog import Backlog
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
 from inbox.source import Delivery
 from inbox.sources.rabbitmq.queue import Queue, QueueConfig, binding_key
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import AmqpConnection
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,

@@ -21,7 +21,7 @@ from inbox.source import Delivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import end

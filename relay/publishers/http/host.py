@@ -11,7 +11,7 @@ import time
 from typing import Final
 from uuid import UUID
 
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
-from outbox.brokers.bounded_dict import BoundedDict
+from outbox.bounded_dict import BoundedDict
 from outbox.brokers.rabbitmq.amqp import PRECONDITION_FAILED, AmqpConnection
 from outbox.brokers.rabbitmq.connection import (
     BROKEN,
