@@ -22,9 +22,9 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml \
   --custom-compile-command 'make lock' --quiet
 
 # What is tested again with the server in a container.
-PARTITION_TESTS := $(patsubst %,tests/migrations/test_%.py,upkeep detach fallback held \
-  intervals partitions_command maintain_command up_and_down) \
-  tests/postgres/test_rights.py tests/postgres/test_definer_functions.py
+PARTITION_TESTS := $(patsubst %,tests/outbox/administration/test_%.py,upkeep detach \
+  fallback held intervals partitions_command maintain_command) \
+  $(patsubst %,tests/migrations/test_%.py,up_and_down rights definer_functions)
 
 # What the image of relay and consumer is to have.
 IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \

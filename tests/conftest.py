@@ -25,6 +25,8 @@ pytest_plugins = [
     "tests.fixtures.site",
     "tests.fixtures.webhook",
     "tests.fixtures.sqs",
+    "tests.fixtures.doctor",
+    "tests.acceptance.fixtures",
 ]
 
 
@@ -50,6 +52,12 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that use a PostgreSQL server."""
+    if "server" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.database)
 
 
 def pytest_collection_modifyitems(

@@ -57,6 +57,15 @@ def test_a_package_says_what_it_is_for(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_tests_of_a_package_have_its_rooms(package: str) -> None:
+    tests = ROOT / "tests" / package
+    rooms = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    assert {
+        str(room) for room in rooms if not (ROOT / package / room).is_dir()
+    } == set()
+
+
 @pytest.mark.parametrize("broker", BROKERS)
 def test_all_about_a_broker_has_its_name(broker: str) -> None:
     rooms = ["outbox/brokers", "relay/publishers", "tests/brokers", "docs/brokers"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.brokers import BROKERS, Broker
-from tests.acceptance.conftest import Figures
 from tests.acceptance.counters import Counters
+from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer

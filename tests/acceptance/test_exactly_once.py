@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tests.acceptance.conftest import Figures
 from tests.acceptance.counters import Counters
+from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from outbox.lane import PRIORITIES, lanes_of
-from tests.acceptance.conftest import Figures
+from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.acceptance.conftest import Figures
+from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink

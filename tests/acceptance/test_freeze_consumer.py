@@ -6,8 +6,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.acceptance.conftest import show
 from tests.acceptance.counters import Counters
+from tests.acceptance.fixtures import show
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
 from tests.acceptance.writer import Writer

@@ -9,7 +9,7 @@ import pytest
 
 from outbox import Message
 from relay.publishers.postgres import PostgresPublisher
-from tests.acceptance.conftest import show
+from tests.acceptance.fixtures import show
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.printer import NAME, PAGES, TABLES, TOPIC
 from tests.acceptance.relays import as_role

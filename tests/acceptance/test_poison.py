@@ -20,7 +20,7 @@ from relay.publishers.postgres import PostgresPublisher
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from relay.publishers.redis import RedisPublisher
 from relay.publishers.sqs import SqsPublisher
-from tests.acceptance.conftest import show
+from tests.acceptance.fixtures import show
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.poison_consumer import MAX_ATTEMPTS, NAME, POISON, TOPIC
 from tests.fixtures.processes import RunningProcess, command_line

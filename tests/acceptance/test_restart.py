@@ -5,7 +5,7 @@ import time
 import pytest
 
 from outbox.testing.postgres import PostgresServer, StopMode
-from tests.acceptance.conftest import Figures
+from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.sink import Sink

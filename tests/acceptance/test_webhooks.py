@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from outbox.postgres.connection import sqlalchemy_url
-from tests.acceptance.conftest import show
+from tests.acceptance.fixtures import show
 from tests.acceptance.github import Base, Said, Webhook, read, record
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role

@@ -2,7 +2,7 @@
 
     python -m tests.clock            every moment, with the tests of the database
     python -m tests.clock --short    what CI runs: what matters most
-    python -m tests.clock -- tests/migrations/test_upkeep.py -x
+    python -m tests.clock -- tests/outbox/administration/test_upkeep.py -x
 
 What follows `--` goes to pytest. The clock runs on from each moment, by libfaketime.
 """
@@ -76,14 +76,23 @@ ALL: Final = (
     Moment(at=utc("2026-01-05 11:59:30")),
 )
 SHORT: Final = (MIDNIGHT, AUTUMN, LEAP)
-DATABASE: Final = ("tests/postgres", "tests/migrations", "tests/plans")
+DATABASE: Final = (
+    "-m=database",
+    "tests/outbox",
+    "tests/relay",
+    "tests/inbox",
+    "tests/migrations",
+    "tests/plans",
+    # What these start has clocks of its own.
+    "--ignore=tests/inbox/frameworks",
+)
 # Days, partitions, retention and receipts, from each side.
 FEW: Final = (
-    "tests/migrations/test_upkeep.py",
+    "tests/outbox/administration/test_upkeep.py",
     "tests/migrations/test_beside_partman.py",
-    "tests/postgres/test_add_in_sql.py",
-    "tests/postgres/test_claim.py",
-    "tests/postgres/test_inbox_receipt.py",
+    "tests/outbox/test_add_in_sql.py",
+    "tests/relay/test_claim.py",
+    "tests/inbox/test_receipt.py",
 )
 
 

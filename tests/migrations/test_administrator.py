@@ -9,8 +9,8 @@ from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import drop_roles_of_jobs, is_empty, snapshot
-from tests.migrations.retiring import EXPIRED
-from tests.migrations.test_upkeep import old_partition
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -7,11 +7,11 @@ import psycopg
 import pytest
 
 from outbox.cli.main import main
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.pasting import paste
 from tests.fixtures.relay import execute
-from tests.migrations.conftest import Doctor
-from tests.migrations.pasting import paste
-from tests.migrations.retiring import EXPIRED
-from tests.migrations.test_upkeep import add_old, old_partition
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 ALL: Final = """
 SELECT p.parent_table, x.partition::text, x.starts_at, x.ends_at, x.owner

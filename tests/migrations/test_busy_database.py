@@ -12,8 +12,8 @@ import pytest
 from outbox.administration.upkeep import maintain
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
-from tests.migrations.retiring import AT_THE_NOTES, EXPIRED, reader, steps
-from tests.migrations.test_upkeep import old_partition
+from tests.outbox.administration.retiring import AT_THE_NOTES, EXPIRED, reader, steps
+from tests.outbox.administration.test_upkeep import old_partition
 
 FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
 ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"

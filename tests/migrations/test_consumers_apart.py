@@ -16,7 +16,7 @@ from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
 from tests.fixtures.relay import execute
-from tests.migrations.test_documented_sql import blocks, in_psql
+from tests.outbox.administration.test_documented_sql import blocks, in_psql
 
 LOGINS: Final = {
     "billing_app": "pillarbox_consumer",

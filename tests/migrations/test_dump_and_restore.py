@@ -19,8 +19,8 @@ from tests.fixtures.postgres import new_database, one_at_a_time
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.filled import contents, empty_tables, fill
-from tests.migrations.retiring import EXPIRED
-from tests.migrations.test_upkeep import add_old, old_partition
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 

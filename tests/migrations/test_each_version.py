@@ -9,9 +9,9 @@ from outbox.administration import migrate as migrations
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.filled import Contents, contents, empty_tables, fill
-from tests.migrations.retiring import EXPIRED
 from tests.migrations.test_step_back import step
-from tests.migrations.test_upkeep import add_old, old_partition
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -19,8 +19,8 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.mallory import traps
-from tests.migrations.test_upkeep import add_old, old_partition
-from tests.postgres.test_definer_functions import TRAPS
+from tests.migrations.test_definer_functions import TRAPS
+from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 

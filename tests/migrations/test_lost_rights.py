@@ -9,11 +9,11 @@ from outbox.administration.migrate import migrate, unmigrate
 from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.pasting import paste
 from tests.fixtures.postgres import new_database
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import drop_roles_of_jobs
-from tests.migrations.conftest import Doctor
-from tests.migrations.pasting import paste
 
 pytestmark = pytest.mark.usefixtures("alone")
 

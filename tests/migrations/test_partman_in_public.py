@@ -10,9 +10,9 @@ from outbox.administration.migrate import migrate, unmigrate
 from outbox.cli.main import main
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.pasting import paste
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import is_empty, snapshot
-from tests.migrations.pasting import paste
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timeout(300)]
 

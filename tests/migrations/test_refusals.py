@@ -8,8 +8,8 @@ from outbox.administration.migrate import migrate, unmigrate
 from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.relay import execute
-from tests.migrations.broken import SEEN
 from tests.migrations.catalog import is_empty, snapshot
+from tests.outbox.administration.broken import SEEN
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -8,8 +8,8 @@ from outbox.errors import MigrationError
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
-from tests.migrations.retiring import EXPIRED
-from tests.migrations.test_upkeep import add_old, old_partition
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 pytestmark = pytest.mark.usefixtures("alone")
 

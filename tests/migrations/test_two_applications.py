@@ -11,7 +11,7 @@ from outbox.testing.postgres import postgres_server
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.migrations.catalog import is_empty, snapshot
-from tests.migrations.test_upkeep import TABLES
+from tests.outbox.administration.test_upkeep import TABLES
 
 pytestmark = pytest.mark.timeout(300)
 

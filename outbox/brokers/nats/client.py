@@ -2,7 +2,7 @@
 
 It has no public way to any of this, so we override or use private names. They may
 change with any minor version: `pyproject.toml` pins it, and
-`tests/unit/test_nats_client.py` names each and fails when one changes.
+`tests/brokers/nats/test_nats_client.py` names each and fails when one changes.
 
 | private name | why |
 |---|---|

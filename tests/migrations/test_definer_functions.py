@@ -1,0 +1,186 @@
+"""What runs with the owner's rights isn't led astray by the caller's search_path."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+pytestmark = pytest.mark.timeout(300)
+
+# Each with a role that may call it.
+DEFINERS = {
+    "outbox.make_partitions(text)": (
+        *("maintainer", "SELECT outbox.make_partitions('outbox.message')"),
+    ),
+    "outbox.make_partitions_at(text,timestamp with time zone[])": (
+        "owner",
+        "SELECT outbox.make_partitions_at('outbox.message', '{2040-01-01}')",
+    ),
+    "outbox.set_interval(text,interval,integer)": (
+        "owner",
+        "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
+    ),
+    "outbox.detach_expired(text,regclass[],interval)": (
+        "maintainer",
+        "SELECT * FROM outbox.detach_expired('outbox.message', '{}', '0')",
+    ),
+    "outbox.trim_foreign_receipts_batch()": (
+        *("maintainer", "SELECT outbox.trim_foreign_receipts_batch()"),
+    ),
+    "outbox.replay_caused_by(uuid)": (
+        "consumer",
+        "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
+    ),
+    "outbox.note_success()": ("maintainer", "SELECT outbox.note_success()"),
+    "outbox.put_back_settings(text)": (
+        *("maintainer", "SELECT outbox.put_back_settings('outbox.message')"),
+    ),
+    "outbox.note_failure(text)": ("maintainer", "SELECT outbox.note_failure('x')"),
+    "outbox.accept_clock()": ("maintainer", "SELECT outbox.accept_clock()"),
+    "outbox.upkeep_plan(text)": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
+    "outbox.finish_detached(text)": (
+        *("maintainer", "SELECT * FROM outbox.finish_detached('outbox.message')"),
+    ),
+}
+# No definers, but called by one role with objects of another in the way.
+OTHERS = {
+    "outbox.add": ("application", "SELECT outbox.add('t', '{}'::jsonb, key => 'k')"),
+    "outbox.partition_health": ("monitor", "TABLE outbox.partition_health"),
+}
+PATHS = ["pg_temp, evil, pg_catalog", "evil, pg_catalog, public"]
+
+LIST_DEFINERS = """
+SELECT p.oid::regprocedure::text, p.proconfig[1] FROM pg_proc p
+ WHERE p.prosecdef
+   AND p.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+"""
+SOURCES = """
+SELECT string_agg(pg_get_functiondef(p.oid), ' ') FROM pg_proc p
+ WHERE p.pronamespace IN ('outbox'::regnamespace, 'inbox'::regnamespace)
+"""
+# Whoever walks into a trap is named by the error. What only C can take is left out.
+TRAPS = r"""
+CREATE SCHEMA evil;
+CREATE FUNCTION evil.bait() RETURNS boolean LANGUAGE plpgsql
+AS $f$BEGIN RAISE EXCEPTION 'trapped as %', current_user; END$f$;
+DO $do$
+DECLARE
+    o record;
+    v_body text := 'LANGUAGE plpgsql AS ''BEGIN PERFORM evil.bait(); END''';
+BEGIN
+    FOR o IN
+        SELECT p.proname, pg_get_function_identity_arguments(p.oid) AS arguments,
+               pg_get_function_result(p.oid) AS result
+          FROM pg_proc p
+         WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind IN ('f', 'a')
+           AND p.proname = ANY (string_to_array({names}, ','))
+    LOOP
+        BEGIN
+            EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s ', o.proname,
+                           o.arguments, o.result) || v_body;
+        EXCEPTION WHEN OTHERS THEN CONTINUE;
+        END;
+    END LOOP;
+    FOR o IN
+        SELECT row_number() OVER () AS n, oprname, oprleft::regtype AS l,
+               oprright::regtype AS r, oprresult::regtype AS result
+          FROM pg_operator
+         WHERE oprleft <> 0 AND oprname IN ('=', '<>', '<', '>', '<=', '>=', '+', '-',
+                                            '*', '||', '~', '&', '>>')
+    LOOP
+        BEGIN
+            EXECUTE format('CREATE FUNCTION evil.operator_%s(%s, %s) RETURNS %s ',
+                           o.n, o.l, o.r, o.result) || v_body;
+            EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s,'
+                ' FUNCTION = evil.operator_%s)', o.oprname, o.l, o.r, o.n);
+        EXCEPTION WHEN OTHERS THEN CONTINUE;
+        END;
+    END LOOP;
+    FOR o IN
+        SELECT n.nspname, c.relname, place
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace,
+               unnest(ARRAY['evil', 'pg_temp']) AS place
+         WHERE c.relkind IN ('r', 'v', 'p') AND NOT c.relispartition
+           AND (n.nspname IN ('outbox', 'inbox', 'partman')
+                OR n.nspname = 'pg_catalog'
+               AND c.relname = ANY (string_to_array({names}, ',')))
+    LOOP
+        BEGIN
+            EXECUTE format('CREATE OR REPLACE VIEW %s.%I AS'
+                ' SELECT t.* FROM %I.%I t WHERE evil.bait()',
+                o.place, o.relname, o.nspname, o.relname);
+        EXCEPTION WHEN invalid_table_definition THEN CONTINUE;
+        END;
+        EXECUTE format('GRANT ALL ON %s.%I TO PUBLIC', o.place, o.relname);
+    END LOOP;
+END
+$do$;
+GRANT USAGE ON SCHEMA evil TO PUBLIC;
+"""
+
+
+@pytest.fixture
+def hostile(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session with traps by the names of everything that our routines use."""
+    old_partition(database_url, 20)
+    old_partition(database_url, 25)
+    add_old(database_url, 25)
+    ((sources,),) = execute(database_url, SOURCES)
+    names = ",".join(sorted(set(re.findall(r"[a-z_]\w*", sources))))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        traps = TRAPS.replace("{names}", f"'{names}'")
+        connection.execute(traps.encode())
+        yield connection
+
+
+def act(connection: psycopg.Connection[Any], role: str, path: str) -> None:
+    connection.execute(f"SET SESSION AUTHORIZATION pillarbox_{role}")
+    connection.execute(f"SET search_path = {path}")
+
+
+def test_every_definer_is_tried_and_has_a_pinned_path(database_url: str) -> None:
+    found = dict(execute(database_url, LIST_DEFINERS))
+
+    assert set(found) == set(DEFINERS)
+    assert set(found.values()) == {"search_path=pg_catalog, pg_temp"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("routine", [*DEFINERS, *OTHERS])
+def test_a_routine_walks_into_no_trap(
+    routine: str, path: str, hostile: psycopg.Connection[Any]
+) -> None:
+    role, call = {**DEFINERS, **OTHERS}[routine]
+    act(hostile, role, path)
+
+    assert hostile.execute(call).fetchall() is not None
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_definer_without_a_pinned_path_walks_into_one(
+    path: str, hostile: psycopg.Connection[Any]
+) -> None:
+    hostile.execute("ALTER FUNCTION outbox.upkeep_plan(text) RESET search_path")
+    act(hostile, "monitor", path)
+
+    with pytest.raises(psycopg.errors.RaiseException, match="trapped as pillarbox_own"):
+        hostile.execute("SELECT * FROM outbox.upkeep_plan()")
+
+
+def test_a_detach_under_a_hostile_path_detaches_what_it_should(
+    database_url: str, hostile: psycopg.Connection[Any]
+) -> None:
+    act(hostile, "maintainer", PATHS[0])
+    hostile.execute("SELECT outbox.make_partitions('outbox.message')")
+
+    call = "SELECT outcome FROM outbox.detach_expired('outbox.message', %s, '0')"
+    assert hostile.execute(call, ([],)).fetchone() == ("held",)
+    ((held,), _) = execute(database_url, EXPIRED)
+    assert hostile.execute(call, ([held],)).fetchone() == ("detached",)
+    assert execute(database_url, EXPIRED) == [(held,)]

@@ -1,0 +1,288 @@
+"""Partitions that the DBA archives: by hand, as kept tables, or by a function."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from outbox.cli.main import main
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import EXPIRED, acting_as
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+UPKEEP: Final = "CALL outbox.maintain()"
+FAILURE: Final = "SELECT failure FROM outbox.upkeep"
+ARCHIVE: Final = """
+CREATE SCHEMA archive AUTHORIZATION {archivist};
+GRANT USAGE ON SCHEMA archive TO pillarbox_owner;
+SET ROLE {archivist};
+CREATE TABLE archive.call (ran_as text, path text, schema_name text, table_name text,
+                           starts_at timestamptz, ends_at timestamptz, rows int);
+CREATE FUNCTION archive.save(schema_name text, table_name text, starts_at timestamptz,
+                             ends_at timestamptz) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $f$
+DECLARE
+    v_rows int;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM %I.%I', schema_name, table_name) INTO v_rows;
+    INSERT INTO archive.call VALUES (current_user, current_setting('search_path'),
+        schema_name, table_name, starts_at, ends_at, v_rows);
+END
+$f$;
+RESET ROLE;
+"""
+USAGE: Final = "GRANT USAGE ON SCHEMA outbox, inbox TO {archivist}"
+CALLS: Final = (
+    "SELECT ran_as, path, format('%I.%I', schema_name, table_name),"
+    " ends_at - starts_at, rows FROM archive.call ORDER BY starts_at"
+)
+
+
+def exists(url: str, table: str) -> bool:
+    return execute(url, "SELECT to_regclass(%s) IS NOT NULL", [table]) == [(True,)]
+
+
+def expired(url: str, days: int = 20) -> str:
+    """An expired partition with a settled row; give its name."""
+    old_partition(url, days)
+    add_old(url, days, settled="now()")
+    return str(execute(url, EXPIRED)[0][0])
+
+
+@pytest.fixture
+def archivist(server: PostgresServer, database_url: str) -> Iterator[str]:
+    """A role with a schema and a function of its own, and no rights on our tables."""
+    role = f"archivist_{uuid4().hex}"
+    execute(server.url, f"CREATE ROLE {role}")
+    execute(database_url, ARCHIVE.format(archivist=role))
+    yield role
+    execute(database_url, f"DROP OWNED BY {role} CASCADE")
+    execute(server.url, f"DROP ROLE {role}")
+
+
+def set_archive(url: str, function: str = "archive.save") -> int:
+    command = ["retention", "set", "outbox.message", "--archive", function]
+    return main([*command, "--database", url])
+
+
+def by_hand(url: str, partition: str) -> None:
+    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+
+
+def by_hand_concurrently(url: str, partition: str) -> None:
+    execute(
+        url, f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
+    )
+
+
+@pytest.mark.parametrize("detach", [by_hand, by_hand_concurrently])
+@pytest.mark.parametrize("noted", [False, True], ids=["unknown", "planned before"])
+def test_what_somebody_detached_is_theirs(
+    detach: Callable[[str, str], None], noted: bool, database_url: str, doctor: Doctor
+) -> None:
+    partition = expired(database_url)
+    if noted:
+        execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
+        assert len(execute(database_url, "TABLE outbox.retiring_partition")) == 1
+    detach(database_url, partition)
+
+    for _ in range(2):
+        assert main(["maintain", "--database", database_url]) == 0
+        execute(database_url, UPKEEP)
+
+    assert exists(database_url, partition)
+    assert execute(database_url, "TABLE outbox.retiring_partition") == []
+    assert any(partition in f["finding"] for f in doctor(database_url)[1])
+
+
+def test_a_detach_that_the_command_did_not_come_to_is_not_its_own(
+    database_url: str,
+) -> None:
+    partition = expired(database_url)
+    # As it ends if it is killed between its note and its detach.
+    execute(
+        database_url,
+        "INSERT INTO outbox.retiring_partition SELECT partition, 'outbox.message',"
+        " starts_at, ends_at, now(), 'pillarbox maintain'"
+        " FROM outbox.partitions('outbox.message') WHERE partition = %s::regclass",
+        [partition],
+    )
+    execute(database_url, "UPDATE outbox.partition_policy SET retention = '60 days'")
+    assert main(["maintain", "--database", database_url]) == 0
+    by_hand(database_url, partition)
+    execute(database_url, "UPDATE outbox.partition_policy SET retention = '7 days'")
+
+    assert main(["maintain", "--database", database_url]) == 0
+
+    assert exists(database_url, partition)
+
+
+def test_a_plan_that_is_off_the_schedule_claims_no_detach(
+    database_url: str,
+) -> None:
+    partition = expired(database_url)
+    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
+    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
+    by_hand(database_url, partition)
+    execute(database_url, UPKEEP)
+
+    # While its job is on the schedule nobody can tell whose detach it was.
+    assert not exists(database_url, partition)
+
+
+def test_kept_tables_stay_and_are_shown_until_the_policy_drops_again(
+    database_url: str, doctor: Doctor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["retention", "keep-table", "outbox.message", "--database", database_url])
+        == 0
+    )
+    assert "then kept as a table" in capsys.readouterr().out
+    first = expired(database_url)
+
+    assert main(["maintain", "--database", database_url]) == 0
+
+    assert execute(database_url, EXPIRED) == []
+    assert execute(database_url, f"SELECT count(*) FROM {first}") == [(1,)]
+    assert doctor(database_url) == (0, [])
+    capsys.readouterr()
+    assert main(["partitions", "--json", "--database", database_url]) == 0
+    assert {"partition": first, "place": "kept"}.items() <= {
+        k: v
+        for p in next(
+            t["partitions"]
+            for t in json.loads(capsys.readouterr().out)
+            if t["table"] == "outbox.message"
+        )
+        if p["partition"] == first
+        for k, v in p.items()
+    }.items()
+    assert (
+        main(["retention", "drop-table", "outbox.message", "--database", database_url])
+        == 0
+    )
+    second = expired(database_url, 25)
+    assert main(["maintain", "--database", database_url]) == 0
+    assert exists(database_url, first)
+    assert not exists(database_url, second)
+    execute(database_url, f"DROP TABLE {first}")
+    assert main(["maintain", "--database", database_url]) == 0
+
+
+@pytest.mark.parametrize("role", ["pillarbox_maintainer", None])
+def test_a_function_archives_as_its_owner_before_the_drop(
+    role: str | None, database_url: str, archivist: str
+) -> None:
+    execute(database_url, USAGE.format(archivist=archivist))
+    assert set_archive(database_url) == 0
+    partition = expired(database_url)
+
+    if role is None:
+        assert main(["maintain", "--database", database_url]) == 0
+    else:
+        with acting_as(database_url, role) as maintainer:
+            maintainer.execute(UPKEEP)
+
+    assert not exists(database_url, partition)
+    ((ran_as, path, table, span, rows),) = execute(database_url, CALLS)
+    assert (ran_as, path, table) == (archivist, "pg_catalog, pg_temp", partition)
+    assert (span.days, rows) == (1, 1)
+
+
+def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(
+    database_url: str,
+    archivist: str,
+    doctor: Doctor,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    execute(database_url, USAGE.format(archivist=archivist))
+    assert set_archive(database_url) == 0
+    partition = expired(database_url)
+    execute(database_url, "ALTER TABLE archive.call ADD CHECK (rows = 0)")
+
+    assert main(["maintain", "--database", database_url]) == 2
+
+    assert execute(database_url, f"SELECT count(*) FROM {partition}") == [(1,)]
+    ((failure,),) = execute(database_url, FAILURE)
+    assert f"{partition} is not archived, and so not dropped" in failure
+    assert failure in capsys.readouterr().err
+    (found,) = doctor(database_url)[1]
+    assert (found["check"], found["severity"]) == ("upkeep", "warning")
+    assert partition in found["finding"]
+    with pytest.raises(psycopg.Error, match="not archived, and so not dropped"):
+        execute(database_url, UPKEEP)
+    # Nothing is left of the attempt, nor of the rights that were granted for it.
+    granted = "SELECT relacl::text LIKE %s FROM pg_class WHERE oid = %s::regclass"
+    assert execute(database_url, granted, [f"%{archivist}%", partition]) != [(True,)]
+    execute(database_url, "ALTER TABLE archive.call DROP CONSTRAINT call_rows_check")
+
+    execute(database_url, UPKEEP)
+
+    assert not exists(database_url, partition)
+    assert execute(database_url, FAILURE) == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("DROP FUNCTION {f}", "there is no function"),
+        ("ALTER FUNCTION {f} SECURITY INVOKER", "would run as pillarbox_owner"),
+        ("ALTER FUNCTION {f} RESET ALL", "has no search_path of its own"),
+        ("REVOKE USAGE ON SCHEMA archive FROM pillarbox_owner", "may not call"),
+        ("REVOKE USAGE ON SCHEMA outbox, inbox FROM {role}", "can't reach our tables"),
+    ],
+)
+def test_a_function_that_could_do_more_or_less_than_archive_is_refused(
+    spoil: str,
+    said: str,
+    database_url: str,
+    archivist: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    execute(database_url, USAGE.format(archivist=archivist))
+    assert set_archive(database_url) == 0
+    partition = expired(database_url)
+    signature = "archive.save(text, text, timestamptz, timestamptz)"
+    execute(database_url, spoil.format(f=signature, role=archivist))
+    capsys.readouterr()
+
+    assert set_archive(database_url) == 2
+    assert said in capsys.readouterr().err
+
+    with pytest.raises(psycopg.Error, match=said):
+        execute(database_url, UPKEEP)
+    assert exists(database_url, partition)
+
+
+@pytest.mark.parametrize("name", ["save", "archive.save()", "a.b.c", """ "x """])
+def test_the_name_of_a_function_has_its_schema(
+    name: str, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set_archive(database_url, name) == 2
+    assert "write it as schema.function" in capsys.readouterr().err
+
+
+def test_no_function_archives_what_is_kept(database_url: str, archivist: str) -> None:
+    policy = (
+        "SELECT keep_table, archive FROM outbox.partition_policy"
+        " WHERE parent_table = %s"
+    )
+    execute(database_url, USAGE.format(archivist=archivist))
+
+    def now() -> Any:
+        return execute(database_url, policy, ["outbox.message"])[0]
+
+    assert set_archive(database_url) == 0
+    assert now() == (False, "archive.save")
+    command = ["retention", "keep-table", "message", "--database", database_url]
+    assert main(command) == 0
+    assert now() == (True, None)
+    assert set_archive(database_url) == 0
+    assert now() == (False, "archive.save")
+    assert set_archive(database_url, "") == 0
+    assert now() == (False, None)

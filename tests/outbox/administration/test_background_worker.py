@@ -1,0 +1,159 @@
+"""pg_partman's own background worker makes days; the rest of the upkeep is ours."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.pasting import paste
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+# Without these the days are the role's, and a time zone can shift or skip one.
+LEND_THE_DETACHER = """
+ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET role = 'pillarbox_owner';
+ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET timezone = 'UTC';
+ALTER ROLE pillarbox_detacher IN DATABASE pillarbox SET lock_timeout = '100ms';
+"""
+LET_IT = "UPDATE outbox.partition_policy SET automatic = true"
+OF_MESSAGE = " WHERE parent_table = 'outbox.message'"
+RETENTION = "SELECT retention FROM partman.part_config" + OF_MESSAGE
+AHEAD = "SELECT min(ahead) FROM outbox.partition_health"
+ODD = """
+SELECT x.* FROM outbox.partition_policy p, outbox.partitions(p.parent_table) x
+ WHERE x.owner <> 'pillarbox_owner'::regrole OR x.is_default
+    OR x.starts_at <> date_trunc('day', x.starts_at, 'UTC')
+    OR x.ends_at - x.starts_at <> interval '1 day'
+"""
+
+POSTMASTER = (
+    "SELECT (regexp_match(pg_read_file('postmaster.pid'), '^[0-9]+'))[1]::integer"
+)
+T = TypeVar("T")
+
+
+@pytest.fixture
+def worked() -> Iterator[PostgresServer]:
+    """A server that runs pg_partman's worker every second, and no pg_cron."""
+    settings = {
+        "shared_preload_libraries": "pg_partman_bgw",
+        "pg_partman_bgw.dbname": "pillarbox",
+        "pg_partman_bgw.role": "pillarbox_detacher",
+        "pg_partman_bgw.interval": "1",
+        "timezone": "Pacific/Chatham",
+    }
+    with postgres_server(settings=settings, durable=False, docker=False) as running:
+        execute(running.url, "CREATE ROLE pillarbox_detacher LOGIN")
+        yield running
+
+
+def wait_for_the_worker(
+    server: PostgresServer, what: str, condition: Callable[[], T]
+) -> T:
+    """Wait for what pg_partman's worker does, and restart the server if it has died.
+
+    Its main process takes a maintenance process that ended before it was looked at for
+    one that could not start (`BGWH_STOPPED`). It then exits, and PostgreSQL starts it
+    again after 10 minutes: a busy machine makes that likely.
+    """
+
+    def satisfied() -> T:
+        if not (found := condition()) and not runs_the_worker(server):
+            server.restart()
+        return found
+
+    return wait_for(what, satisfied, seconds=150, pause=0.1)
+
+
+def runs_the_worker(server: PostgresServer) -> bool:
+    """Whether the main process is there; it has no row in pg_stat_activity."""
+    ((postmaster,),) = execute(server.url, POSTMASTER)
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text()
+    for child in children.split():
+        with suppress(OSError):
+            if b"pg_partman master" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return True
+    return False
+
+
+@pytest.mark.timeout(240)
+def test_it_makes_the_days_and_drops_none_which_is_left_to_the_command(
+    worked: PostgresServer,
+) -> None:
+    url = worked.url
+    migrate(url, with_cron=False)
+    execute(url, "BEGIN;" + LEND_THE_DETACHER + "COMMIT")
+    execute(url, LET_IT)
+    assert main(["maintain", "--database", url]) == 0
+    old_partition(url, 20)
+    old_partition(url, 25)
+    add_old(url, 25)
+    execute(url, "UPDATE partman.part_config SET premake = 12")
+
+    wait_for_the_worker(
+        worked, "days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12
+    )
+
+    assert execute(url, ODD) == []
+    assert len(execute(url, EXPIRED)) == 2
+    execute(url, "SELECT outbox.add('t', '{}'::jsonb)")
+    # It drops, and reports the setting that was changed by hand, once.
+    assert main(["maintain", "--database", url]) == 2
+    assert len(execute(url, EXPIRED)) == 1
+    assert main(["maintain", "--database", url]) == 0
+
+
+@pytest.mark.timeout(240)
+def test_a_retention_that_somebody_gives_it_drops_nothing_and_is_put_back(
+    worked: PostgresServer, doctor: Doctor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = worked.url
+    migrate(url, with_cron=False)
+    execute(url, "BEGIN;" + LEND_THE_DETACHER + "COMMIT")
+    execute(url, LET_IT)
+    assert main(["maintain", "--database", url]) == 0
+    old_partition(url, 20)
+    add_old(url, 20)
+    ((day,),) = execute(url, EXPIRED)
+
+    execute(url, "UPDATE partman.part_config SET retention = '7 days'" + OF_MESSAGE)
+
+    wait_for_the_worker(worked, "its detach", lambda: execute(url, EXPIRED) == [])
+    assert execute(url, f"SELECT count(*) FROM {day}") == [(1,)]
+    assert main(["maintain", "--database", url]) == 2
+    said = "retention was 7 days and is null again"
+    assert said in capsys.readouterr().err
+    assert execute(url, RETENTION) == [(None,)]
+    findings = doctor(url)[1]
+    assert any(said in f["finding"] for f in findings if f["check"] == "upkeep")
+    (stray,) = (f for f in findings if f"{day} was detached" in f["finding"])
+    paste(url, stray["remedy"])
+    assert main(["maintain", "--database", url]) == 0
+    assert execute(url, EXPIRED) == [(day,)]
+    assert execute(url, "SELECT count(*) FROM outbox.message") == [(1,)]
+
+
+@pytest.mark.timeout(240)
+def test_days_that_it_makes_as_somebody_else_are_found_by_the_doctor(
+    worked: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = worked.url
+    migrate(url, with_cron=False)
+    execute(url, LET_IT)
+    assert main(["maintain", "--database", url]) == 0
+    execute(url, "UPDATE partman.part_config SET premake = 12")
+
+    wait_for_the_worker(
+        worked, "days by the worker", lambda: execute(url, AHEAD)[0][0] >= 12
+    )
+
+    assert main(["doctor", "--database", url]) == 3
+    assert "belongs to pillarbox_detacher" in capsys.readouterr().out

@@ -1,0 +1,210 @@
+"""pg_cron's own launcher runs the jobs that migrate makes, in whole minutes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import psycopg
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.outbox.administration.retiring import EXPIRED, PENDING, RETIRING, steps
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+Runs: TypeAlias = dict[str, tuple[Any, ...]]
+
+EVERY_MINUTE: Final = "* * * * *"
+NEVER: Final = "0 0 30 2 *"
+UPKEEP: Final = "pillarbox upkeep"
+TRIM: Final = "pillarbox trim cron log"
+PLAN: Final = "pillarbox plan detaches"
+
+NOTE: Final = "SELECT outbox.finish_detached('outbox.message')"
+AHEAD: Final = (
+    "SELECT partition::text FROM outbox.partitions('outbox.message')"
+    " WHERE starts_at > now() ORDER BY starts_at LIMIT 1"
+)
+BREAK_A_CONDITION: Final = (
+    "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+    " WHERE parent_table = 'inbox.delivery'"
+)
+OLD_RUNS: Final = (
+    "INSERT INTO cron.job_run_details (jobid, runid, username, start_time)"
+    " SELECT -days, -row_number() OVER (), role, now() - days * interval '24 hours'"
+    " FROM unnest(ARRAY['pillarbox_maintainer', 'pillarbox_detacher', 'another']) role,"
+    " unnest(ARRAY[13, 15]) days"
+)
+RUNS: Final = (
+    "SELECT DISTINCT ON (j.jobname) j.jobname, d.username, d.status, d.return_message"
+    " FROM cron.job j JOIN cron.job_run_details d USING (jobid)"
+    " WHERE d.status IN ('succeeded', 'failed') ORDER BY j.jobname, d.runid"
+)
+LEFT_OF_OLD_RUNS: Final = (
+    "SELECT username, -jobid FROM cron.job_run_details WHERE jobid < 0 ORDER BY 1, 2"
+)
+DETACHES: Final = (
+    "SELECT schedule, jobname FROM cron.job WHERE jobname LIKE 'pillarbox detach %'"
+)
+NO_DETACHES: Final = f"SELECT 1 WHERE NOT EXISTS ({DETACHES})"
+DETACH_RUNS: Final = (
+    "SELECT status, return_message FROM cron.job_run_details"
+    " WHERE command LIKE '% CONCURRENTLY'"
+)
+DETACH_FAILURES: Final = f"{DETACH_RUNS} AND status = 'failed'"
+RESET_THE_DATABASE_S: Final = (
+    "ALTER ROLE pillarbox_detacher IN DATABASE pillarbox RESET statement_timeout"
+)
+ADD: Final = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
+
+
+@pytest.fixture
+def four_minutes(pytestconfig: pytest.Config) -> None:
+    """The time that a detach takes which pg_cron starts and plans meet."""
+    if not pytestconfig.getoption("full"):
+        pytest.skip("four minutes of pg_cron's: with --full")
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest) -> Iterator[list[PostgresServer]]:
+    """Servers with an expired partition, with and without pg_cron's workers."""
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                postgres_server(
+                    settings={"cron.use_background_workers": workers},
+                    durable=False,
+                    docker=False,
+                )
+            )
+            for workers in request.param
+        ]
+        for server in running:
+            prepare(server.url)
+        yield running
+
+
+def prepare(url: str) -> None:
+    migrate(url)
+    execute(url, f"UPDATE cron.job SET schedule = '{NEVER}'")
+    old_partition(url)
+    add_old(url, settled="now()")
+
+
+def schedule(url: str, when: str, *jobs: str) -> None:
+    """Change when jobs run, not what they run or as whom."""
+    execute(
+        url,
+        "UPDATE cron.job SET schedule = %s WHERE jobname = ANY (%s)",
+        (when, list(jobs)),
+    )
+
+
+def ended(url: str, *jobs: str) -> Runs:
+    """Role, status and message of the first run of each of these, and no second one."""
+
+    def all_ended() -> Runs:
+        runs = {job: tuple(run) for job, *run in execute(url, RUNS)}
+        return runs if runs.keys() >= set(jobs) else {}
+
+    runs = wait_for("jobs by the launcher", all_ended, seconds=150)
+    schedule(url, NEVER, *jobs)
+    return runs
+
+
+@pytest.mark.parametrize("servers", [("on", "off")], indirect=True)
+@pytest.mark.timeout(240)
+def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
+    servers: list[PostgresServer], doctor: Doctor
+) -> None:
+    urls = [server.url for server in servers]
+    for url in urls:
+        # Two jobs run at once here: one would leave to the other to note what may go.
+        execute(url, NOTE)
+        execute(url, f"DROP TABLE {execute(url, AHEAD)[0][0]}")
+        assert steps(url, "make") == ["make"]
+        execute(url, BREAK_A_CONDITION)
+        execute(url, OLD_RUNS)
+        schedule(url, EVERY_MINUTE, UPKEEP, TRIM, PLAN)
+
+    all_runs = [ended(url, UPKEEP, TRIM, PLAN) for url in urls]
+
+    for url, runs in zip(urls, all_runs, strict=True):
+        assert runs[TRIM][:2] == ("pillarbox_maintainer", "succeeded")
+        assert runs[PLAN][:2] == ("pillarbox_detacher", "succeeded")
+        assert runs[UPKEEP][:2] == ("pillarbox_maintainer", "failed")
+        assert "upkeep: retention of inbox.delivery: column" in runs[UPKEEP][2]
+        # The failure did not keep the rest from being done.
+        assert steps(url, "make") == []
+        assert execute(url, LEFT_OF_OLD_RUNS) == [
+            *(("another", 13), ("another", 15)),
+            *(("pillarbox_detacher", 13), ("pillarbox_maintainer", 13)),
+        ]
+        ((when, _),) = execute(url, DETACHES)
+        assert when.partition(" ")[2] == "* * * *"
+        assert execute(url, "SELECT partition FROM outbox.retiring_partition")
+
+        status, findings = doctor(url)
+        assert status == 3
+        (finding,) = (f for f in findings if f["check"] == "cron")
+        assert finding["severity"] == "error"
+        assert f"the job {UPKEEP!r} has never succeeded" in finding["finding"]
+        assert "upkeep: retention of inbox.delivery: column" in finding["finding"]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("servers", [("on", "on", "off")], indirect=True)
+@pytest.mark.timeout(600)
+def test_a_detach_that_waits_goes_on_after_a_crash_a_timeout_and_other_plans(
+    four_minutes: None, servers: list[PostgresServer]
+) -> None:
+    urls = crashed, late, patient = [server.url for server in servers]
+    execute(late, "ALTER ROLE pillarbox_detacher SET statement_timeout = '30s'")
+    execute(late, RESET_THE_DATABASE_S)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(closing(connect(url))) for url in urls]
+        for url in urls:
+            schedule(url, EVERY_MINUTE, PLAN)
+        for url in urls:
+            wait_for("plan", partial(execute, url, DETACHES), seconds=150)
+            schedule(url, NEVER, PLAN)
+        for url in urls:
+            wait_for("detach", partial(execute, url, PENDING), seconds=150)
+            execute(url, ADD)
+
+        servers[0].restart("immediate")
+        (run,) = wait_for("the launcher", partial(execute, crashed, DETACH_FAILURES))
+        assert run[1] == "server restarted"
+
+        (run,) = wait_for("timeout", partial(execute, late, DETACH_FAILURES))
+        assert "canceling statement due to statement timeout" in run[1]
+        assert steps(late, "finalize", "detach") == ["finalize"]
+        readers[1].rollback()
+
+        for url in urls:
+            schedule(url, EVERY_MINUTE, PLAN)
+        moved = f"{DETACHES} AND schedule = '{NEVER}'"
+        wait_for("30 February", partial(execute, patient, moved), seconds=150)
+        assert execute(patient, PENDING) == [(1,)]
+        execute(patient, ADD)
+        readers[2].rollback()
+
+    for url in urls:
+        wait_for("the end", partial(execute, url, NO_DETACHES), seconds=150)
+        assert execute(url, EXPIRED) == []
+        assert execute(url, RETIRING) == []
+        # It was started once.
+        assert len(execute(url, DETACH_RUNS)) == 1
+    ((status, _),) = execute(patient, DETACH_RUNS)
+    assert status == "succeeded"
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """A session that is idle in a transaction that has read the table."""
+    connection = psycopg.connect(url)
+    connection.execute("SELECT count(*) FROM outbox.message")
+    return connection

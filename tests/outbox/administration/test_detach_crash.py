@@ -1,0 +1,120 @@
+"""The server crashes while a detach waits, and the next run takes it from there."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.outbox.administration.retiring import (
+    EXPIRED,
+    PENDING,
+    RETIRING,
+    acting_as,
+    steps,
+)
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+pytestmark = pytest.mark.fault
+
+ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
+DETACHES = (
+    "SELECT schedule, command FROM cron.job WHERE jobname LIKE 'pillarbox detach %'"
+)
+
+
+@pytest.fixture
+def url(private_server: PostgresServer) -> str:
+    """A database with two expired partitions, one with a settled row."""
+    migrate(private_server.url)
+    old_partition(private_server.url, 20)
+    old_partition(private_server.url, 25)
+    add_old(private_server.url, 25, settled="now()")
+    return private_server.url
+
+
+@contextmanager
+def crash_at_the_end(server: PostgresServer) -> Iterator[None]:
+    """Let a detach in the block wait for a reader, and take both down with a crash."""
+    with closing(psycopg.connect(server.url)) as reading:
+        reading.execute("SELECT count(*) FROM outbox.message")
+        yield
+        server.restart("immediate")
+
+
+def interrupt_the_command(server: PostgresServer, log: Path) -> None:
+    with crash_at_the_end(server):
+        line = command_line("pillarbox", "maintain", "--database", server.url)
+        command = RunningProcess(line, log, {})
+        wait_for("detach", lambda: execute(server.url, PENDING))
+    assert command.wait() == 2
+    assert "pillarbox: can't reach the database" in command.log()
+    assert "Traceback" not in command.log()
+
+
+def test_the_next_command_finalizes_what_a_crash_interrupted_and_does_the_rest(
+    url: str, private_server: PostgresServer, tmp_path: Path
+) -> None:
+    interrupt_the_command(private_server, tmp_path / "maintain.log")
+
+    execute(url, ADD)
+    assert execute(url, PENDING) == []
+    assert steps(url, "finalize", "detach", "drop") == ["finalize", "detach"]
+    assert main(["maintain", "--database", url]) == 0
+
+    assert execute(url, EXPIRED) == []
+    assert execute(url, RETIRING) == []
+    assert steps(url, "make", "hold", "attach", "drop") == []
+
+
+def test_the_routines_alone_finalize_what_a_crash_interrupted(
+    url: str, private_server: PostgresServer, tmp_path: Path
+) -> None:
+    interrupt_the_command(private_server, tmp_path / "maintain.log")
+
+    with acting_as(url, "pillarbox_maintainer") as maintainer:
+        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        assert steps(url, "finalize", "detach", "drop") == ["detach"]
+        maintainer.execute("CALL outbox.maintain()")
+
+    assert execute(url, EXPIRED) == []
+
+
+def test_a_job_that_a_crash_interrupted_is_taken_off_and_its_detach_finalized(
+    url: str, private_server: PostgresServer
+) -> None:
+    with acting_as(url, "pillarbox_detacher") as detacher:
+        detacher.execute("SELECT outbox.schedule_detaches()")
+        (_, statement), *_ = execute(url, DETACHES + " ORDER BY jobid")
+
+        def detach() -> None:
+            with (
+                suppress(psycopg.OperationalError),
+                acting_as(url, "pillarbox_detacher") as job,
+            ):
+                job.execute(statement)
+
+        with crash_at_the_end(private_server):
+            job = threading.Thread(target=detach)
+            job.start()
+            wait_for("detach", lambda: execute(url, PENDING))
+            detacher.execute("SELECT outbox.schedule_detaches()")
+            # For a day that never comes: so nothing starts it again after the crash.
+            assert execute(url, DETACHES) == [("0 0 30 2 *", statement)]
+        job.join(60)
+
+    execute(url, ADD)
+    with acting_as(url, "pillarbox_detacher") as detacher:
+        detacher.execute("SELECT outbox.schedule_detaches()")
+
+    assert statement not in [command for _, command in execute(url, DETACHES)]
+    assert len(execute(url, EXPIRED)) == 1
+    assert steps(url, "finalize", "detach", "drop") == ["detach"]

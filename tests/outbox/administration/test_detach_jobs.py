@@ -1,0 +1,87 @@
+"""Detaches by pg_cron, which runs its commands at top level."""
+
+import psycopg
+
+from outbox.administration.migrate import migrate
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import AT_THE_NOTES, EXPIRED, acting_as
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+PLAN = "SELECT outbox.schedule_detaches()"
+UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
+
+
+def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url)
+    old_partition(url, 20)
+    old_partition(url, 25)
+    jobs = (
+        "SELECT jobname, schedule, command FROM cron.job WHERE jobname LIKE"
+        " 'pillarbox detach %' AND username = 'pillarbox_detacher' ORDER BY jobid"
+    )
+    with (
+        acting_as(url, "pillarbox_detacher") as detacher,
+        acting_as(url, "pillarbox_maintainer") as maintainer,
+    ):
+        detacher.execute("SELECT outbox.schedule_detaches()")
+        scheduled = execute(url, jobs)
+        assert len({schedule for _, schedule, _ in scheduled}) == 2
+        for name, schedule, command in scheduled:
+            assert name.removeprefix("pillarbox detach ") in command
+            assert len(schedule.split()) == 5
+            detacher.execute(command)
+        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+        assert execute(url, EXPIRED) == []
+        detacher.execute("SELECT outbox.schedule_detaches()")
+
+    assert execute(url, jobs) == []
+
+
+def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url)
+    for days in (20, 25):
+        old_partition(url, days)
+        add_old(url, days, settled="now()")
+    with (
+        acting_as(url, "pillarbox_detacher") as detacher,
+        acting_as(url, "pillarbox_maintainer") as maintainer,
+    ):
+        detacher.execute(PLAN)
+        jobs = execute(
+            url, "SELECT command FROM cron.job WHERE jobname LIKE '% detach %'"
+        )
+        assert len(jobs) == 2
+        execute(url, "UPDATE outbox.message SET published_at = NULL")
+        maintainer.execute(UPKEEP)
+        for (command,) in jobs:
+            detacher.execute(command)
+        assert execute(url, EXPIRED) == []
+
+        detacher.execute(PLAN)
+
+    assert len(execute(url, EXPIRED)) == 2
+    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
+    assert execute(url, unsettled) == [(2,)]
+
+
+def test_nothing_that_is_not_noted_is_given_to_a_job(
+    private_server: PostgresServer,
+) -> None:
+    url = private_server.url
+    migrate(url)
+    old_partition(url)
+    with (
+        psycopg.connect(url) as other,
+        acting_as(url, "pillarbox_detacher") as detacher,
+    ):
+        other.execute(AT_THE_NOTES)
+        assert detacher.execute(PLAN).fetchall() == [(0,)]
+        other.rollback()
+        assert detacher.execute(PLAN).fetchall() == [(1,)]

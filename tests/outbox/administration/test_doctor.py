@@ -1,0 +1,246 @@
+"""Each thing is broken on purpose, and the doctor finds it and names the remedy."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.message_id import uuid7
+from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.consumers import id_of
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+from tests.outbox.administration.broken import BROKEN
+from tests.outbox.administration.test_detach import leave_detached
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+Capture = pytest.CaptureFixture[str]
+OLD = datetime.now(UTC) - timedelta(days=40, hours=6)
+
+
+@pytest.fixture
+def no_slots(database_url: str) -> Iterator[None]:
+    yield
+    execute(
+        database_url,
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        " WHERE slot_name LIKE 'forgotten%'",
+    )
+
+
+def test_nothing_is_wrong_with_a_new_schema(
+    database_url: str, doctor: Doctor, capsys: Capture
+) -> None:
+    assert doctor(database_url)[1] == []
+
+    main(["doctor", "--database", database_url])
+    assert "ok       partitions" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_slots")
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_doctor_finds_that(broken: str, database_url: str, doctor: Doctor) -> None:
+    breaking, check, severity, finding, remedy = BROKEN[broken]
+    execute(database_url, breaking)
+
+    status, findings = doctor(database_url)
+
+    (found,) = (f for f in findings if finding in f["finding"])
+    assert (found["check"], found["severity"]) == (check, severity)
+    assert remedy in found["remedy"]
+    assert status == (3 if severity == "error" else 1)
+
+
+def test_what_holds_a_partition_is_shown_by_the_remedy(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+    add_old(database_url)
+
+    _, findings = doctor(database_url)
+
+    (held,) = (f for f in findings if "and held" in f["finding"])
+    assert held["remedy"].startswith("SELECT * FROM outbox.message_p")
+    (backlog,) = (f for f in findings if f["check"] == "backlog")
+    assert backlog["severity"] == "error"
+    assert "has waited for 20d, more than half its retention" in backlog["finding"]
+
+
+def test_a_row_that_appeared_in_a_detached_partition(
+    database_url: str, doctor: Doctor
+) -> None:
+    name = leave_detached(database_url)
+    execute(database_url, f"UPDATE {name} SET published_at = NULL")
+
+    _, findings = doctor(database_url)
+
+    (held,) = (f for f in findings if "and held" in f["finding"])
+    assert f"ALTER TABLE outbox.message ATTACH PARTITION {name}" in held["remedy"]
+
+
+def test_a_detached_partition_that_nobody_dropped_for_hours(
+    database_url: str, doctor: Doctor
+) -> None:
+    leave_detached(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.retiring_partition SET planned_at = now() - interval '4 hours'",
+    )
+
+    _, findings = doctor(database_url)
+
+    (late,) = (f for f in findings if f["check"] == "retention")
+    assert "should have been dropped hours ago; next step: drop" in late["finding"]
+
+
+def test_a_condition_of_the_policy_that_cannot_be_run(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET unsettled = 'nothing IS NULL'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+
+    _, findings = doctor(database_url)
+
+    assert any("unsettled rows: unknown" in f["finding"] for f in findings)
+
+
+def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url, 40, "inbox.dead_letter")
+    execute(
+        database_url,
+        "INSERT INTO inbox.dead_letter (created_at, origin, message_id, topic,"
+        " attempts, schema_version, content_type, headers, payload, error_reason)"
+        " SELECT min(starts_at), 'o', 'm', 't', 1, 1, 'c', '{}', '', 'why'"
+        " FROM outbox.partitions('inbox.dead_letter')",
+    )
+    expired = (
+        "SELECT count(*) FROM outbox.partitions('inbox.dead_letter')"
+        " WHERE ends_at < now() - 30 * interval '24 hours'"
+    )
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, expired) == [(1,)]
+    (held,) = (f for f in doctor(database_url)[1] if "and held" in f["finding"])
+    assert "status = 'PENDING'" in held["remedy"]
+
+    execute(database_url, "UPDATE inbox.dead_letter SET status = 'SUCCEEDED'")
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, expired) == [(0,)]
+
+
+def test_dead_letters_that_outlive_their_receipts(
+    database_url: str, doctor: Doctor
+) -> None:
+    letter = (
+        "INSERT INTO inbox.dead_letter (origin, message_id, topic, attempts,"
+        " schema_version, content_type, headers, payload, error_reason)"
+        " VALUES ('o', %s, 't', 1, 1, 'c', '{}', '', 'why')"
+    )
+    for message_id in (str(uuid7()), "evt_1", str(id_of(OLD, version=4))):
+        execute(database_url, letter, (message_id,))
+    assert doctor(database_url)[1] == []
+
+    execute(database_url, letter, (str(id_of(OLD)),))
+    _, findings = doctor(database_url)
+
+    (lost,) = findings
+    assert lost["finding"].startswith("1 dead letters of the inbox are older than")
+    assert "pillarbox retention set inbox.receipt 41d" in lost["remedy"]
+
+
+def test_a_partition_that_should_be_gone_for_hours(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+
+    _, findings = doctor(database_url)
+
+    (late,) = (f for f in findings if f["check"] == "retention")
+    assert "next step: detach" in late["finding"]
+    assert "pillarbox maintain" in late["remedy"]
+
+
+def test_the_monitor_looks_at_most_and_says_what_it_may_not(
+    database_url: str, doctor: Doctor
+) -> None:
+    status, findings = doctor(f"{database_url}?options=-crole%3Dpillarbox_monitor")
+
+    assert status == 4
+    assert {f["check"] for f in findings} == {"pins"}
+    assert {f["severity"] for f in findings} == {"unknown"}
+
+
+def test_what_the_application_may_not_see_has_a_status_of_its_own(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    assert doctor(database_url) == (0, [])
+
+    status, findings = doctor(f"{database_url}?options=-crole%3Dpillarbox_application")
+
+    assert status == 4
+    assert {f["severity"] for f in findings} == {"unknown"}
+    assert len({f["check"] for f in findings}) > 5
+
+
+def test_an_error_outweighs_what_is_unknown_and_that_a_warning(
+    database_url: str, doctor: Doctor
+) -> None:
+    monitor = f"{database_url}?options=-crole%3Dpillarbox_monitor"
+    execute(database_url, "CALL outbox.maintain()")
+    execute(
+        database_url,
+        "UPDATE outbox.upkeep SET failed_at = now(), failure = 'of this hour'",
+    )
+    status, findings = doctor(monitor)
+    assert (status, {f["severity"] for f in findings}) == (4, {"unknown", "warning"})
+
+    execute(
+        database_url,
+        "UPDATE outbox.upkeep SET succeeded_at = now() - interval '4 hours'",
+    )
+    assert doctor(monitor)[0] == 3
+
+
+def test_a_copy_says_that_nothing_drives_its_upkeep(
+    database_url: str, server: PostgresServer, doctor: Doctor
+) -> None:
+    execute(database_url, "CALL outbox.maintain()")
+    assert doctor(database_url) == (0, [])
+    name = database_url.rpartition("/")[2].partition("?")[0]
+    server.create_database(f"{name}_copy", name)
+    copy = server.database_url(f"{name}_copy")
+
+    try:
+        status, (found,) = doctor(copy)
+        assert (status, found["check"]) == (1, "upkeep")
+        assert "Nothing is known to drive the upkeep here" in found["finding"]
+        assert "pillarbox maintain" in found["remedy"]
+        execute(copy, "CALL outbox.maintain()")
+        assert doctor(copy) == (0, [])
+    finally:
+        server.drop_database(f"{name}_copy")
+
+
+def test_a_database_without_the_schema(empty_database_url: str) -> None:
+    assert main(["doctor", "--database", empty_database_url]) == 2
+
+
+def test_a_server_that_does_not_load_pg_cron_runs_nothing(
+    doctor: Doctor,
+) -> None:
+    with postgres_server(
+        settings={"shared_preload_libraries": ""}, durable=False, docker=False
+    ) as bare:
+        migrate(bare.url, with_cron=False)
+        status, findings = doctor(bare.url)
+
+    assert (status, findings) == (1, [])

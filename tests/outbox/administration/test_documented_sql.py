@@ -1,0 +1,105 @@
+"""The SQL of the pages for the DBA, run as the role that they name."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.migrations.statements import split_statements
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.outbox.administration.retiring import EXPIRED, reader
+from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+DOCS: Final = Path(__file__).parents[3] / "docs"
+FAILED: Final = (
+    "INSERT INTO cron.job_run_details (jobid, runid, status, command, return_message,"
+    " username, start_time) SELECT jobid, 1, 'failed', command, 'no lock', username,"
+    " now() FROM cron.job WHERE jobname = 'pillarbox upkeep'"
+)
+
+
+def blocks(page: str, start: str, end: str) -> list[str]:
+    """Return the SQL of a part of a page."""
+    text = (DOCS / page).read_text()
+    part = text[text.index(start) :]
+    part = part[: part.index(end, len(start))]
+    return re.findall(r"```sql\n(.*?)```", part, re.DOTALL)
+
+
+def in_psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["psql", "-X", url], input=script, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def alarmed(private_server: PostgresServer) -> str:
+    """A database with pg_cron's jobs, by a role that is to have been granted all."""
+    url = private_server.url
+    migrate(url)
+    execute(url, "CREATE ROLE my_alarms LOGIN")
+    wait_for("launcher", lambda: execute(url, LAUNCHER))
+    return url.replace("postgres@", "my_alarms@")
+
+
+def test_the_alarms_are_told_to_the_monitor(
+    private_server: PostgresServer, alarmed: str
+) -> None:
+    health, launcher, _ = blocks("database.md", "## What to alarm on", "\n## ")
+    upkeep, partitions, backlog = split_statements(health)
+    execute(private_server.url, "GRANT pillarbox_monitor TO my_alarms")
+
+    assert execute(alarmed, upkeep) == []
+    assert main(["maintain", "--database", private_server.url]) == 0
+    assert len(execute(alarmed, upkeep)) == 1
+    assert len(execute(alarmed, partitions)) == 7
+    assert execute(alarmed, backlog) == [(None,)]
+    execute(private_server.url, "GRANT pg_monitor TO my_alarms")
+    assert len(execute(alarmed, launcher)) == 1
+
+
+def test_why_a_job_failed_is_seen_by_who_becomes_its_role(
+    private_server: PostgresServer, alarmed: str
+) -> None:
+    *_, runs = blocks("database.md", "## What to alarm on", "\n## ")
+    _, look, _ = split_statements(runs)
+    execute(private_server.url, FAILED)
+    execute(private_server.url, "GRANT pillarbox_maintainer TO my_alarms")
+
+    assert "no lock" in in_psql(alarmed, runs).stdout
+    assert "no lock" not in in_psql(alarmed, look).stdout
+
+
+def test_the_function_that_archives_does(private_server: PostgresServer) -> None:
+    url = private_server.url
+    migrate(url)
+    (archive,) = blocks("database.md", "### Archiving", "\n### ")
+
+    done = in_psql(url, archive)
+
+    assert done.stderr == ""
+    command = ["retention", "set", "outbox.message", "--archive", "archive.save"]
+    assert main([*command, "--database", url]) == 0
+    old_partition(url)
+    add_old(url, settled="now()")
+    assert main(["maintain", "--database", url]) == 0
+    assert execute(url, EXPIRED) == []
+    assert execute(url, "SELECT topic FROM archive.message") == [("t",)]
+
+
+def test_a_lock_that_is_not_had_is_an_ordinary_error_of_a_session_that_goes_on(
+    database_url: str,
+) -> None:
+    (trial,) = blocks("managed-services.md", "**AlloyDB.**", "**Cloud SQL.**")
+    with reader(database_url):
+        done = in_psql(database_url, f"{trial} SELECT 'still there';")
+
+    assert "ERROR:  canceling statement due to lock timeout" in done.stderr
+    assert "still there" in done.stdout

@@ -1,0 +1,167 @@
+"""A row that somebody still has to see to holds its day, in every table."""
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+from outbox.postgres.sql_files import load
+from tests.fixtures.consumers import id_of
+from tests.fixtures.relay import execute
+from tests.outbox.administration.test_upkeep import old_partition
+
+DAYS_AGO = 40
+LEFT = """
+SELECT partition::text FROM outbox.partitions(%s)
+ WHERE ends_at < now() - 31 * interval '24 hours'
+"""
+HOLDS = """
+SELECT unsettled FROM outbox.upkeep_plan(%s) WHERE step = 'hold' AND reason LIKE %s
+"""
+GAPS = """
+SELECT gaps FROM outbox.partition_health WHERE parent_table = 'outbox.message'
+"""
+IN_THREE_DAYS = """
+SELECT partition::text FROM outbox.partitions('outbox.message')
+ WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'
+"""
+DEAD_LETTER = """
+INSERT INTO {} (id, created_at, origin, message_id, topic, attempts, schema_version,
+                content_type, headers, payload, error_reason)
+VALUES (%s, %s, 'o', 'm', 't', 1, 1, 'c', '{{}}', '', 'why')
+"""
+MESSAGE = """
+INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload,
+                            available_at)
+VALUES (%s, %s, 0, 't', 'c', '', {})
+"""
+DELIVERY = """
+INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
+                            topic, content_type, headers, payload, available_at)
+VALUES (%s, %s, 0, 1, 'billing', 't', 'c', '{{}}', '', {})
+"""
+JOB = """
+INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,
+                       cancel_requested_at)
+VALUES (%s, %s, 'reports', 't', {})
+"""
+
+
+class Held(NamedTuple):
+    """A row that holds its day, and what settles it."""
+
+    table: str
+    insert: str
+    settle: str
+
+
+def message(available_at: str, settled: str = "published_at") -> Held:
+    return Held(
+        "outbox.message",
+        MESSAGE.format(available_at),
+        f"UPDATE outbox.message SET {settled} = now()",
+    )
+
+
+def delivery(available_at: str) -> Held:
+    return Held(
+        "inbox.delivery",
+        DELIVERY.format(available_at),
+        "UPDATE inbox.delivery SET acked_at = now()",
+    )
+
+
+def dead_letter(table: str, decision: str) -> Held:
+    return Held(table, DEAD_LETTER.format(table), f"UPDATE {table} SET {decision}")
+
+
+def job(state: str) -> Held:
+    return Held(
+        "inbox.job",
+        JOB.format(state),
+        "UPDATE inbox.job SET state = 'cancelled', finished_at = now()",
+    )
+
+
+HELD = {
+    "a message that is ready": message("NULL"),
+    "a message that waits for its retry": message("now()"),
+    "a message that is given up later": message("NULL", "dead_lettered_at"),
+    "a delivery that is ready": delivery("NULL"),
+    "a delivery that was given back": delivery("now()"),
+    "a dead letter of the outbox": dead_letter(
+        "outbox.dead_letter", "status = 'SUCCEEDED'"
+    ),
+    "a dead letter of the inbox": dead_letter(
+        "inbox.dead_letter", "status = 'DISCARDED', discard_reason = 'a test'"
+    ),
+    "a job that waits": job("'queued', NULL"),
+    "a job under way": job("'in_progress', NULL"),
+    "a job that is to be cancelled": job("'waiting', now()"),
+}
+
+
+def noon() -> datetime:
+    """Return the middle of the day that may be held."""
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return midnight - timedelta(days=DAYS_AGO - 0.5)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_its_day_is_held_until_it_is_settled_and_the_others_go(
+    name: str, database_url: str
+) -> None:
+    table, insert, settle = HELD[name]
+    for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
+        old_partition(database_url, days, table)
+    at = noon()
+    (_, held, _) = execute(database_url, LEFT, (table,))
+    execute(database_url, insert, (id_of(at), at))
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, LEFT, (table,)) == [held]
+    assert execute(database_url, HOLDS, (table, "%has unsettled rows")) == [(1,)]
+
+    execute(database_url, settle)
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, LEFT, (table,)) == []
+
+
+def test_the_days_around_it_that_are_gone_are_no_gap(database_url: str) -> None:
+    for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
+        old_partition(database_url, days)
+    (_, held, _) = execute(database_url, LEFT, ("outbox.message",))
+    at = noon()
+    execute(database_url, HELD["a message that is ready"].insert, (id_of(at), at))
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, LEFT, ("outbox.message",)) == [held]
+
+    assert execute(database_url, GAPS) == [(0,)]
+
+    ((ahead,),) = execute(database_url, IN_THREE_DAYS)
+    execute(database_url, f"DROP TABLE {ahead}")
+    assert execute(database_url, GAPS) == [(1,)]
+
+
+def test_a_day_that_a_clock_ahead_asked_for_makes_no_gap(database_url: str) -> None:
+    old_partition(database_url, -300)
+
+    assert execute(database_url, GAPS) == [(0,)]
+
+
+def test_a_cancelled_job_whose_message_never_comes_holds_nothing(
+    database_url: str,
+) -> None:
+    old_partition(database_url, DAYS_AGO, "inbox.job")
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            load("inbox", "cancel_job"),
+            {"id": id_of(noon()), "at": noon(), "consumer": "x", "reason": "a test"},
+        )
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, LEFT, ("inbox.job",)) == []

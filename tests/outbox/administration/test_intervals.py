@@ -1,0 +1,261 @@
+"""Hours, days and weeks: premade, kept, dropped, and changed from one to another."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import psycopg
+import pytest
+
+from outbox.administration.connection import administration
+from outbox.administration.partitions import draw_timeline, read_partitions
+from outbox.administration.retention import change_policy
+from outbox.cli.main import main
+from outbox.errors import ConfigError
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import EXPIRED
+
+pytestmark = pytest.mark.timeout(300)
+
+Capture = pytest.CaptureFixture[str]
+Change: TypeAlias = Callable[..., None]
+Look: TypeAlias = Callable[[], None]
+UNITS = {"hourly": "hour", "daily": "day", "weekly": "week"}
+PREMAKE = {"hourly": 48, "daily": 7, "weekly": 4}
+PARTITIONS = """
+SELECT partition::text, starts_at, ends_at, ends_at - starts_at, starts_at > now()
+  FROM outbox.partitions('outbox.message') ORDER BY starts_at
+"""
+GAPS = """
+SELECT * FROM (SELECT starts_at, lag(ends_at) OVER (ORDER BY starts_at) AS before
+                 FROM outbox.partitions('outbox.message')) AS x
+ WHERE starts_at <> before
+"""
+HEALTH = """
+SELECT ahead >= premake, has_today, gaps, defaults, owners
+  FROM outbox.partition_health WHERE parent_table = 'outbox.message'
+"""
+# Of the new width are those that begin where the present hour, day and week are over.
+OFF = """
+SELECT x.* FROM outbox.partitions('outbox.message') x
+ WHERE x.starts_at <> date_trunc(%s, x.starts_at, 'UTC')
+    OR x.ends_at - x.starts_at <> ('1 ' || %s)::interval
+"""
+PLAN = "SELECT step FROM outbox.upkeep_plan() WHERE parent_table = 'outbox.message'"
+HOUR = "SELECT date_trunc('hour', now())"
+NEXT = "SELECT date_trunc('week', now(), 'UTC') + 7 * interval '24 hours'"
+
+
+@pytest.fixture
+def change(database_url: str) -> Change:
+    def run(interval: str, **more: Any) -> None:
+        with administration(database_url, application_name="test") as connection:
+            change_policy(connection, "message", interval=interval, **more)
+
+    return run
+
+
+def upkeep(url: str) -> None:
+    execute(f"{url}?options=-crole%3Dpillarbox_maintainer", "CALL outbox.maintain()")
+
+
+@pytest.fixture
+def is_well(database_url: str) -> Callable[[], None]:
+    """Look whether all is there; another hour wants another partition first."""
+    hour = execute(database_url, HOUR)
+
+    def look() -> None:
+        nonlocal hour
+        while True:
+            if (now := execute(database_url, HOUR)) != hour:
+                hour = now
+                upkeep(database_url)
+            found = [execute(database_url, query) for query in (HEALTH, GAPS, PLAN)]
+            execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
+            if execute(database_url, HOUR) == hour:
+                break
+        assert found == [[(True, True, 0, 0, 1)], [], []]
+
+    return look
+
+
+@pytest.mark.parametrize("new", UNITS)
+@pytest.mark.parametrize("old", UNITS)
+def test_one_follows_another_without_a_gap(
+    old: str, new: str, database_url: str, change: Change, is_well: Look
+) -> None:
+    change(old)
+    before = execute(database_url, PARTITIONS)
+
+    change(new)
+    is_well()
+    upkeep(database_url)
+    is_well()
+
+    after = execute(database_url, PARTITIONS)
+    past = [row for row in before if not row[4]]
+    assert after[: len(past)] == past
+    ahead = [row for row in after if row[4]]
+    # At the latest from next week on, all are of the new width.
+    ((next_week,),) = execute(database_url, NEXT)
+    unit = UNITS[new]
+    odd = execute(database_url, OFF, (unit, unit))
+    assert all(row[2] <= next_week for row in odd)
+    assert ahead[-1] not in odd
+    # Less the one that has become the present one meanwhile.
+    assert len(ahead) >= PREMAKE[new] - 1
+
+
+def test_there_and_back_the_names_stay_those_of_pg_partman(
+    database_url: str, change: Change
+) -> None:
+    config = (
+        "SELECT partition_interval::interval, datetime_string FROM partman.part_config"
+        " WHERE parent_table = 'outbox.message'"
+    )
+    before = execute(database_url, config), execute(database_url, PARTITIONS)
+
+    change("hourly")
+    change("weekly")
+    change("daily")
+    upkeep(database_url)
+
+    assert execute(database_url, config) == before[0]
+    assert {r[0] for r in before[1]} <= {
+        r[0] for r in execute(database_url, PARTITIONS)
+    }
+
+
+@pytest.mark.parametrize("interval", UNITS)
+def test_what_was_dropped_ahead_is_premade_again(
+    interval: str, database_url: str, change: Change, is_well: Look
+) -> None:
+    change(interval)
+    (*_, last) = execute(database_url, PARTITIONS)
+    middle = execute(database_url, PARTITIONS)[-3]
+    for name in (last[0], middle[0]):
+        execute(database_url, f"DROP TABLE {name}")
+
+    upkeep(database_url)
+
+    is_well()
+    assert {last[0], middle[0]} <= {r[0] for r in execute(database_url, PARTITIONS)}
+
+
+@pytest.mark.parametrize("interval", UNITS)
+def test_old_ones_are_dropped_and_held_alone(
+    interval: str, database_url: str, change: Change, is_well: Look
+) -> None:
+    change(interval)
+    unit = UNITS[interval]
+    for weeks in (5, 6):
+        execute(
+            f"{database_url}?options=-crole%3Dpillarbox_owner",
+            "SELECT partman.create_partition_time('outbox.message',"
+            " ARRAY[date_trunc(%s, now() - %s * interval '1 week', 'UTC')])",
+            (unit, weeks),
+        )
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), min(starts_at), 0, 't', 'c', ''"
+        " FROM outbox.partitions('outbox.message')",
+    )
+    assert len(execute(database_url, EXPIRED)) == 2
+
+    upkeep(database_url)
+    assert len(execute(database_url, EXPIRED)) == 1
+    execute(database_url, "UPDATE outbox.message SET published_at = now()")
+    upkeep(database_url)
+
+    assert execute(database_url, EXPIRED) == []
+    is_well()
+
+
+def test_rows_ahead_are_never_dropped(database_url: str, change: Change) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), max(starts_at), 0, 't', 'c', ''"
+        " FROM outbox.partitions('outbox.message')",
+    )
+    before = execute(database_url, PARTITIONS), policy(database_url)
+
+    with pytest.raises(
+        Exception, match=r"future partition .* has rows.*a clock that is ahead"
+    ):
+        change("weekly")
+
+    assert (execute(database_url, PARTITIONS), policy(database_url)) == before
+
+
+def policy(url: str) -> list[Any]:
+    return execute(url, "TABLE outbox.partition_policy")
+
+
+def test_an_open_transaction_is_waited_for_only_briefly(
+    database_url: str, change: Change, is_well: Look
+) -> None:
+    before = policy(database_url)
+    with psycopg.connect(database_url) as reader:
+        reader.execute("SELECT count(*) FROM outbox.message")
+        with pytest.raises(
+            Exception, match="a transaction is using the table; try again"
+        ):
+            change("hourly")
+        reader.rollback()
+
+    assert policy(database_url) == before
+    change("hourly")
+    is_well()
+
+
+def test_a_width_that_does_not_nest_is_refused(
+    database_url: str, change: Change
+) -> None:
+    with pytest.raises(ConfigError, match="use hourly, daily, weekly; hours, days and"):
+        change("monthly")
+    with pytest.raises(ConfigError, match=r"less than a day ahead.*use at least 24"):
+        change("hourly", premake=10)
+    with pytest.raises(psycopg.errors.CheckViolation, match="span_hourly_daily"):
+        execute(
+            database_url, "UPDATE outbox.partition_policy SET span = interval '2 days'"
+        )
+
+
+def test_the_maintainer_may_not_change_it(database_url: str) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        execute(
+            f"{database_url}?options=-crole%3Dpillarbox_maintainer",
+            "SELECT outbox.set_interval('outbox.message', '1 hour', 48)",
+        )
+
+
+def test_the_command_changes_shows_and_draws_it(
+    database_url: str, capsys: Capture
+) -> None:
+    command = ["retention", "--database", database_url, "set", "message"]
+    assert main([*command, "2d", "--interval", "hourly", "--premake", "30"]) == 0
+    assert "hourly   kept 2d" in capsys.readouterr().out
+
+    with administration(database_url, application_name="test") as connection:
+        connection.execute("SET timezone = 'UTC'")
+        drawn = [
+            line
+            for policy, partitions in read_partitions(connection).items()
+            if policy.parent_table == "outbox.message"
+            for line in draw_timeline(policy, partitions)
+        ]
+    assert ":00  ahead" in drawn[-1]
+    assert " partitions" in drawn[-1]
+
+
+@pytest.mark.parametrize("interval", UNITS)
+def test_the_doctor_finds_nothing_wrong_with_it(
+    interval: str, database_url: str, change: Change, doctor: Doctor
+) -> None:
+    change("weekly" if interval == "hourly" else "hourly")
+    change(interval)
+    upkeep(database_url)
+
+    assert doctor(database_url)[1] == []

@@ -1,0 +1,128 @@
+"""The plan of the upkeep, printed."""
+
+import re
+from contextlib import closing
+from typing import Final
+
+import psycopg
+import pytest
+
+from outbox.cli.main import main
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import EXPIRED
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+LINES: Final = re.compile(r"(?m)^(\w+) +(\S+?)(?: from .*)?: (.*)\n {10}(.*)$")
+LATE: Final = "all of it is older than the retention of 7 days"
+WHY: Final = {
+    "make": "no partition for these rows; the policy requires 7 future partitions",
+    "attach": "detached, but with an unsettled row that appeared meanwhile",
+    "drop": "detached, and nothing in it is unsettled",
+    "finalize": "its detach is waiting for a transaction, or was interrupted",
+    "detach": LATE,
+    "hold": f"{LATE}, but it has unsettled rows",
+    "trim": "rows older than the retention of inbox.receipt, 14 days",
+}
+NOBODY_CAN_TELL: Final = f"{LATE}, but nobody can tell whether it has unsettled rows"
+AHEAD: Final = (
+    "SELECT partition::text FROM outbox.partitions('outbox.message')"
+    " WHERE starts_at = date_trunc('day', now(), 'UTC') + 3 * interval '24 hours'"
+)
+BREAK_A_CONDITION: Final = (
+    "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+    " WHERE parent_table = 'inbox.delivery'"
+)
+NOTE: Final = (
+    "INSERT INTO outbox.retiring_partition"
+    " SELECT partition, 'outbox.message', starts_at, ends_at, now(), 'pg_cron'"
+    "   FROM outbox.partitions('outbox.message') WHERE partition = %s::regclass"
+)
+OLD_FOREIGN_RECEIPT: Final = (
+    "INSERT INTO inbox.foreign_receipt VALUES"
+    " ('stripe', 'a', 'billing', now() - 15 * interval '24 hours')"
+)
+
+
+def oldest(url: str, table: str) -> str:
+    query = "SELECT partition::text FROM outbox.partitions(%s) LIMIT 1"
+    ((partition,),) = execute(url, query, [table])
+    return str(partition)
+
+
+def leave_detached(url: str, days: int, settled: str) -> str:
+    """End as a run does that is killed between its detach and its drop."""
+    old_partition(url, days)
+    add_old(url, days, settled)
+    partition = oldest(url, "outbox.message")
+    execute(url, NOTE, [partition])
+    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+    return partition
+
+
+def leave_half_detached(url: str, table: str) -> str:
+    """End as a run does that is cancelled while it waits for a reader."""
+    old_partition(url, table=table)
+    partition = oldest(url, table)
+    with (
+        psycopg.connect(url) as reader,
+        closing(psycopg.connect(url, autocommit=True)) as upkeep,
+    ):
+        reader.execute(f"SELECT count(*) FROM {table}")
+        upkeep.execute("SET statement_timeout = '50ms'")
+        detach = f"ALTER TABLE {table} DETACH PARTITION {partition} CONCURRENTLY"
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            upkeep.execute(detach.encode())
+    return partition
+
+
+def test_a_dry_run_prints_each_step_with_its_reason_and_sql_that_does_it(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = database_url
+    command = ["maintain", "--dry-run", "--database", url]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    execute(url, f"DROP TABLE {execute(url, AHEAD)[0][0]}")
+    attached = leave_detached(url, 35, settled="NULL")
+    dropped = leave_detached(url, 30, settled="now()")
+    old_partition(url, 25)
+    detached = oldest(url, "outbox.message")
+    old_partition(url, 20)
+    add_old(url, 20)
+    _, held = (partition for (partition,) in execute(url, EXPIRED))
+    finalized = leave_half_detached(url, "inbox.receipt")
+    old_partition(url, table="inbox.delivery")
+    untold = oldest(url, "inbox.delivery")
+    execute(url, BREAK_A_CONDITION)
+    execute(url, OLD_FOREIGN_RECEIPT)
+    before = execute(url, EXPIRED)
+
+    assert main(command) == 0
+
+    printed = LINES.findall(capsys.readouterr().out)
+    assert [(step, subject) for step, subject, _, _ in printed] == [
+        ("hold", untold),
+        ("finalize", finalized),
+        ("make", "outbox.message"),
+        ("attach", attached),
+        ("drop", dropped),
+        ("detach", detached),
+        ("hold", held),
+        ("trim", "inbox.foreign_receipt"),
+    ]
+    assert printed[0][2] == NOBODY_CAN_TELL
+    assert {
+        step: reason.removesuffix(" (1 rows)") for step, _, reason, _ in printed[1:]
+    } == WHY
+    assert execute(url, EXPIRED) == before
+
+    for step, subject, _, statement in printed[1:]:
+        told = execute(f"{url}?options=-crole%3Dpillarbox_owner", statement)
+        assert step != "hold" or len(told) == 1, subject
+    assert main(command) == 0
+    left = LINES.findall(capsys.readouterr().out)
+    assert [(step, subject) for step, subject, _, _ in left] == [
+        ("hold", untold),
+        ("hold", attached),
+        ("hold", held),
+    ]

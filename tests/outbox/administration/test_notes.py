@@ -1,0 +1,192 @@
+"""What was planned to go and has to stay: whenever it is detached, it is found."""
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox.administration.upkeep import maintain
+from outbox.cli.main import main
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import (
+    AT_THE_NOTES,
+    EXPIRED,
+    NOTED,
+    RETIRING,
+    acting_as,
+    reader,
+    steps,
+)
+from tests.outbox.administration.test_detach import leave_detached
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+PLAN = (
+    "SELECT outbox.finish_detached(parent_table) FROM outbox.partition_policy"
+    " ORDER BY parent_table"
+)
+UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
+REPLAY = "UPDATE outbox.message SET published_at = NULL"
+KEEP = "UPDATE outbox.partition_policy SET retention = '60 days'"
+KEEP_LESS = (
+    "UPDATE outbox.partition_policy SET retention = '7 days'"
+    " WHERE parent_table = 'outbox.message'"
+)
+ROWS = "SELECT count(*) FROM outbox.message"
+
+
+@pytest.fixture
+def planned(database_url: str) -> str:
+    """An expired partition with a settled row, noted and given to a job to detach."""
+    old_partition(database_url)
+    add_old(database_url, settled="now()")
+    plan(database_url)
+    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
+    assert execute(database_url, RETIRING) == execute(database_url, EXPIRED)
+    ((name,),) = execute(database_url, EXPIRED)
+    return str(name)
+
+
+def plan(url: str) -> None:
+    with acting_as(url, "pillarbox_detacher") as detacher:
+        detacher.execute(PLAN)
+
+
+def upkeep(url: str) -> None:
+    with acting_as(url, "pillarbox_maintainer") as maintainer:
+        maintainer.execute(UPKEEP)
+
+
+def detach_by_job(url: str, partition: str) -> None:
+    with acting_as(url, "pillarbox_detacher") as job:
+        detach = f"ALTER TABLE outbox.message DETACH PARTITION {partition} CONCURRENTLY"
+        job.execute(detach.encode())
+
+
+@pytest.mark.parametrize("change", [REPLAY, KEEP])
+def test_what_has_to_stay_since_the_plan_was_made_comes_back(
+    change: str, database_url: str, planned: str
+) -> None:
+    execute(database_url, change)
+    upkeep(database_url)
+    assert execute(database_url, RETIRING) == []
+
+    detach_by_job(database_url, planned)
+    assert execute(database_url, ROWS) == [(0,)]
+    assert steps(database_url, "attach", "drop") == ["attach"]
+    upkeep(database_url)
+
+    assert execute(database_url, ROWS) == [(1,)]
+    assert execute(database_url, EXPIRED) == [(planned,)]
+    # Jobs stay on the schedule if no plan takes them off.
+    detach_by_job(database_url, planned)
+    plan(database_url)
+    assert execute(database_url, ROWS) == [(1,)]
+
+
+def test_a_retention_that_is_raised_after_the_detach_is_obeyed(
+    database_url: str, planned: str, doctor: Doctor
+) -> None:
+    detach_by_job(database_url, planned)
+    execute(database_url, KEEP)
+    (found,) = doctor(database_url)[1]
+    assert "is detached, so that queries don't see its rows" in found["finding"]
+    assert f"ATTACH PARTITION {planned}" in found["remedy"]
+
+    upkeep(database_url)
+
+    assert execute(database_url, ROWS) == [(1,)]
+    assert doctor(database_url)[1] == []
+
+
+def test_a_retention_that_is_raised_while_a_detach_waits_is_obeyed(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, settled="now()")
+    with (
+        psycopg.connect(database_url, autocommit=True) as dba,
+        reader(database_url),
+    ):
+        maintain(dba, tell=print, detach_wait=timedelta(milliseconds=50))
+    assert steps(database_url, "finalize") == ["finalize"]
+    execute(database_url, KEEP)
+
+    upkeep(database_url)
+
+    assert execute(database_url, ROWS) == [(1,)]
+    assert steps(database_url, "finalize", "attach", "drop") == []
+
+
+def test_a_detach_by_hand_of_what_has_not_expired_is_left_to_who_began_it(
+    database_url: str, doctor: Doctor
+) -> None:
+    young = (
+        "SELECT partition::text FROM outbox.partitions('outbox.message')"
+        " WHERE ends_at < now() ORDER BY ends_at DESC LIMIT 1"
+    )
+    ((name,),) = execute(database_url, young)
+    detach = f"ALTER TABLE outbox.message DETACH PARTITION {name} CONCURRENTLY"
+    with reader(database_url), psycopg.connect(database_url, autocommit=True) as dba:
+        dba.execute("SET statement_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            dba.execute(detach.encode())
+
+    upkeep(database_url)
+
+    assert steps(database_url, "finalize", "attach", "drop") == []
+    assert execute(database_url, NOTED) == []
+    assert any("is half detached" in f["finding"] for f in doctor(database_url)[1])
+
+
+def test_what_may_go_again_has_all_its_patience(
+    database_url: str, planned: str
+) -> None:
+    execute(
+        database_url,
+        "UPDATE outbox.retiring_partition SET planned_at = now() - interval '5 hours'",
+    )
+    execute(database_url, KEEP)
+    upkeep(database_url)
+    execute(database_url, KEEP_LESS)
+
+    upkeep(database_url)
+
+    assert execute(database_url, EXPIRED) == [(planned,)]
+    young = f"{RETIRING} AND planned_at > now() - interval '1 hour'"
+    assert execute(database_url, young) == [(planned,)]
+
+
+def test_a_note_goes_with_its_table(database_url: str, planned: str) -> None:
+    execute(database_url, REPLAY)
+    upkeep(database_url)
+    assert execute(database_url, NOTED) == [(planned,)]
+    execute(database_url, f"DROP TABLE {planned}")
+
+    upkeep(database_url)
+
+    assert execute(database_url, NOTED) == []
+
+
+def test_the_command_notes_what_it_detaches_by_a_plan_that_another_made(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    with psycopg.connect(database_url) as other:
+        other.execute(AT_THE_NOTES)
+        assert main(["maintain", "--database", database_url]) == 0
+
+    assert execute(database_url, EXPIRED) == []
+    assert len(execute(database_url, RETIRING)) == 1
+    assert steps(database_url, "drop") == ["drop"]
+
+
+def test_the_timeline_shows_what_is_detached_and_kept_as_detached(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave_detached(database_url)
+    execute(database_url, KEEP)
+
+    assert main(["partitions", "--database", database_url]) == 0
+
+    assert "  detached " in capsys.readouterr().out

@@ -1,0 +1,83 @@
+"""What somebody writes into pg_partman's configuration of our tables is put back."""
+
+from typing import Final
+
+import psycopg
+import pytest
+
+from outbox.cli.main import main
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+
+OF_MESSAGE: Final = " WHERE parent_table = 'outbox.message'"
+UPDATE: Final = "UPDATE partman.part_config SET {} = {}" + OF_MESSAGE
+CONFIGURATION: Final = "SELECT to_jsonb(c) FROM partman.part_config c" + OF_MESSAGE
+CHANGES: Final = {
+    "retention": "'1 day'",
+    "retention_schema": "'archive'",
+    "retention_keep_table": "false",
+    "retention_keep_index": "false",
+    "automatic_maintenance": "'on'",
+    "premake": "30",
+    "infinite_time_partitions": "false",
+    "partition_interval": "'2 days'",
+    "template_table": "'outbox.dead_letter_template'",
+    "control": "'available_at'",
+    "inherit_privileges": "true",
+    "ignore_default_data": "false",
+    "undo_in_progress": "true",
+    "jobmon": "true",
+}
+
+
+@pytest.mark.parametrize("setting", CHANGES)
+def test_what_was_changed_by_hand_is_put_back_and_reported_as_a_failure(
+    setting: str, database_url: str, doctor: Doctor
+) -> None:
+    before = execute(database_url, CONFIGURATION)
+    execute(database_url, UPDATE.format(setting, CHANGES[setting]))
+    (changed,) = doctor(database_url)[1]
+    assert setting.split("_")[0] in changed["finding"] + changed["remedy"]
+
+    with pytest.raises(psycopg.Error, match=f"settings of pg_partman.*: {setting} was"):
+        execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, CONFIGURATION) == before
+    (reported,) = doctor(database_url)[1]
+    assert reported["check"] == "upkeep"
+    assert f"{setting} was" in reported["finding"]
+    assert main(["maintain", "--database", database_url]) == 0
+    assert doctor(database_url) == (0, [])
+
+
+def test_what_the_policy_changes_is_no_change_by_hand(database_url: str) -> None:
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET premake = 9, automatic = true",
+    )
+
+    assert main(["maintain", "--database", database_url]) == 0
+
+    settings = "SELECT premake, automatic_maintenance FROM partman.part_config"
+    assert execute(database_url, settings + OF_MESSAGE) == [(9, "on")]
+
+
+def test_an_interval_in_other_words_is_the_same(database_url: str) -> None:
+    execute(database_url, UPDATE.format("partition_interval", "'24:00:00'"))
+    execute(database_url, UPDATE.format("partition_interval", "'P1D'"))
+
+    assert main(["maintain", "--database", database_url]) == 0
+
+
+def test_partitions_that_are_made_alone_put_settings_back_with_a_warning(
+    database_url: str,
+) -> None:
+    execute(database_url, UPDATE.format("retention", "'1 day'"))
+    heard: list[str] = []
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.add_notice_handler(
+            lambda notice: heard.append(notice.message_primary or "")
+        )
+        connection.execute("SELECT outbox.make_partitions('outbox.message')")
+
+    assert any("retention was 1 day and is null again" in line for line in heard)

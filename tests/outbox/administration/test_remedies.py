@@ -1,0 +1,240 @@
+"""What the doctor prints is pasted, and then it finds nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox.testing.postgres import postgres_server
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.pasting import paste
+from tests.fixtures.relay import execute
+from tests.outbox.administration.broken import BROKEN, IN_DAYS, SEEN
+from tests.outbox.administration.test_detach import leave_detached
+from tests.outbox.administration.test_upkeep import add_old, old_partition
+
+# What is faked stays as it is, and what was dropped is for a person to find.
+OTHERWISE = {
+    "part of the schema is missing",
+    "a limit of the table is gone",
+    "nobody relays",
+    "a transaction was prepared and forgotten",
+    "a transaction stays open",
+    "the reader of a replication slot is far behind",
+    "pg_partman is older than we can use",
+    "pg_partman was not upgraded with its files",
+}
+
+
+def mend(url: str, doctor: Doctor) -> None:
+    """Paste all there is, again if that brings more to light."""
+    for _ in range(2):
+        for found in doctor(url)[1]:
+            paste(url, found["remedy"])
+
+
+@pytest.mark.parametrize("broken", sorted(BROKEN.keys() - OTHERWISE))
+def test_what_is_pasted_mends(broken: str, database_url: str, doctor: Doctor) -> None:
+    execute(database_url, BROKEN[broken][0])
+    assert doctor(database_url)[1] != []
+
+    mend(database_url, doctor)
+
+    assert doctor(database_url)[1] == []
+    execute(database_url, "CALL outbox.maintain()")
+
+
+def test_a_reader_that_is_far_behind_is_looked_for(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, BROKEN["the reader of a replication slot is far behind"][0])
+
+    mend(database_url, doctor)
+
+
+def test_a_row_of_a_default_partition_comes_into_its_day(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(
+        database_url,
+        f"DO $$ BEGIN EXECUTE 'DROP TABLE ' || {IN_DAYS.format(3)}; END $$",
+    )
+    execute(database_url, BROKEN["there is a DEFAULT partition"][0])
+    add_in(database_url, 3)
+
+    mend(database_url, doctor)
+
+    assert is_in_its_day(database_url, 3)
+
+
+@pytest.mark.parametrize("days", [-300, 8, 300])
+def test_a_row_of_a_day_that_the_policy_does_not_want_comes_into_one(
+    days: int, database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, BROKEN["there is a DEFAULT partition"][0])
+    add_in(database_url, days)
+    (found,) = (f for f in doctor(database_url)[1] if "DEFAULT" in f["finding"])
+
+    paste(database_url, found["remedy"])
+
+    assert is_in_its_day(database_url, days)
+
+
+def is_in_its_day(url: str, days: int) -> bool:
+    its = (
+        f"SELECT tableoid::regclass::text = {IN_DAYS.format(days)} FROM outbox.message"
+    )
+    return execute(url, its) == [(True,)]
+
+
+def add_in(url: str, days: int) -> None:
+    execute(
+        url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) VALUES (outbox.uuid7(),"
+        f" date_trunc('day', now(), 'UTC') + interval '{days} days 1 hour',"
+        " 0, 't', 'c', '')",
+    )
+
+
+def test_a_transaction_that_stays_open_is_ended(
+    database_url: str, doctor: Doctor
+) -> None:
+    execute(
+        database_url,
+        SEEN.format(
+            "pg_stat_activity",
+            "SELECT datname, pid, usename, state, backend_type, application_name,"
+            " usesysid, client_addr, now() - interval '2 hours' AS xact_start"
+            " FROM pg_stat_activity_itself WHERE application_name = 'forgotten'",
+        ),
+    )
+    forgotten = psycopg.connect(database_url, application_name="forgotten")
+    try:
+        (found,) = doctor(database_url)[1]
+        assert paste(database_url, found["remedy"]) == "t\n"
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            forgotten.execute("SELECT 1")
+    finally:
+        forgotten.close()
+
+    assert doctor(database_url)[1] == []
+
+
+@pytest.fixture
+def with_two_phases(doctor: Doctor) -> Iterator[str]:
+    """A server on which transactions can be prepared."""
+    with postgres_server(
+        settings={"max_prepared_transactions": "2"}, durable=False
+    ) as server:
+        yield server.url
+
+
+def test_a_transaction_that_was_prepared_is_committed(
+    with_two_phases: str, doctor: Doctor
+) -> None:
+    url = with_two_phases
+    paste(url, "pillarbox migrate --without-cron")
+    execute(
+        url,
+        SEEN.format(
+            "pg_prepared_xacts",
+            "SELECT gid, prepared - interval '2 hours' AS prepared, database"
+            " FROM pg_prepared_xacts_itself",
+        ),
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT outbox.add('t', '{}'::jsonb)")
+        connection.execute("PREPARE TRANSACTION 'it''s forgotten'")
+    (found,) = (f for f in doctor(url)[1] if f["check"] == "pins")
+
+    paste(url, found["remedy"])
+
+    assert not any(f["check"] == "pins" for f in doctor(url)[1])
+    assert execute(url, "SELECT count(*) FROM outbox.message") == [(1,)]
+
+
+def held(url: str, doctor: Doctor) -> Any:
+    (found,) = (f for f in doctor(url)[1] if "and held" in f["finding"])
+    return found
+
+
+def test_what_holds_a_partition_is_shown(database_url: str, doctor: Doctor) -> None:
+    old_partition(database_url)
+    add_old(database_url)
+
+    shown = paste(database_url, held(database_url, doctor)["remedy"])
+
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_detached_partition_with_an_unsettled_row_is_attached(
+    database_url: str, doctor: Doctor
+) -> None:
+    name = leave_detached(database_url)
+    execute(database_url, f"UPDATE {name} SET published_at = NULL")
+    found = held(database_url, doctor)
+    assert "queries don't see it" in found["finding"]
+
+    paste(database_url, found["remedy"])
+
+    assert "queries don't see it" not in held(database_url, doctor)["finding"]
+    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
+    assert execute(database_url, unsettled) == [(1,)]
+
+
+def test_a_condition_that_cannot_be_run_is_shown(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET unsettled = 'nothing IS NULL'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+
+    shown = paste(database_url, held(database_url, doctor)["remedy"])
+
+    assert shown == "nothing IS NULL\n"
+
+
+def test_what_should_be_gone_for_hours_says_who_is_in_the_way(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url)
+    (late,) = (f for f in doctor(database_url)[1] if f["check"] == "retention")
+
+    paste(database_url, late["remedy"])
+
+    assert late["remedy"].endswith("-- then: pillarbox maintain")
+    paste(database_url, "pillarbox maintain")
+    assert doctor(database_url)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "source"),
+    [
+        ("part of the schema is missing", "which pillarbox migrate --sql prints"),
+        ("a limit of the table is gone", "as pillarbox migrate --sql prints it"),
+    ],
+)
+def test_a_part_of_the_schema_that_was_dropped_is_named_with_its_source(
+    broken: str, source: str, database_url: str, doctor: Doctor
+) -> None:
+    execute(database_url, BROKEN[broken][0])
+
+    remedies = {f["remedy"] for f in doctor(database_url)[1]}
+
+    assert remedies
+    assert all(source in remedy for remedy in remedies)
+
+
+def test_a_schema_of_an_older_version_is_migrated(
+    database_url: str, doctor: Doctor
+) -> None:
+    paste(database_url, "pillarbox migrate --without-cron")
+    execute(database_url, "UPDATE outbox.alembic_version SET version_num = '0009'")
+    (newer,) = doctor(database_url)[1]
+    assert newer["remedy"] == "pip install --upgrade pillarbox"

@@ -1,0 +1,77 @@
+"""The doctor on a standby, and after that took over."""
+
+import psycopg
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.testing.cluster import private_standby
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
+    private_server: PostgresServer, doctor: Doctor
+) -> None:
+    url = private_server.url
+    migrate(url)
+    wait_for("launcher", lambda: execute(url, LAUNCHER))
+    execute(url, "CALL outbox.maintain()")
+    assert doctor(url) == (0, [])
+
+    with private_standby(url) as standby:
+        status, (found,) = doctor(standby.url)
+
+        assert status == 4
+        assert (found["check"], found["severity"]) == ("standby", "unknown")
+        assert "run pillarbox doctor on the primary" in found["remedy"]
+
+        # What the primary wrote down is judged here; nothing is to be deleted here.
+        execute(
+            url,
+            "SELECT cron.unschedule(jobid) FROM cron.job"
+            " WHERE jobname = 'pillarbox plan detaches'",
+        )
+        execute(
+            url,
+            "UPDATE outbox.upkeep SET succeeded_at = now() - interval '5 hours',"
+            " awaited_at = now() - interval '5 hours'",
+        )
+        ((lsn,),) = execute(url, "SELECT pg_current_wal_lsn()")
+        replayed = "SELECT 1 WHERE pg_last_wal_replay_lsn() >= %s"
+        wait_for("replay", lambda: execute(standby.url, replayed, [lsn]))
+        status, findings = doctor(standby.url)
+        assert status == 3
+        assert {f["check"] for f in findings} == {"standby", "upkeep", "cron"}
+        assert not any("DELETE FROM cron.job" in f["remedy"] for f in findings)
+
+
+def test_after_a_failover_the_upkeep_of_before_is_not_taken_for_one_of_here(
+    private_server: PostgresServer, doctor: Doctor
+) -> None:
+    url = private_server.url
+    migrate(url, with_cron=False)
+    execute(url, "CALL outbox.maintain()")
+    assert doctor(url) == (0, [])
+
+    with private_standby(url) as standby:
+        standby.promote()
+
+        status, (found,) = doctor(standby.url)
+        assert (status, found["check"]) == (1, "upkeep")
+        assert "its server has been promoted since" in found["finding"]
+        execute(standby.url, "CALL outbox.maintain()")
+        assert doctor(standby.url) == (0, [])
+
+
+def test_every_check_reads_only(private_server: PostgresServer, doctor: Doctor) -> None:
+    migrate(private_server.url)
+    with private_standby(private_server.url) as standby:
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            execute(standby.url, "CREATE TABLE nothing ()")
+        for finding in doctor(standby.url)[1]:
+            assert "read-only" not in finding["finding"]

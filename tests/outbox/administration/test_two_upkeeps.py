@@ -1,0 +1,168 @@
+"""Upkeeps at once: one gives way to the other, and none of them fails."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from outbox.cli.main import main
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+from tests.outbox.administration.retiring import (
+    AT_THE_NOTES,
+    EXPIRED,
+    PENDING,
+    RETIRING,
+    acting_as,
+    reader,
+)
+from tests.outbox.administration.test_upkeep import Upkeep, old_partition
+
+FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
+RECORD = "SELECT succeeded_at IS NOT NULL OR NULL, failure FROM outbox.upkeep"
+WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
+
+
+@contextmanager
+def stranger(
+    server: PostgresServer, url: str
+) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A transaction of a role that may connect and nothing else."""
+    role = f"stranger_{uuid4().hex}"
+    execute(server.url, f"CREATE ROLE {role} LOGIN")
+    try:
+        with psycopg.connect(url, user=role) as connection:
+            yield connection
+            connection.rollback()
+    finally:
+        execute(server.url, f"DROP ROLE {role}")
+
+
+def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    with (
+        psycopg.connect(database_url) as first,
+        acting_as(database_url, "pillarbox_maintainer") as maintainer,
+    ):
+        upkeep = Upkeep(maintainer)
+        first.execute(FINISH)
+
+        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
+
+    assert upkeep.heard == [
+        "another upkeep is handling the detached partitions of outbox.message",
+        "the retention of outbox.message was left to another upkeep",
+    ]
+    assert len(execute(database_url, RETIRING)) == 1
+    # How it ended is for the first one to record.
+    assert execute(database_url, RECORD) == [(None, None)]
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, RECORD) == [(True, None)]
+
+
+def test_a_stranger_who_holds_the_lock_of_the_upkeep_makes_the_run_fail_by_name(
+    server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_partition(database_url)
+    with stranger(server, database_url) as holder:
+        holder.execute(AT_THE_NOTES)
+        pid = holder.info.backend_pid
+
+        assert main(["maintain", "--database", database_url]) == 2
+
+        ((_, failure),) = execute(database_url, RECORD)
+        assert f"session {pid} of role {holder.info.user}" in failure
+        assert "holds the upkeep's lock but is no upkeep" in failure
+        assert failure in capsys.readouterr().err
+        assert main(["doctor", "--database", database_url]) == 3
+        assert f"session {pid}" in capsys.readouterr().out
+
+    assert main(["maintain", "--database", database_url]) == 0
+    assert execute(database_url, EXPIRED) == []
+    assert execute(database_url, RECORD) == [(True, None)]
+
+
+def test_the_command_that_gives_way_does_not_fail(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_partition(database_url)
+    with psycopg.connect(database_url) as first:
+        first.execute(AT_THE_NOTES)
+        assert main(["maintain", "--database", database_url]) == 0
+
+    told = capsys.readouterr().err
+    assert (
+        "another upkeep is handling the detached partitions of outbox.message" in told
+    )
+    assert "nothing is wrong" in told
+
+
+def test_two_fallbacks_at_once_take_all_between_them(database_url: str) -> None:
+    for days in range(20, 26):
+        old_partition(database_url, days)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with acting_as(database_url, "pillarbox_maintainer") as maintainer:
+                maintainer.execute("CALL outbox.maintain()")
+        except psycopg.Error as error:
+            failures.append(error)
+
+    both = [threading.Thread(target=run) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(60)
+
+    assert failures == []
+    assert execute(database_url, EXPIRED) == []
+
+
+def test_a_detach_of_the_command_is_known_whatever_its_url_calls_the_application(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    separator = "&" if "?" in database_url else "?"
+    url = f"{database_url}{separator}application_name=nightly"
+    with reader(database_url) as reading:
+        command = threading.Thread(target=main, args=(["maintain", "--database", url],))
+        command.start()
+        wait_for("detach", lambda: execute(database_url, PENDING))
+        execute(database_url, "CALL outbox.maintain(patience => '6 hours')")
+        assert execute(database_url, PENDING) == [(1,)]
+        reading.rollback()
+        command.join(60)
+
+    assert execute(database_url, EXPIRED) == []
+
+
+def test_two_that_make_the_same_days_do_not_fail(database_url: str) -> None:
+    ahead = (
+        "SELECT partition::text FROM outbox.partitions('outbox.message')"
+        " WHERE starts_at > now() + 3 * interval '24 hours'"
+    )
+    for (partition,) in execute(database_url, ahead):
+        execute(database_url, f"DROP TABLE {partition}")
+    with (
+        psycopg.connect(database_url) as first,
+        acting_as(database_url, "pillarbox_maintainer") as maintainer,
+    ):
+        first.execute("SELECT outbox.make_partitions('outbox.message')")
+        second = threading.Thread(
+            target=maintainer.execute, args=("CALL outbox.maintain()",)
+        )
+        second.start()
+        wait_for("the second", lambda: execute(database_url, WAITS))
+        first.commit()
+        second.join(60)
+
+    health = "SELECT ahead >= 7, gaps FROM outbox.partition_health"
+    assert set(execute(database_url, health)) == {(True, 0)}

@@ -1,0 +1,155 @@
+"""When the upkeep last succeeded is written down, whatever drives it, and looked at."""
+
+import json
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.testing.postgres import PostgresServer, postgres_server
+from tests.fixtures.pasting import paste
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import acting_as
+
+FRESH: Final = "SELECT succeeded_at > now() - interval '1 minute' FROM outbox.upkeep"
+LONG_AGO: Final = (
+    "UPDATE outbox.upkeep SET awaited_at = now() - interval '4 hours',"
+    " succeeded_at = {}::timestamptz - interval '4 hours'"
+)
+BREAK_A_CONDITION: Final = (
+    "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+    " WHERE parent_table = 'inbox.delivery'"
+)
+TURN_OFF: Final = "UPDATE cron.job SET active = false"
+
+
+def ask(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[Any]]:
+    """Ask the doctor; give the exit status and what it knows of all but the locks.
+
+    To a test's database every role may connect, at which it hints.
+    """
+    capsys.readouterr()
+    status = main(["doctor", "--json", "--database", url])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    return status, [
+        f for f in findings if f["severity"] != "unknown" and f["check"] != "locks"
+    ]
+
+
+@pytest.mark.parametrize(
+    "call", ["CALL outbox.maintain()", "CALL outbox.maintain(patience => '6 hours')"]
+)
+def test_a_job_s_statement_is_noted(call: str, database_url: str) -> None:
+    assert execute(database_url, FRESH) == [(None,)]
+
+    with acting_as(database_url, "pillarbox_maintainer") as maintainer:
+        maintainer.execute(call.encode())
+
+    assert execute(database_url, FRESH) == [(True,)]
+
+
+def test_the_command_is_noted_and_the_doctor_finds_nothing_more(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor = f"{database_url}?options=-crole%3Dpillarbox_monitor"
+    status, (found,) = ask(database_url, capsys)
+    assert (status, found["check"]) == (1, "upkeep")
+    assert "has not run yet" in found["finding"]
+    assert ask(monitor, capsys)[0] == 4  # it doesn't see all transactions
+
+    paste(database_url, found["remedy"])
+
+    assert execute(database_url, FRESH) == [(True,)]
+    assert ask(database_url, capsys) == (0, [])
+    assert ask(monitor, capsys) == (4, [])
+
+
+def test_a_run_that_failed_is_not(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["maintain", "--database", database_url]) == 0
+    execute(database_url, LONG_AGO.format("now()"))
+    execute(database_url, BREAK_A_CONDITION)
+    execute(
+        f"{database_url}?options=-crole%3Dpillarbox_owner",
+        "SELECT partman.create_partition_time('inbox.delivery',"
+        " ARRAY[date_trunc('day', now(), 'UTC') - 20 * interval '24 hours'])",
+    )
+
+    with pytest.raises(psycopg.Error, match=r"retention of inbox\.delivery"):
+        execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, FRESH) == [(False,)]
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [("now()", "last succeeded at 2"), ("NULL", "has never succeeded")],
+)
+def test_what_is_hours_ago_or_never_is_an_error_until_it_runs(
+    last: str, said: str, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, LONG_AGO.format(last))
+
+    status, (found,) = ask(database_url, capsys)
+
+    assert (status, found["check"], found["severity"]) == (3, "upkeep", "error")
+    assert said in found["finding"]
+    paste(database_url, found["remedy"])
+    assert ask(database_url, capsys) == (0, [])
+
+
+def test_who_deleted_the_note_hears_that_it_never_succeeded(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "DELETE FROM outbox.upkeep")
+    _, (found,) = ask(database_url, capsys)
+    assert "has never succeeded" in found["finding"]
+
+    paste(database_url, found["remedy"])
+
+    assert ask(database_url, capsys) == (0, [])
+
+
+def test_where_there_is_no_pg_cron_any_scheduler_will_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with postgres_server(
+        settings={"shared_preload_libraries": ""}, durable=False, docker=False
+    ) as bare:
+        migrate(bare.url, with_cron=False)
+        status, (found,) = ask(bare.url, capsys)
+        assert status == 1
+        assert found["remedy"].endswith(
+            "every hour by any scheduler: cron, a systemd timer, a CronJob"
+        )
+        paste(bare.url, found["remedy"])
+        assert ask(bare.url, capsys) == (0, [])
+
+
+def test_pg_cron_may_be_here_for_others_and_drive_nothing_of_ours(
+    private_server: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = private_server.url
+    execute(url, "CREATE EXTENSION pg_cron")
+    migrate(url, with_cron=False)
+    execute(url, LONG_AGO.format("now()"))
+    status, findings = ask(url, capsys)
+    assert status == 3
+    (found,) = (f for f in findings if f["check"] == "upkeep")
+    assert "by pg_cron, which runs here: pillarbox migrate; or by" in found["remedy"]
+
+    assert main(["maintain", "--database", url]) == 0
+
+    assert ask(url, capsys) == (0, [])
+    # Who migrated with its jobs may switch them off.
+    migrate(url)
+    execute(url, TURN_OFF)
+    assert ask(url, capsys) == (0, [])
+    execute(url, LONG_AGO.format("now()"))
+    status, findings = ask(url, capsys)
+    assert status == 3
+    assert [f["check"] for f in findings] == ["upkeep", "cron", "cron"]
+    assert "is inactive" in findings[1]["finding"]

@@ -1,0 +1,241 @@
+"""The options of broker URLs: one declaration for both sides, the docs and the help."""
+
+import inspect
+from dataclasses import fields
+from datetime import timedelta
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pika import URLParameters
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
+
+from outbox.brokers.nats.options import is_name
+from outbox.brokers.options import (
+    BrokerOptions,
+    Choice,
+    Duration,
+    Flag,
+    Names,
+    Number,
+    Text,
+    brokers,
+    options_of,
+)
+from outbox.brokers.plugins import implementation
+from outbox.brokers.rabbitmq.options import RabbitMQOptions
+from outbox.brokers.redis.options import RedisOptions
+from outbox.errors import ConfigError, UnknownImplementationError
+
+DOCS = Path(__file__).parents[3] / "docs" / "brokers"
+BROKERS = brokers()
+PASSWORD = "hemlighet"
+# One URL for both sides, with an option of each.
+ONE_URL = {
+    "amqp": "amqp://h/?unroutable=drop&timeout=3s&prefetch=10&heartbeat=5",
+    "kafka": "kafka://h/?timeout=3s&max_payload_bytes=9&session.timeout.ms=6000"
+    "&auto.offset.reset=latest&linger.ms=0&handover=3s",
+    "memory": "memory://",
+    "nats": "nats://h?max_payload_bytes=9&ack_wait=5s&stream=S&create=a.>",
+    "postgresql": "postgresql://h/x?unsubscribed=drop&lease=20s&sslmode=require",
+    "redis": "redis://h/0?maxlen=9&reclaim_after=5s&health_check_interval=3",
+    "sqs": "sqs://eu-west-1/?in_flight=3&visibility=5s&fifo=true",
+}
+
+
+def declared(options: type[BrokerOptions]) -> dict[str, Any]:
+    return {f.name: f.metadata["option"].form for f in fields(options)}
+
+
+def values(form: Any) -> st.SearchStrategy[Any]:
+    text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
+    match form:
+        case Number(least, most):
+            return st.integers(least, most or 10**15)
+        case Duration(least, most, whole):
+            seconds = st.integers(
+                1 if least is None else int(least.total_seconds()), 20
+            )
+            duration = seconds.map(lambda number: timedelta(seconds=number))
+            return duration if whole else duration | st.just(timedelta(seconds=0.25))
+        case Flag():
+            return st.booleans()
+        case Choice(words):
+            return st.sampled_from(words)
+        case Names():
+            return st.lists(text.filter(lambda t: "," not in t), min_size=1).map(tuple)
+        case Text(test=test) if test is is_name:
+            return st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True)
+        case Text(description=description) if "12 digits" in description:
+            return st.from_regex(r"[0-9]{12}", fullmatch=True)
+        case Text(description=description) if "https" in description:
+            return st.sampled_from(["https://host:1", "http://[::1]:80"])
+    return text
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_what_is_printed_is_read_again(broker: str, data: st.DataObject) -> None:
+    kind = BROKERS[broker]
+    given_values = {
+        name: data.draw(values(form), name)
+        for name, form in declared(kind).items()
+        if data.draw(st.booleans(), f"{name} given")
+    }
+    if "create" in given_values:
+        given_values["stream"] = "S"
+    options = kind(**given_values)
+    url = f"{kind.schemes[0]}://host/path"
+    query = options.query()
+    assert kind.parse(f"{url}?{query}" if query else url) == (url, options)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+@settings(max_examples=30)
+@given(text=st.text(max_size=20))
+def test_a_value_is_read_or_refused_by_its_name(broker: str, text: str) -> None:
+    kind = BROKERS[broker]
+    for name in declared(kind):
+        try:
+            kind.parse(f"x://host/?{name}={quote(text, errors='replace')}")
+        except ConfigError as error:
+            assert name in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("scheme", ONE_URL)
+async def test_one_url_serves_the_relay_and_the_consumer(scheme: str) -> None:
+    url = ONE_URL[scheme]
+    implementation("relay.publishers", url).from_url(url)
+    implementation("inbox.sources", url).from_url(url, consumer="c", topics=["t"])
+
+
+@pytest.mark.parametrize("scheme", ONE_URL)
+@pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
+async def test_an_unknown_option_is_named_with_those_that_there_are(
+    scheme: str, group: str
+) -> None:
+    url = ONE_URL[scheme]
+    url += f"{'&' if '?' in url else '?'}nonsense=1"
+    side = {} if group == "relay.publishers" else {"consumer": "c", "topics": ["t"]}
+    with pytest.raises(ConfigError, match="unknown option 'nonsense'") as refusal:
+        implementation(group, url).from_url(url, **side)
+    for row in options_of(scheme).table():
+        assert row.name in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("redis://h?reclaim_afer=5s", "reclaim_after"),
+        ("redis://h?health_check_intervall=5", "health_check_interval"),
+        ("amqp://h?heart_beat=5", "heartbeat"),
+        ("kafka://h/?linger=5", "linger.ms"),
+        ("nats://h?ackwait=5s", "ack_wait"),
+        ("postgresql://h/x?ssl_mode=require", "sslmode"),
+        ("sqs://eu-west-1/?visibilty=5s", "visibility"),
+    ],
+)
+def test_the_option_that_was_meant_is_suggested(url: str, meant: str) -> None:
+    publisher = implementation("relay.publishers", url)
+    with pytest.raises(ConfigError, match=f"; did you mean {meant}[?] the options are"):
+        publisher.from_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "refusal"),
+    [
+        ("redis://h?maxlen=many", "option maxlen='many': write a whole number from 1"),
+        ("redis://h?reclaim_after=5", "reclaim_after='5': write a duration above 0"),
+        ("redis://h?maxlen=1&maxlen=2", "option maxlen: given twice"),
+        ("redis://h?maxlen=", "option maxlen='': write"),
+        ("redis://h?ssl_ca_certs=/x", "ssl_ca_certs needs rediss://"),
+        ("amqp://h?unroutable=lose", "unroutable='lose': write one of keep, drop"),
+        ("amqp://h?prefetch=65536", "a whole number from 1 to 65535"),
+        ("sqs://r/?wait=21s", "wait='21s': write whole seconds from 0s to 20s"),
+        ("sqs://r/?account=12", "account='12': write its 12 digits"),
+        ("nats://h?create=a", "option create: needs stream=NAME"),
+        ("nats://h?stream=a.b", "stream='a.b': write a name of letters"),
+        ("memory://?a=1", "unknown option 'a'; it has no options"),
+    ],
+)
+def test_a_refusal_names_option_value_and_form(url: str, refusal: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        implementation("relay.publishers", url).from_url(url)
+    assert refusal in str(told.value)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "me:{0}@host/?nonsense=1",
+        "me:a?{0}=1@host",
+        "me:a?maxlen={0}@host",
+        "me:a?max_payload_bytes={0}@host/",
+        "me:a?timeout={0}@host/",
+        "host/?endpoint_url=https://me:{0}@host",
+        "me:{0}@host/?max_payload_bytes=0",
+        "me:{0}@host/?max_payload_bytes=1&max_payload_bytes=1",
+    ],
+)
+def test_no_password_is_in_an_error(broker: str, tail: str) -> None:
+    kind = BROKERS[broker]
+    for scheme in kind.schemes:
+        try:
+            _, read = kind.parse(f"{scheme}://{tail.format(PASSWORD)}")
+        except ConfigError as error:
+            assert PASSWORD not in str(error)  # noqa: PT017
+        else:
+            assert PASSWORD not in repr(read)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_the_documentation_has_the_table_of_the_code(broker: str) -> None:
+    table = BROKERS[broker].markdown()
+    page = (DOCS / f"{broker}.md").read_text()
+    assert BROKERS[broker].table() == [] or table in page, table
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_the_table_for_a_terminal_has_a_line_for_each_option(broker: str) -> None:
+    kind = BROKERS[broker]
+    lines = kind.text().splitlines()
+    assert [line.split()[0] for line in lines] == [row.name for row in kind.table()]
+    assert not any("`" in line or line != line.rstrip() for line in lines)
+
+
+def test_every_scheme_has_its_options() -> None:
+    groups = ("relay.publishers", "inbox.sources")
+    schemes = {entry.name for group in groups for entry in entry_points(group=group)}
+    assert schemes == {s for kind in BROKERS.values() for s in kind.schemes}
+    for scheme in schemes:
+        assert scheme in options_of(scheme).schemes
+
+
+def test_options_are_found_by_the_name_of_a_broker() -> None:
+    assert options_of("rabbitmq") is options_of("amqps") is RabbitMQOptions
+    with pytest.raises(UnknownImplementationError, match="no broker 'mqtt'; installed"):
+        options_of("mqtt")
+
+
+def test_arguments_win_over_the_url() -> None:
+    assert RedisOptions.parse("redis://h?maxlen=1", maxlen=2)[1].maxlen == 2
+    assert RedisOptions.parse("redis://h?maxlen=1", maxlen=None)[1].maxlen == 1
+    with pytest.raises(ConfigError, match="maxlen=0: must be a whole number from 1"):
+        RedisOptions.parse("redis://h", maxlen=0)
+
+
+def test_the_clients_have_the_options_that_are_listed_as_theirs() -> None:
+    of_redis = {
+        name
+        for kind in (AbstractConnection, Connection, SSLConnection)
+        for name in inspect.signature(kind).parameters
+    }
+    assert set(RedisOptions.client_names()) <= of_redis
+    setters = {name.removeprefix("_set_url_") for name in dir(URLParameters)}
+    assert set(RabbitMQOptions.client_names()) <= setters

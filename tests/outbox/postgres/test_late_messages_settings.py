@@ -1,0 +1,69 @@
+"""Relay and consumer compare their retries with what the database keeps."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TypeAlias
+
+import pytest
+
+from inbox import Consumer
+from inbox.sources.memory import MemorySource
+from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, RetentionFoundShort
+from outbox.retry import RetryPolicy
+from outbox.testing.events import RecordedEvents
+from tests.fixtures.consumers import async_sessions_of, sessions_of
+from tests.fixtures.consumers import running as consuming
+from tests.fixtures.pasting import paste
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import running as relaying
+
+EventsOf: TypeAlias = Callable[[str, RetryPolicy], Awaitable[RecordedEvents]]
+
+PATIENT = RetryPolicy(max_attempts=100, max_delay=timedelta(hours=2))
+AFTER = timedelta(days=6, hours=200, minutes=40)
+
+
+async def of_relay(url: str, retry: RetryPolicy) -> RecordedEvents:
+    async with relaying(url, ScriptedPublisher(), retry=retry) as relay:
+        return relay.events
+
+
+async def of_sync_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
+    with sessions_of(url) as sessions:
+        consumer = Consumer(MemorySource(), sessions, name="billing", retry=retry)
+        consumer.handles("orders")(lambda _session, _message: None)
+        async with consuming(consumer) as events:
+            return events
+
+
+async def of_async_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
+    async def handle(_session: object, _message: object) -> None: ...
+
+    async with async_sessions_of(url, "asyncpg") as sessions:
+        consumer = Consumer(MemorySource(), sessions, name="billing", retry=retry)
+        consumer.handles("orders")(handle)
+        async with consuming(consumer) as events:
+            return events
+
+
+@pytest.mark.parametrize(
+    "events_of",
+    [of_relay, of_sync_consumer, of_async_consumer],
+    ids=lambda f: f.__name__,
+)
+async def test_retries_that_outlast_the_receipts_are_told_until_these_are_kept_longer(
+    database_url: str, events_of: EventsOf
+) -> None:
+    found = (await events_of(database_url, PATIENT)).of(RetentionFoundShort)
+
+    assert sorted(event.table for event in found) == sorted(KEPT_FOR_LATECOMERS)
+    assert {event.needed for event in found} == {AFTER}
+    for event in found:
+        paste(database_url, event.remedy)
+    again = await events_of(database_url, PATIENT)
+    assert not again.of(RetentionFoundShort)
+
+
+async def test_who_retries_as_usual_says_nothing_of_receipts(database_url: str) -> None:
+    events = await of_relay(database_url, RetryPolicy())
+    assert not events.of(RetentionFoundShort)

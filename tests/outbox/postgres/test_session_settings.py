@@ -1,0 +1,235 @@
+"""What ALTER DATABASE says about sessions stops none of our processes and commands."""
+
+from datetime import datetime, timedelta
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer
+from inbox.events import MessageDeadLettered, MessageHandled
+from inbox.sources.memory import MemorySource
+from outbox import Message, insert_statement, uuid7
+from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.errors import InvalidMessageError
+from outbox.postgres.connection import connect
+from outbox.testing.postgres import PostgresServer
+from relay.events import MessageDeadLettered as GivenUp
+from relay.publisher import Acked, Nacked
+from tests.fixtures.consumers import QUICK, async_sessions_of, running
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, insert
+from tests.fixtures.relay import running as relaying
+from tests.outbox.administration.test_upkeep import old_partition
+
+ODD = {
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "iso_8601",
+    # Its letters, IST, are those of Israel to PostgreSQL.
+    "TimeZone": "Asia/Kolkata",
+    "bytea_output": "escape",
+    "extra_float_digits": "-15",
+    "client_encoding": "LATIN1",
+    "default_transaction_isolation": "serializable",
+}
+
+
+def make_odd(server: PostgresServer, url: str) -> str:
+    name = url.rpartition("/")[2].partition("?")[0]
+    for setting, value in ODD.items():
+        execute(server.url, f"ALTER DATABASE \"{name}\" SET {setting} = '{value}'")
+    return url
+
+
+@pytest.fixture
+def odd_url(server: PostgresServer, database_url: str) -> str:
+    return make_odd(server, database_url)
+
+
+async def test_sessions_of_our_own_have_settings_of_their_own(odd_url: str) -> None:
+    settings = "SELECT name, setting FROM pg_settings WHERE name = ANY (%s)"
+    async with await connect(odd_url, application_name="settings") as connection:
+        found = await (await connection.execute(settings, [list(ODD)])).fetchall()
+
+    assert dict(found) == {
+        "DateStyle": "ISO, MDY",
+        "IntervalStyle": "postgres",
+        "TimeZone": "UTC",
+        "bytea_output": "hex",
+        "extra_float_digits": "1",
+        "client_encoding": "UTF8",
+        "default_transaction_isolation": "read committed",
+    }
+
+
+async def test_a_relay_publishes_retries_and_gives_up(odd_url: str) -> None:
+    insert(odd_url, Message("t", b"1", key="k"), Message("bad", b"\xff\\"))
+    execute(f"{odd_url}?client_encoding=utf8", "UPDATE outbox.message SET key = '中€'")
+    publisher = ScriptedPublisher(
+        lambda m: Nacked("no", permanent=True) if m.topic == "bad" else Acked()
+    )
+
+    async with relaying(odd_url, publisher) as relay:
+        await publisher.until_acked(1)
+        await relay.events.wait_for(GivenUp)
+
+    assert [(m.key, m.payload) for m in publisher.acked] == [("中€", b"1")]
+
+
+def commands(url: str) -> list[list[str]]:
+    ids = execute(url, "SELECT id::text FROM outbox.dead_letter")
+    return [
+        ["dead-letters", "list"],
+        ["dead-letters", "list", "--older-than", "1s"],
+        ["dead-letters", "show", ids[0][0]],
+        ["dead-letters", "export"],
+        ["dead-letters", "list", "--side", "inbox"],
+        ["blocked"],
+        ["replay", "--since", "1h", "--dry-run"],
+        ["jobs"],
+        ["partitions"],
+        ["retention", "show"],
+        ["maintain", "--dry-run"],
+        ["doctor"],
+    ]
+
+
+def fill(url: str) -> None:
+    for schema in ("outbox", "inbox"):
+        give_up(url, Message("t", b"1"), schema=schema, age=timedelta(hours=1))
+    insert(url, Message("t", b"1", key="k"), Message("t", b"1"))
+    execute(
+        url,
+        "UPDATE outbox.message SET attempts = 1, last_error = 'no',"
+        " available_at = now() + interval '1 hour' WHERE key = 'k'",
+    )
+    execute(url, "UPDATE outbox.message SET published_at = now() WHERE key IS NULL")
+    execute(
+        url,
+        "WITH new AS (SELECT outbox.uuid7() AS id)"
+        " INSERT INTO inbox.job (message_id, message_at, consumer)"
+        " SELECT id, inbox.moment_of(id), 'c' FROM new",
+    )
+
+
+def test_every_command_reads_moments_and_spans(
+    server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(database_url)
+    old_partition(database_url)
+    asked = [
+        [*arguments, "--database", database_url] for arguments in commands(database_url)
+    ]
+
+    def answers() -> list[tuple[int, int]]:
+        return [
+            (main(arguments), len(capsys.readouterr().out.splitlines()))
+            for arguments in asked
+        ]
+
+    usual = answers()
+    assert {status for status, _ in usual[:-1]} == {0}
+    make_odd(server, database_url)
+
+    assert answers() == usual
+    assert main(["maintain", "--database", database_url]) == 0
+    assert main(["migrate", "--without-cron", "--database", database_url]) == 0
+
+
+def test_a_migration_makes_partitions_at_midnight_utc(
+    server: PostgresServer, empty_database_url: str
+) -> None:
+    url = make_odd(server, empty_database_url)
+    migrate(url, with_cron=False)
+    execute(url, "CALL outbox.maintain()")
+
+    ((begins, count),) = execute(
+        f"{url}?options=-cDateStyle%3DISO%20-cTimeZone%3DUTC",
+        "SELECT array_agg(DISTINCT starts_at::time), count(*)"
+        " FROM outbox.partitions('outbox.message')",
+    )
+    assert [str(begin) for begin in begins] == ["00:00:00"]
+    assert count >= 8
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_consumer_handles_and_retries_in_sessions_of_the_users(
+    odd_url: str, driver: str
+) -> None:
+    styles = []
+    async with async_sessions_of(odd_url, driver) as sessions:
+        consumer = Consumer(
+            MemorySource(Message("good", b"1"), Message("bad", b"1")),
+            sessions,
+            name="c",
+            retry=QUICK,
+        )
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            styles.append(await session.scalar(text("SHOW DateStyle")))
+            if message.topic == "bad" and len(styles) < 5:
+                raise ValueError(message.topic)
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(MessageDeadLettered)
+        execute(odd_url, "UPDATE inbox.dead_letter SET retry_after = now()")
+        async with consumer.retrier() as retrier:
+            found = await find(retrier, Criteria())
+            assert await retry_all(retrier, found) == Tally(succeeded=1)
+
+    # In a retry the handler's own moments are still read as day, month, year.
+    assert {style.rpartition(", ")[2] for style in styles} == {"DMY"}
+
+
+BEYOND = ["infinity", "-infinity", "0044-03-15 BC", "10000-01-01"]
+REFUSED = psycopg.errors.CheckViolation
+
+
+@pytest.mark.parametrize("moment", BEYOND)
+def test_a_moment_that_python_cannot_read_is_refused(
+    database_url: str, moment: str
+) -> None:
+    fill(database_url)
+    insert(database_url, Message("t", b""))
+    for update in (
+        "outbox.message SET available_at",
+        "outbox.dead_letter SET retry_after",
+        "inbox.dead_letter SET retry_after",
+        "inbox.dead_letter SET updated_at",
+        "inbox.job SET queued_at",
+        "inbox.job SET lease_until",
+    ):
+        with pytest.raises(REFUSED, match="finite"):
+            execute(database_url, f"UPDATE {update} = %s", [moment])
+    with pytest.raises(REFUSED, match="available_at_finite"):
+        execute(
+            database_url,
+            "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer,"
+            " topic, content_type, headers, payload, available_at)"
+            " VALUES (%s, 0, 1, 'c', 't', 'a/b', '{}', '', %s)",
+            [uuid7(), moment],
+        )
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="available_at is"):
+        execute(
+            database_url,
+            "SELECT outbox.add('t', '\\x'::bytea, available_at => %s)",
+            [moment],
+        )
+
+
+def test_a_moment_before_the_first_is_refused_by_add() -> None:
+    first, before = (
+        datetime.fromisoformat(f"0001-01-01T00:00:00{zone}")
+        for zone in ("+00:00", "+05:00")
+    )
+    insert_statement(Message("t", b"", available_at=first))
+
+    with pytest.raises(InvalidMessageError, match="is before the year 1"):
+        insert_statement(Message("t", b"", available_at=before))

@@ -1,0 +1,79 @@
+"""Reserved names of headers: refused by SQL, and dead letters if inserted by hand."""
+
+import psycopg
+import pytest
+
+from outbox import Message, uuid7
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Tally, find, retry_all
+from outbox.lane import Priority, lane_of
+from outbox.limits import STORED_HEADERS
+from relay.dead_letters.retry import publishing_retrier
+from relay.events import MessageDeadLettered
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import dead_letters, execute, insert, running
+from tests.outbox.test_reserved_headers import FREE, RESERVED
+
+ADD = (
+    "SELECT outbox.add('t', '\\x'::bytea, headers => jsonb_build_object(%s::text, 'x'))"
+)
+
+
+def insert_by_hand(url: str, name: str) -> None:
+    id = uuid7()
+    execute(
+        url,
+        "INSERT INTO outbox.message (id, lane, schema_version, topic, content_type,"
+        " headers, payload) VALUES (%s, %s, 1, %s, 'a/b',"
+        " jsonb_build_object(%s::text, 'forged'), '')",
+        [id, lane_of(None, id, Priority.DEFAULT), f"by hand: {name}", name],
+    )
+
+
+def test_sql_and_python_refuse_the_same_names(database_url: str) -> None:
+    for name in RESERVED:
+        with pytest.raises(psycopg.errors.InvalidParameterValue) as it:
+            execute(database_url, ADD, [name])
+        assert f"headers has the reserved name '{name}'" in str(it.value)
+    for name in FREE:
+        execute(database_url, ADD, [name])
+
+    (kept,) = execute(database_url, "SELECT count(*) FROM outbox.message")
+    assert kept == (len(FREE),)
+
+
+async def test_a_row_inserted_by_hand_reaches_no_broker_with_a_forged_attribute(
+    database_url: str,
+) -> None:
+    forged = [name for name in RESERVED if name not in STORED_HEADERS]
+    for name in forged:
+        insert_by_hand(database_url, name)
+    insert(database_url, Message("good", b"", headers={"x": "1"}))
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered, len(forged))
+        await publisher.until_acked(1)
+
+    assert {message.topic for call in publisher.calls for message in call} == {"good"}
+    found = dead_letters(database_url)
+    assert sorted(topic for topic, _, _ in found) == sorted(
+        f"by hand: {name}" for name in forged
+    )
+    assert all("is a reserved name" in reason for _, _, reason in found)
+
+
+async def test_a_dead_letter_with_a_reserved_name_is_not_published_by_a_retry(
+    database_url: str,
+) -> None:
+    give_up(database_url, Message("t", b"", headers={"ce-tenant": "forged"}))
+    publisher = ScriptedPublisher()
+
+    async with publishing_retrier(database_url, lambda: publisher) as retrier:
+        found = await find(retrier, Criteria())
+        assert await retry_all(retrier, found) == Tally(failed=1)
+
+    assert publisher.calls == []
+    ((_, _, reason),) = states(database_url)
+    assert "'ce-tenant': is a reserved name" in reason

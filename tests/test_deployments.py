@@ -1,0 +1,197 @@
+"""The examples of docker/: what they run exists, and they keep the rules they show."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inbox.consuming.limits import DEFAULT_HELD_BYTES, MIB, Limits
+from outbox.cli.main import main
+from relay.config import RelayConfig
+
+DEFAULTS = Limits(
+    max_in_flight=64,
+    max_in_flight_per_tenant=None,
+    max_prefetched=None,
+    max_waiting=1024,
+    max_held_bytes=DEFAULT_HELD_BYTES,
+    max_idle=None,
+    drain=timedelta(seconds=20),
+)
+DOCKER = Path(__file__).parent.parent / "docker"
+
+
+def manifests() -> list[Any]:
+    files = sorted((DOCKER / "kubernetes").glob("*.yaml"))
+    return [
+        pytest.param(document, id=f"{file.stem} {document['kind']}")
+        for file in files
+        for document in yaml.safe_load_all(file.read_text())
+        if pod_of(document)
+    ]
+
+
+def pod_of(document: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the pod's specification that a manifest has, however deep."""
+    spec = document.get("spec", {})
+    while (inner := spec.get("template") or spec.get("jobTemplate")) is not None:
+        spec = inner["spec"]
+    return spec if "containers" in spec else None
+
+
+def units() -> list[Path]:
+    return sorted((DOCKER / "systemd").iterdir())
+
+
+def commands() -> Iterator[Any]:
+    for unit in units():
+        for line in re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE):
+            program, *arguments = shlex.split(line)
+            yield pytest.param([Path(program).name, *arguments], id=unit.name)
+    for parameter in manifests():
+        pod = pod_of(parameter.values[0])
+        assert pod is not None
+        yield pytest.param(pod["containers"][0]["args"], id=parameter.id)
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    for name, service in services.items():
+        if service.get("command", [None])[0] == "pillarbox":
+            yield pytest.param(service["command"], id=f"compose {name}")
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_a_command_is_one_of_ours_with_options_that_it_has(
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, *arguments = command
+    assert name == "pillarbox"
+    for variable in ("DATABASE_URL", "DATABASE_URL_FILE"):
+        monkeypatch.delenv(f"PILLARBOX_{variable}", raising=False)
+
+    assert main(arguments) == 2
+
+    # What it takes is understood: the application or the database is what is missing.
+    said = capsys.readouterr().err
+    assert re.search(r"No module named 'shop'|no database given|shop.consumers", said)
+
+
+@pytest.mark.parametrize("manifest", manifests())
+def test_a_job_that_is_run_again_has_a_new_name(manifest: dict[str, Any]) -> None:
+    """The pod of a Job that exists, its image too, can't be changed."""
+    names = manifest["metadata"].keys() & {"name", "generateName"}
+    assert names == {"generateName" if manifest["kind"] == "Job" else "name"}
+
+
+@pytest.mark.parametrize("manifest", manifests())
+def test_a_pod_runs_without_rights_and_has_its_secrets_from_files(
+    manifest: dict[str, Any],
+) -> None:
+    pod = pod_of(manifest)
+    assert pod is not None
+    assert pod["securityContext"]["runAsNonRoot"]
+    (container,) = pod["containers"]
+    rights = container["securityContext"]
+    assert rights["readOnlyRootFilesystem"]
+    assert not rights["allowPrivilegeEscalation"]
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    for variable in container["env"]:
+        assert variable["name"].endswith("_FILE")
+        assert any(
+            variable["value"].startswith(f"{mount['mountPath']}/")
+            for mount in container["volumeMounts"]
+        )
+
+
+def limited(*programs: str) -> Iterator[Any]:
+    """Return the memory limit in MiB and the arguments of each such process."""
+    for parameter in manifests():
+        pod = pod_of(parameter.values[0])
+        assert pod is not None
+        for container in pod["containers"]:
+            if container["args"][1] in programs:
+                limit = container["resources"]["limits"]["memory"]
+                yield case(limit, container["args"], parameter.id)
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    for name, service in services.items():
+        if service.get("command", [None, None])[1] in programs:
+            yield case(service["mem_limit"], service["command"], f"compose {name}")
+    for unit in units():
+        settings = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
+        line = shlex.split(settings.get("ExecStart", ""))
+        if line and line[1] in programs:
+            yield case(settings["MemoryMax"], line, unit.name)
+
+
+def case(limit: str, arguments: list[str], id: str | None) -> Any:
+    return pytest.param(int(re.sub(r"(Mi|m|M)$", "", limit)), arguments, id=id)
+
+
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("relay")))
+def test_a_relay_has_the_memory_that_its_batches_may_take(
+    mebibytes: int, arguments: list[str]
+) -> None:
+    given = dict(pairwise(arguments))
+    default = RelayConfig()
+    config = RelayConfig(
+        concurrency=int(given.get("--concurrency", default.concurrency)),
+        max_batch_bytes=int(given.get("--max-batch-bytes", default.max_batch_bytes)),
+        max_payload_bytes=int(
+            given.get("--max-payload-bytes", default.max_payload_bytes)
+        ),
+    )
+    assert config.memory_bytes <= mebibytes * MIB
+
+
+@pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("consume")))
+def test_a_consumer_has_twice_the_memory_that_what_it_holds_may_take(
+    mebibytes: int, arguments: list[str]
+) -> None:
+    del arguments  # handlers are worth as much, whatever they are
+    assert 2 * DEFAULTS.memory_bytes() <= mebibytes * MIB
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "arguments"), list(limited("migrate", "maintain"))
+)
+def test_a_command_of_the_administrator_has_what_its_process_takes(
+    mebibytes: int, arguments: list[str]
+) -> None:
+    del arguments  # whichever it is, it reads the catalog, and no messages
+    assert mebibytes >= 128
+
+
+def test_no_password_stands_in_a_file_of_docker() -> None:
+    for file in DOCKER.rglob("*"):
+        if file.is_file() and file.parent.name != "secrets":
+            text = file.read_text()
+            assert not re.search(r"://\w+:\w+@", text), file
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze"
+)
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
+    for unit in units():
+        text = unit.read_text()
+        # Where the programs lie is not this machine's.
+        text = re.sub(r"^(ExecStart)=.*$", r"\1=/bin/true", text, flags=re.MULTILINE)
+        text = re.sub(r"^(WorkingDirectory)=.*$", r"\1=/", text, flags=re.MULTILINE)
+        (tmp_path / unit.name).write_text(text)
+    names = [str(tmp_path / unit.name.replace("@", "@x")) for unit in units()]
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", *names],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [line for line in checked.stderr.splitlines() if str(tmp_path) in line]
+    assert (checked.returncode, said) == (0, [])
