@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from benchmarks.arrivals import READY
 from benchmarks.drain import REPOSITORY
+from benchmarks.recorded_webhooks import read
 from inbox.consumer import Consumer
 from inbox.events import ConsumerStarted
 from outbox.errors import OutboxError
@@ -64,8 +65,6 @@ def handling(database_url: str, webhooks: Path, messages: int) -> Iterator[Handl
 
 
 async def main(database_url: str, webhooks: Path, messages: int) -> None:
-    from benchmarks.webhooks import read
-
     expected = {webhook.payload for webhook in read(webhooks)}
     handled = set()
     engine = create_async_engine(sqlalchemy_url(database_url), pool_size=CONNECTIONS)

@@ -6,16 +6,11 @@ PostgreSQL as the broker. The consumer compares every payload byte for byte.
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import cycle, islice
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 from sqlalchemy import Engine, Text, create_engine
 from sqlalchemy.dialects.postgresql import insert
@@ -26,28 +21,8 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.drain import draining
 from benchmarks.handling import handling
 from benchmarks.measure import Answer, Variant, measure
+from benchmarks.recorded_webhooks import Webhook, read
 from outbox.postgres.connection import sqlalchemy_url
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
-    """One event as GitHub sent it."""
-
-    event: str
-    action: str | None
-    repository: str | None
-    owner: str | None
-    sender: str
-    payload: bytes
-
-    @property
-    def message(self) -> outbox.Message:
-        return outbox.Message(
-            topic=f"github.{self.event}",
-            payload=self.payload,
-            key=self.repository or self.owner,
-            content_type="application/json",
-        )
 
 
 class Base(DeclarativeBase):
@@ -120,25 +95,6 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
             f"each byte for byte the same, written at {median(written):,.0f} "
             "transactions/s by one writer on the same machine"
         ),
-    )
-
-
-def read(path: Path) -> Sequence[Webhook]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [webhook_of(json.loads(line)) for line in lines]
-
-
-def webhook_of(record: dict[str, Any]) -> Webhook:
-    payload = record["payload"]
-    sender = payload.get("sender") if isinstance(payload, dict) else None
-    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return Webhook(
-        event=record["event"],
-        action=record["action"],
-        repository=record["repository"],
-        owner=record["owner"],
-        sender=sender["login"] if sender else "nobody",
-        payload=body.encode(),
     )
 
 

@@ -1,0 +1,50 @@
+"""The webhooks that GitHub sent, from a file with one on each line."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import outbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """One event as GitHub sent it."""
+
+    event: str
+    action: str | None
+    repository: str | None
+    owner: str | None
+    sender: str
+    payload: bytes
+
+    @property
+    def message(self) -> outbox.Message:
+        return outbox.Message(
+            topic=f"github.{self.event}",
+            payload=self.payload,
+            key=self.repository or self.owner,
+            content_type="application/json",
+        )
+
+
+def read(path: Path) -> Sequence[Webhook]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [webhook_of(json.loads(line)) for line in lines]
+
+
+def webhook_of(record: dict[str, Any]) -> Webhook:
+    payload = record["payload"]
+    sender = payload.get("sender") if isinstance(payload, dict) else None
+    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return Webhook(
+        event=record["event"],
+        action=record["action"],
+        repository=record["repository"],
+        owner=record["owner"],
+        sender=sender["login"] if sender else "nobody",
+        payload=body.encode(),
+    )
