@@ -34,13 +34,13 @@ from outbox.cli.supervisor import (
     DEFAULT_MEASURE,
     DEFAULT_RETRIES,
     DEFAULT_WATCHDOG,
-    Beside,
     DeadLetterBatch,
     DeadLetterInterval,
     DeadLetterRetries,
     HealthListen,
     MetricsInterval,
     MetricsListen,
+    Supervisor,
     WatchdogLimit,
     Watching,
     run_until_stopped,
@@ -206,9 +206,9 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
         observers=[notify, health],
         name=broker.partition(":")[0],
     )
-    sides = []
+    background = []
     if options.schedule is not None:
-        sides.append(_scheduler(options, options.schedule, notify).run)
+        background.append(_scheduler(options, options.schedule, notify).run)
     if metrics is not None:
         measure = Measure(
             partial(_open_retrier, options),
@@ -217,8 +217,8 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
             seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
         )
-        sides.append(measure.run)
-    return run_until_stopped(Beside(process, sides), watching, health, metrics)
+        background.append(measure.run)
+    return run_until_stopped(Supervisor(process, background), watching, health, metrics)
 
 
 def _load_codec(path: str | None) -> PayloadCodec | None:

@@ -37,8 +37,8 @@ class LeaseLost(Event):
 class LanesWithheld(Event):
     """Other sessions hold locks of lanes, or keep this relay from them.
 
-    Strangers, which are no relays and may stop all publishing; or relays that don't
-    hand over the share of this one, which has none.
+    Foreign sessions, which are no relays and may stop all publishing; or relays that
+    don't hand over the share of this one, which has no lane.
     """
 
     level = logging.WARNING
@@ -54,7 +54,7 @@ class LanesFree(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorbellHeld(Event):
-    """A stranger holds the doorbell. Polling goes on.
+    """A foreign session holds the doorbell. Polling goes on.
 
     Attributes:
         shared: as writers hold it, so that relays can't sleep and look every 50 ms;

@@ -58,7 +58,7 @@ WORKER_SETTINGS: Final = {
     "enable_sort": "off",
 }
 
-_END_STRANGERS: Final = (
+_END_FOREIGN: Final = (
     "SELECT pg_terminate_backend(PID); and keep others out:"
     " REVOKE CONNECT ON DATABASE … FROM PUBLIC, then GRANT it to the roles that need it"
 )
@@ -252,13 +252,13 @@ class Relay:
         self._notify(LeaseTaken(lanes=tuple(sorted(lanes))))
 
     def _on_obstruct(self, obstruction: Obstruction) -> None:
-        holders = (*obstruction.strangers, *obstruction.greedy)
+        holders = (*obstruction.foreign, *obstruction.greedy)
         if holders:
             self._withheld = True
             self._notify(
                 LanesWithheld(
                     holders=tuple(map(str, holders)),
-                    remedy=_END_STRANGERS if obstruction.strangers else _END_RELAYS,
+                    remedy=_END_FOREIGN if obstruction.foreign else _END_RELAYS,
                 )
             )
         elif self._withheld:
@@ -266,7 +266,7 @@ class Relay:
             self._notify(LanesFree())
         known, self._at_the_bell = (
             self._at_the_bell,
-            (obstruction.ringers, obstruction.mufflers),
+            (obstruction.bell_holders, obstruction.bell_sharers),
         )
         for shared, (before, now) in enumerate(
             zip(known, self._at_the_bell, strict=True)
@@ -276,7 +276,7 @@ class Relay:
                     DoorbellHeld(
                         shared=bool(shared),
                         holders=tuple(map(str, now)),
-                        remedy=_END_STRANGERS,
+                        remedy=_END_FOREIGN,
                     )
                 )
 

@@ -77,7 +77,7 @@ class TestAcmeSource(Broker, SourceSuite):
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
         queue = Queue(self.url)
         queue.create()
         with queue.transaction() as connection:

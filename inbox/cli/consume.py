@@ -28,14 +28,14 @@ from outbox.cli.supervisor import (
     DEFAULT_MEASURE,
     DEFAULT_RETRIES,
     DEFAULT_WATCHDOG,
-    Beside,
+    Background,
     DeadLetterBatch,
     DeadLetterInterval,
     DeadLetterRetries,
     HealthListen,
     MetricsInterval,
     MetricsListen,
-    Side,
+    Supervisor,
     WatchdogLimit,
     Watching,
     run_until_stopped,
@@ -150,9 +150,9 @@ def _run(
     consumer.observe(notify)
     consumer.observe(health)
     consumer.observe(blocked)
-    sides: list[Side] = []
+    background: list[Background] = []
     if schedule is not None:
-        sides.append(scheduler_of(consumer, schedule, notify).run)
+        background.append(scheduler_of(consumer, schedule, notify).run)
     if metrics is not None:
         seconds = watching.metrics_interval.total_seconds()
         measure = Measure(
@@ -162,9 +162,9 @@ def _run(
             seconds=seconds,
             notify=notify,
         )
-        sides.append(measure.run)
-        sides.append(partial(blocked.measure, seconds, notify))
-    return run_until_stopped(Beside(process, sides), watching, health, metrics)
+        background.append(measure.run)
+        background.append(partial(blocked.measure, seconds, notify))
+    return run_until_stopped(Supervisor(process, background), watching, health, metrics)
 
 
 def scheduler_of(

@@ -42,7 +42,7 @@ class Capabilities:
     keeps_alive: bool = capability(
         "A delivery stays with its replica, however long it takes to handle."
     )
-    gets_strangers: bool = capability(
+    gets_foreign_messages: bool = capability(
         "Others can put into the broker what is no message of ours."
     )
     takes_bytes: bool = capability(
@@ -111,15 +111,15 @@ class SourceCase(ABC):
             async with self.source(consumer, topic):
                 pass
 
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
-        """Put something with this body that is no message. For `gets_strangers`."""
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
+        """Put a body that is no message of ours. For `gets_foreign_messages`."""
         raise NotImplementedError
 
-    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+    async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         """Put what is no message, with these bytes in a header. For `takes_bytes`."""
         raise NotImplementedError
 
-    async def put_strange_topic(self, topic: bytes) -> None:
+    async def put_raw_topic(self, topic: bytes) -> None:
         """Put what is no message into a topic. For `takes_bytes_as_topic`."""
         raise NotImplementedError
 

@@ -165,26 +165,25 @@ class SourceSettling(SourceCase):
                 await asyncio.wait({task}, timeout=self.patience)
                 assert task.cancelled()
 
-    @checks("gets_strangers")
+    @checks("gets_foreign_messages")
     async def test_what_is_no_message_is_handed_over_with_its_problem(self) -> None:
         topic = await self.fresh_topic()
-        await self.put_stranger(topic, b"\xff not ours")
+        await self.put_foreign(topic, b"\xff not ours")
         await self.put(*numbered(topic, 1))
         async with self.source("one", topic) as source:
             deliveries = await self.receive(source, 2)
-            strange = [d for d in deliveries if d.problem is not None]
-            assert len(strange) == 1
-            assert strange[0].message.payload == b"\xff not ours"
+            (foreign,) = (d for d in deliveries if d.problem is not None)
+            assert foreign.message.payload == b"\xff not ours"
             for delivery in deliveries:
                 await delivery.ack()
         async with self.source("one", topic) as source:
             assert not await self.anything(source)
 
     @checks("takes_bytes")
-    async def test_metadata_of_strangers_that_is_no_text_is_kept(self) -> None:
+    async def test_a_foreign_header_that_is_no_text_is_kept(self) -> None:
         topic = await self.fresh_topic()
         metadata = b"\xff\x00 not text"
-        await self.put_strange_metadata(topic, metadata)
+        await self.put_raw_header(topic, metadata)
         async with self.source("one", topic) as source:
             (delivery,) = await self.receive(source, 1)
             await delivery.ack()
@@ -193,16 +192,16 @@ class SourceSettling(SourceCase):
         assert metadata in kept
 
     @checks("takes_bytes_as_topic")
-    async def test_a_topic_of_strangers_that_is_no_text_is_kept(self) -> None:
+    async def test_a_foreign_topic_that_is_no_text_is_kept(self) -> None:
         beginning = self.topic()
         topics = f"{beginning}.*"
         await self.prepare(topics, "one")
-        await self.put_strange_topic(f"{beginning}.".encode() + b"\xff\xfe")
+        await self.put_raw_topic(f"{beginning}.".encode() + b"\xff\xfe")
         await self.put(*numbered(f"{beginning}.text", 1))
         async with self.source("one", topics) as source:
             deliveries = await self.receive(source, 2)
-            (strange,) = (d for d in deliveries if d.problem is not None)
-            kept = bytes_of(strange.message.topic)
+            (foreign,) = (d for d in deliveries if d.problem is not None)
+            kept = bytes_of(foreign.message.topic)
             assert kept == f"{beginning}.".encode() + b"\xff\xfe"
             for delivery in deliveries:
                 await delivery.ack()

@@ -1,4 +1,4 @@
-"""Runs a process of ours until it is stopped, with what has to run beside it."""
+"""Runs a process of ours until it is stopped, with its background tasks."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ from outbox.observability.watchdog import Watchdog
 if TYPE_CHECKING:
     from outbox.observability.prometheus import PrometheusEvents
 
-Side: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+Background: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 _WATCHING: Final = "Watching"
 _SCHEDULE: Final = "Dead letters"
@@ -160,16 +160,16 @@ def schedule_of(
     return RetrySchedule(interval=interval, batch=batch, max_retries=max_retries)
 
 
-class Beside:
-    """Runs a process with tasks beside it, which never end by themselves.
+class Supervisor:
+    """Runs a process with background tasks, which never end by themselves.
 
-    They are cancelled when it has ended. One that fails stops it, and its error is
-    raised when the process has drained.
+    They are cancelled when the process has ended. If one fails, the process is stopped,
+    and the error is raised once it has drained.
     """
 
-    def __init__(self, process: Stoppable, sides: Sequence[Side]) -> None:
+    def __init__(self, process: Stoppable, background: Sequence[Background]) -> None:
         self._process = process
-        self._sides = sides
+        self._background = background
 
     def stop(self) -> None:
         """Stop the process."""
@@ -177,7 +177,7 @@ class Beside:
 
     async def run(self) -> None:
         """Run it until it ends."""
-        tasks = [asyncio.create_task(side()) for side in self._sides]
+        tasks = [asyncio.create_task(start()) for start in self._background]
         for task in tasks:
             task.add_done_callback(self._on_end)
         try:

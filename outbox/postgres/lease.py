@@ -71,18 +71,19 @@ class Obstruction:
     """Sessions that are in the way of a lease.
 
     Attributes:
-        strangers: sessions that are not members and hold a lane or keep members out.
+        foreign: sessions that are not members and hold a lane or keep members out.
         greedy: members that have held more than their share for long while we have no
             lane.
-        ringers: strangers that hold the doorbell, so every insert pays for a NOTIFY.
-        mufflers: strangers that have held the doorbell in shared mode for as long as a
-            lease, as writers do, but write nothing, so it can't be armed.
+        bell_holders: foreign sessions that hold the doorbell, so every insert pays for
+            a NOTIFY.
+        bell_sharers: foreign sessions that have held the doorbell in shared mode for
+            as long as a lease, as writers do, but write nothing, so it can't be armed.
     """
 
-    strangers: tuple[LockHolder, ...] = ()
+    foreign: tuple[LockHolder, ...] = ()
     greedy: tuple[LockHolder, ...] = ()
-    ringers: tuple[LockHolder, ...] = ()
-    mufflers: tuple[LockHolder, ...] = ()
+    bell_holders: tuple[LockHolder, ...] = ()
+    bell_sharers: tuple[LockHolder, ...] = ()
 
 
 class _Seen(NamedTuple):
@@ -98,7 +99,7 @@ class _Seen(NamedTuple):
     is_member: bool
     excludes: bool
     holds_bell: bool
-    muffles: bool
+    shares_bell: bool
 
     @property
     def counts(self) -> bool:
@@ -239,7 +240,7 @@ class Lease:
         self._doorbell = doorbell
         self._patience = patience.total_seconds()
         self._suspected: frozenset[int] = frozenset()
-        self._muffling: Counter[int] = Counter()
+        self._sharing: Counter[int] = Counter()
         self._without_since: float | None = None
         self._told = Obstruction()
         self._own = Ownership(self._limit)
@@ -337,34 +338,34 @@ class Lease:
     def _judge(self, seen: Sequence[_Seen], members: int) -> None:
         """Report the sessions in the way, once certain, whenever they change."""
         others = [each for each in seen if not each.ours]
-        strangers = [
+        foreign = [
             each
             for each in others
             if each.excludes
             or (each.is_member and not each.trusted)
             or (each.lanes and not each.counts)
         ]
-        ringers = [each for each in others if each.holds_bell and not each.trusted]
+        holders = [each for each in others if each.holds_bell and not each.trusted]
         greedy = self._greedy(others, members)
         # As a writer begins or ends, only one of its two locks may be visible.
-        self._muffling = Counter(
+        self._sharing = Counter(
             {
-                each.pid: self._muffling[each.pid] + 1
+                each.pid: self._sharing[each.pid] + 1
                 for each in others
-                if each.muffles and not each.trusted
+                if each.shares_bell and not each.trusted
             }
         )
         # Only if seen twice: a session that is about to end is in nobody's way.
-        suspected = frozenset(each.pid for each in (*strangers, *ringers))
+        suspected = frozenset(each.pid for each in (*foreign, *holders))
         known, self._suspected = self._suspected, suspected
         obstruction = Obstruction(
             *(
                 tuple(sorted((e.holder for e in some), key=lambda holder: holder.pid))
                 for some in (
-                    [each for each in strangers if each.pid in known],
+                    [each for each in foreign if each.pid in known],
                     greedy,
-                    [each for each in ringers if each.pid in known],
-                    [each for each in others if self._muffling[each.pid] >= _BEATS],
+                    [each for each in holders if each.pid in known],
+                    [each for each in others if self._sharing[each.pid] >= _BEATS],
                 )
             )
         )

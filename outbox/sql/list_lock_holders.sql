@@ -1,6 +1,6 @@
 -- Does:  List the sessions that hold a lane, the member lock or the doorbell of a lock class; doubles as the heartbeat.
 -- Takes: class (int4 of the lock), lanes, member (its object that every member holds in shared mode), bell (the doorbell's object, or null), relation (whoever may update it, or become our role, is trusted)
--- Gives: pid, ours (this very session), role, application, client (null: unknown), trusted, lanes, is_member, excludes (it keeps members out), holds_bell, muffles (it holds the doorbell in shared mode, and has written nothing)
+-- Gives: pid, ours (this very session), role, application, client (null: unknown), trusted, lanes, is_member, excludes (it keeps members out), holds_bell, shares_bell (it holds the doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks and pg_stat_activity
 SELECT l.pid, l.pid = pg_catalog.pg_backend_pid() AS ours,
        a.usename::text AS role, a.application_name AS application, a.client_addr::text AS client,
@@ -15,7 +15,7 @@ SELECT l.pid, l.pid = pg_catalog.pg_backend_pid() AS ours,
        -- A writer also holds it in shared mode, along with the table's lock, until its transaction ends.
        -- Both in one scan, since pg_locks may change in between.
        coalesce(bool_or(l.objid = %(bell)s::int::oid AND l.mode = 'ShareLock' AND l.granted), false)
-       AND NOT bool_or(l.locktype = 'relation') AS muffles
+       AND NOT bool_or(l.locktype = 'relation') AS shares_bell
   FROM pg_catalog.pg_locks AS l
   JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
  WHERE l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())

@@ -11,8 +11,8 @@ import pytest
 
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
+from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.limits import lift_limits
-from tests.fixtures.strangers import DEEP
 from tests.fixtures.waiting import wait_for
 
 MIB = 1024 * 1024

@@ -105,11 +105,11 @@ async def test_a_publisher_without_a_check_works_as_before(database_url: str) ->
 
 
 async def test_whatever_a_check_raises_the_relay_lives(database_url: str) -> None:
-    class Strange(ScriptedPublisher):
+    class Broken(ScriptedPublisher):
         async def check(self) -> None:
             raise ValueError("no such thing")
 
-    publisher = Strange()
+    publisher = Broken()
     async with running(database_url, publisher, broker_check_interval=OFTEN) as relay:
         (lost,) = await relay.events.wait_for(BrokerLost)
         assert lost.reason == "ValueError: no such thing"

@@ -1,4 +1,4 @@
-"""What strangers put where brokers' clients expect text, or look no deeper."""
+"""Foreign messages with bytes where the brokers' clients expect text."""
 
 import json
 import struct
@@ -13,11 +13,11 @@ from outbox.brokers.sqs.connection import SqsSettings
 from outbox.cloudevents.raw_text import bytes_of
 from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer
+from tests.fixtures.foreign_messages import OTHER_RAW, RAW, given_up
 from tests.fixtures.nats import put_block, put_bytes
 from tests.fixtures.rabbitmq import RawProperties, exchange_of
 from tests.fixtures.rabbitmq import put_bytes as put_routed
 from tests.fixtures.sqs import Aws, fresh
-from tests.fixtures.strangers import OTHER_RAW, RAW, given_up
 
 
 async def test_nats_with_a_subject_that_is_no_text(
@@ -33,8 +33,8 @@ async def test_nats_with_a_subject_that_is_no_text(
             await put_bytes(shared_nats.url, subject, RAW, {})
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
-    assert {bytes_of(stranger.topic) for stranger in kept} == set(subjects)
+    assert [letter.payload for letter in kept] == [RAW, RAW]
+    assert {bytes_of(letter.topic) for letter in kept} == set(subjects)
 
 
 async def test_nats_with_a_status_that_is_none(
@@ -49,8 +49,8 @@ async def test_nats_with_a_status_that_is_none(
             await put_block(shared_nats.url, topic.encode(), block, RAW)
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
-    assert {bytes_of(stranger.headers[""]) for stranger in kept} == set(blocks)
+    assert [letter.payload for letter in kept] == [RAW, RAW]
+    assert {bytes_of(letter.headers[""]) for letter in kept} == set(blocks)
 
 
 async def test_rabbitmq_with_a_routing_key_that_is_no_text(
@@ -69,8 +69,8 @@ async def test_rabbitmq_with_a_routing_key_that_is_no_text(
             put_routed(rabbitmq_url, routing_key, RAW)
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
-    assert {bytes_of(stranger.topic) for stranger in kept} == set(routing_keys)
+    assert [letter.payload for letter in kept] == [RAW, RAW]
+    assert {bytes_of(letter.topic) for letter in kept} == set(routing_keys)
 
 
 def nested(depth: int) -> bytes:
@@ -97,16 +97,16 @@ async def test_rabbitmq_with_headers_that_its_client_cannot_read(
         topics=["orders"],
         exchange=exchange_of(rabbitmq_url),
     )
-    strange = RawProperties(table)
+    foreign = RawProperties(table)
 
     async def put() -> None:
         for payload in (RAW, OTHER_RAW):
-            put_routed(rabbitmq_url, b"orders", payload, strange)
+            put_routed(rabbitmq_url, b"orders", payload, foreign)
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [OTHER_RAW, RAW]
-    for stranger in kept:
-        assert bytes_of(stranger.headers[""]) == strange.bytes
+    assert [letter.payload for letter in kept] == [OTHER_RAW, RAW]
+    for letter in kept:
+        assert bytes_of(letter.headers[""]) == foreign.bytes
 
 
 async def test_sqs_with_bodies_of_others(
@@ -135,8 +135,8 @@ async def test_sqs_with_bodies_of_others(
         for body in bodies:
             await aws.put_text(topic, body)
 
-    kept = await given_up(database_url, source, put, strangers=len(bodies))
-    assert {stranger.payload.decode() for stranger in kept} == set(bodies)
+    kept = await given_up(database_url, source, put, count=len(bodies))
+    assert {letter.payload.decode() for letter in kept} == set(bodies)
 
 
 async def test_sqs_with_attributes_of_others(
@@ -161,7 +161,7 @@ async def test_sqs_with_attributes_of_others(
             }
             await aws.put_text(topic, "ä", **typed)
 
-    kept = await given_up(database_url, source, put, strangers=len(attributes))
-    assert {stranger.payload.decode() for stranger in kept} == {"ä"}
-    assert all(stranger.headers in attributes for stranger in kept)
-    assert len({str(stranger.headers) for stranger in kept}) == len(attributes)
+    kept = await given_up(database_url, source, put, count=len(attributes))
+    assert {letter.payload.decode() for letter in kept} == {"ä"}
+    assert all(letter.headers in attributes for letter in kept)
+    assert len({str(letter.headers) for letter in kept}) == len(attributes)

@@ -99,14 +99,14 @@ async def test_a_consumer_can_not_read_ack_or_unsubscribe_another(
     await publish(login, b"secret")
     execute(login("billing_app"), DEAD_LETTER, ("billing",))
 
-    for stranger in (login("shipping_app"), login("newcomer_app")):
-        execute(stranger, "UPDATE inbox.delivery SET acked_at = now()")
-        execute(stranger, "DELETE FROM inbox.subscription")
+    for other in (login("shipping_app"), login("newcomer_app")):
+        execute(other, "UPDATE inbox.delivery SET acked_at = now()")
+        execute(other, "DELETE FROM inbox.subscription")
         for table in (
             *("delivery", "subscription", "dead_letter", "readable_dead_letter"),
             *("job", "suspect", "receipt", "foreign_receipt"),
         ):
-            assert count(stranger, f"inbox.{table}") == 0
+            assert count(other, f"inbox.{table}") == 0
 
     url = private_server.url
     assert count(url, "inbox.delivery WHERE acked_at IS NULL") == 1

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.usefixtures("alone")
 SHORT = timedelta(milliseconds=300)
 
 
-def test_a_stranger_with_the_lock_of_migrations_is_named(
+def test_a_foreign_session_with_the_lock_of_migrations_is_named(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with psycopg.connect(
         database_url, autocommit=True, application_name="just looking"
-    ) as stranger:
-        pid = stranger.info.backend_pid
-        stranger.execute(
+    ) as foreign:
+        pid = foreign.info.backend_pid
+        foreign.execute(
             "SELECT pg_advisory_lock(%s, %s)", (LOCK_CLASS, int(Lock.MIGRATION))
         )
         options = ["--without-cron", "--lock-timeout", "0.05s"]

@@ -23,6 +23,7 @@ from relay.events import (
     RelayStopped,
 )
 from relay.publisher import Acked, Nacked
+from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.limits import lift_limits
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
@@ -33,7 +34,6 @@ from tests.fixtures.relay import (
     running,
     unsettled,
 )
-from tests.fixtures.strangers import DEEP
 
 MIB = 1024 * 1024
 

@@ -206,17 +206,17 @@ class PostgresSource:
         """Return the ready deliveries of our lanes; wait for the doorbell if none are.
 
         Raises:
-            BrokerUnavailableError: the database is away, or strangers keep us from
-                every lane; it names them.
+            BrokerUnavailableError: the database is away, or foreign sessions keep us
+                from every lane; it names them.
         """
         for task in self._tasks:
             if task.done():
                 task.result()
-        strangers = self._lease.obstruction.strangers
-        if strangers and not self._lease.lanes:
+        foreign = self._lease.obstruction.foreign
+        if foreign and not self._lease.lanes:
             raise BrokerUnavailableError(
                 "other sessions hold the advisory locks of this consumer's lanes:"
-                f" {', '.join(map(str, strangers))}; end them, and"
+                f" {', '.join(map(str, foreign))}; end them, and"
                 " REVOKE CONNECT ON DATABASE … FROM PUBLIC"
             )
         await self._outcomes.check()

@@ -18,7 +18,7 @@ def check_locks(
     consumers = connection.execute(load("outbox", "list_consumers"))
     classes = [LOCK_CLASS, *(consumer_class(consumer) for (consumer,) in consumers)]
     for pid, role, application, client, locks in connection.execute(
-        load("outbox", "list_strange_locks"),
+        load("outbox", "list_foreign_locks"),
         {
             "classes": classes,
             "member": int(Lock.MEMBER),

@@ -169,7 +169,7 @@ def test_a_url_that_makes_no_sense_is_refused(option: str) -> None:
         KafkaSource.from_url(f"kafka://h/?{option}", consumer="c", topics=["t"])
 
 
-async def test_strangers_come_with_what_is_wrong(
+async def test_foreign_records_come_with_what_is_wrong(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     producer = Producer(client_config(shared_kafka.url))

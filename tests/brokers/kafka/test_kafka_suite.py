@@ -97,11 +97,11 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
         assert self.producer.flush(60) == 0
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
         self.producer.produce(topic, payload)
         assert self.producer.flush(60) == 0
 
     @override
-    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+    async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         self.producer.produce(topic, b"1", headers=[("raw", metadata)])
         assert self.producer.flush(60) == 0

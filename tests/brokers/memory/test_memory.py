@@ -45,7 +45,7 @@ class TestMemorySource(SourceSuite):
         shares=False,
         fans_out=False,
         survives_a_crash=False,
-        gets_strangers=False,
+        gets_foreign_messages=False,
         takes_bytes=False,
         takes_bytes_as_topic=False,
         goes_away=False,

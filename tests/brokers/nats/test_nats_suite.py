@@ -89,13 +89,13 @@ class TestNatsSource(ThroughProxy, SourceSuite):
             return list(await publisher.publish([message])) == [Acked()]
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
         await put_raw(self.direct, topic, payload)
 
     @override
-    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+    async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         await put_bytes(self.direct, topic.encode(), b"1", {b"raw": metadata})
 
     @override
-    async def put_strange_topic(self, topic: bytes) -> None:
+    async def put_raw_topic(self, topic: bytes) -> None:
         await put_bytes(self.direct, topic, b"1", {})

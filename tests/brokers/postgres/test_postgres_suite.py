@@ -103,7 +103,7 @@ class TestPostgresSource(ThroughProxy, SourceSuite):
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
         execute(
             self.direct,
             "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer,"

@@ -96,21 +96,21 @@ class TestRabbitMQSource(ThroughProxy, SourceSuite):
                 )
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
-        strange = BasicProperties(  # type: ignore[no-untyped-call]
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
+        properties = BasicProperties(  # type: ignore[no-untyped-call]
             headers={"n": 1, "nested": {"a": [None, b"\xff"]}}
         )
         with channel_of(self.direct) as channel:
-            channel.basic_publish(exchange_of(self.direct), topic, payload, strange)
+            channel.basic_publish(exchange_of(self.direct), topic, payload, properties)
 
     @override
-    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
-        strange = BasicProperties(headers={"raw": metadata})  # type: ignore[no-untyped-call]
+    async def put_raw_header(self, topic: str, metadata: bytes) -> None:
+        properties = BasicProperties(headers={"raw": metadata})  # type: ignore[no-untyped-call]
         with channel_of(self.direct) as channel:
-            channel.basic_publish(exchange_of(self.direct), topic, b"1", strange)
+            channel.basic_publish(exchange_of(self.direct), topic, b"1", properties)
 
     @override
-    async def put_strange_topic(self, topic: bytes) -> None:
+    async def put_raw_topic(self, topic: bytes) -> None:
         put_bytes(self.direct, topic, b"1")
 
 

@@ -78,16 +78,16 @@ class TestRedisSource(ThroughProxy, SourceSuite):
                 client.xadd(message.topic, to_fields(message))
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
             client.xadd(topic, {"payload": payload})
 
     @override
-    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+    async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
             client.xadd(topic, {"payload": b"1", "raw": metadata})
 
     @override
-    async def put_strange_topic(self, topic: bytes) -> None:
+    async def put_raw_topic(self, topic: bytes) -> None:
         with Redis.from_url(self.direct, protocol=2) as client:
             client.xadd(topic, {"payload": b"1"})

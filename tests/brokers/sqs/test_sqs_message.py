@@ -102,12 +102,12 @@ def test_an_empty_value_is_refused() -> None:
 def test_what_is_no_message_is_kept_with_its_problem(
     body: str, attributes: dict[str, Any], problem: str
 ) -> None:
-    stranger, said = read(body, typed(attributes), place="orders")
+    foreign, said = read(body, typed(attributes), place="orders")
     assert said is not None
     assert "message in orders" in said
     assert problem in said or "is missing" in said
-    assert (stranger.topic, stranger.payload) == ("orders", body.encode())
-    assert stranger.headers == attributes
+    assert (foreign.topic, foreign.payload) == ("orders", body.encode())
+    assert foreign.headers == attributes
 
 
 def test_a_key_that_is_no_group_is_hashed_and_others_are_left() -> None:

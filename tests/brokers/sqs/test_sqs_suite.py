@@ -141,13 +141,13 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
             assert not await self.anything(source)
 
     @override
-    async def put_stranger(self, topic: str, payload: bytes) -> None:
-        await self.aws.put_stranger(f"one-{topic}{self.end}", payload)
+    async def put_foreign(self, topic: str, payload: bytes) -> None:
+        await self.aws.put_foreign(f"one-{topic}{self.end}", payload)
 
     @override
-    async def put_strange_metadata(self, topic: str, metadata: bytes) -> None:
+    async def put_raw_header(self, topic: str, metadata: bytes) -> None:
         raw = {"DataType": "Binary", "BinaryValue": metadata}
-        await self.aws.put_stranger(f"one-{topic}{self.end}", b"1", raw=raw)
+        await self.aws.put_foreign(f"one-{topic}{self.end}", b"1", raw=raw)
 
 
 class TestSqsStandardSource(TestSqsFifoSource):

@@ -29,11 +29,11 @@ WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
 
 
 @contextmanager
-def stranger(
+def foreign_session(
     server: PostgresServer, url: str
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A transaction of a role that may connect and nothing else."""
-    role = f"stranger_{uuid4().hex}"
+    role = f"foreign_{uuid4().hex}"
     execute(server.url, f"CREATE ROLE {role} LOGIN")
     try:
         with psycopg.connect(url, user=role) as connection:
@@ -67,11 +67,11 @@ def test_the_second_leaves_the_detached_partitions_to_the_first_and_says_so(
     assert execute(database_url, RECORD) == [(True, None)]
 
 
-def test_a_stranger_who_holds_the_lock_of_the_upkeep_makes_the_run_fail_by_name(
+def test_a_foreign_session_with_the_lock_of_the_upkeep_makes_the_run_fail_by_name(
     server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old_partition(database_url)
-    with stranger(server, database_url) as holder:
+    with foreign_session(server, database_url) as holder:
         holder.execute(AT_THE_NOTES)
         pid = holder.info.backend_pid
 

@@ -1,10 +1,10 @@
-"""What runs beside a process ends with it, and doesn't fail unheard."""
+"""A process's background tasks end with it, and their errors are raised."""
 
 import asyncio
 
 import pytest
 
-from outbox.cli.supervisor import Beside
+from outbox.cli.supervisor import Supervisor
 from outbox.errors import ConfigError
 
 
@@ -23,29 +23,29 @@ class Process:
         self.drained = True
 
 
-async def test_what_runs_beside_is_ended_when_the_process_has_drained() -> None:
+async def test_background_tasks_end_once_the_process_has_drained() -> None:
     process = Process()
     ended = []
 
-    async def side() -> None:
+    async def background() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             ended.append(process.drained)
 
-    both = Beside(process, [side])
-    running = asyncio.create_task(both.run())
-    asyncio.get_running_loop().call_soon(both.stop)
+    supervisor = Supervisor(process, [background])
+    running = asyncio.create_task(supervisor.run())
+    asyncio.get_running_loop().call_soon(supervisor.stop)
     await running
     assert ended == [True]
 
 
-async def test_what_fails_beside_stops_the_process_and_is_raised() -> None:
+async def test_a_failing_background_task_stops_the_process_and_is_raised() -> None:
     process = Process()
 
-    async def side() -> None:
+    async def background() -> None:
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        await Beside(process, [side]).run()
+        await Supervisor(process, [background]).run()
     assert process.drained

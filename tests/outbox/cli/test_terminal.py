@@ -1,4 +1,4 @@
-"""What strangers write reaches no terminal as it is, by a log or by a command."""
+"""Foreign text reaches no terminal unescaped, by a log or by a command."""
 
 import logging
 import subprocess
@@ -29,7 +29,7 @@ def check(said: str) -> None:
 
 @pytest.fixture
 def hostile_rows(database_url: str) -> str:
-    """Everything that a stranger can fill, filled."""
+    """Foreign text in every field that can hold it."""
     message = Message(
         HOSTILE, HOSTILE.encode(), key=HOSTILE, headers={HOSTILE: HOSTILE}
     )
@@ -75,7 +75,7 @@ def hostile_rows(database_url: str) -> str:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_command_shows_what_strangers_wrote_escaped(
+def test_a_command_shows_foreign_text_escaped(
     arguments: list[str], hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--database", hostile_rows]) == 0

@@ -1,4 +1,4 @@
-"""What strangers wrote is kept as text from which the bytes come back."""
+"""Foreign bytes are kept as text from which they can be restored."""
 
 import json
 
@@ -30,19 +30,19 @@ def test_what_looks_like_bytes_in_base64_is_told_from_them() -> None:
 
 def test_fields_without_a_payload_are_the_payload() -> None:
     fields = {b"data": b"\xff\x00raw", "ä".encode(): b"text", b"\xfe": b""}
-    stranger = unreadable_from_fields("orders", fields)
-    assert stranger.payload == payload_of(fields)
-    assert stranger.content_type == "application/json"
-    found = json.loads(stranger.payload)
+    foreign = unreadable_from_fields("orders", fields)
+    assert foreign.payload == payload_of(fields)
+    assert foreign.content_type == "application/json"
+    found = json.loads(foreign.payload)
     assert found["ä"] == "text"
     assert {bytes_of(n): bytes_of(v) for n, v in found.items()} == fields
-    assert stranger.headers == found
+    assert foreign.headers == found
 
 
 def test_a_payload_stays_byte_for_byte_whatever_is_beside_it() -> None:
-    stranger = unreadable_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
-    assert stranger.payload == b"\xff"
-    assert stranger.headers == {"id": text_of(b"\xfe")}
+    foreign = unreadable_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
+    assert foreign.payload == b"\xff"
+    assert foreign.headers == {"id": text_of(b"\xfe")}
 
 
 @given(st.text(st.characters() | st.sampled_from("\0\ud800")))

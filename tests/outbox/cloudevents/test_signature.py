@@ -42,7 +42,7 @@ def test_a_genuine_request_is_told_by_any_of_the_secrets() -> None:
 
 
 @pytest.mark.parametrize("secret", [OTHER, "whsec_" + "A" * 32])
-def test_a_stranger_is_refused(secret: str) -> None:
+def test_a_signature_by_another_secret_is_refused(secret: str) -> None:
     with pytest.raises(InvalidSignatureError, match="no signature of this body"):
         Verifier([SECRET]).verify(signed(secret), BODY)
 

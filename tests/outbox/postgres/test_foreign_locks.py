@@ -104,7 +104,7 @@ async def watched(url: str, patience: timedelta = SECOND) -> AsyncIterator[Watch
 
 
 @pytest.mark.parametrize("lock", [ALL_LANES, MEMBER])
-async def test_a_relay_without_lanes_names_the_stranger_and_goes_on_when_it_is_gone(
+async def test_a_relay_without_lanes_names_the_foreign_session_until_it_is_gone(
     lock: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
@@ -166,14 +166,14 @@ async def test_who_keeps_the_doorbell_from_being_armed_is_told_and_a_writer_is_n
             assert len(relay.events.of(DoorbellHeld)) == 1
 
 
-async def test_a_stranger_among_the_members_takes_nobody_s_share(
+async def test_a_foreign_session_among_the_members_takes_nobody_s_share(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute(JOINED)
     async with watched(database_url) as one:
         async with asyncio.timeout(60):
             await one.has_all.wait()
-        assert [each.role for each in (await one.next()).strangers] == ["mallory"]
+        assert [each.role for each in (await one.next()).foreign] == ["mallory"]
         mallory.close()
         assert await one.next() == Obstruction()
 
@@ -184,7 +184,7 @@ async def test_a_relay_that_hands_nothing_over_is_told(database_url: str) -> Non
         hung.execute(ALL_LANES)
         async with watched(database_url) as one:
             told = await one.next()
-            assert told.strangers == ()
+            assert told.foreign == ()
             assert [each.pid for each in told.greedy] == [hung.info.backend_pid]
             hung.execute("SELECT pg_advisory_unlock_all()")
             assert await one.next() == Obstruction()
@@ -214,7 +214,7 @@ async def receive_for_ever(source: PostgresSource) -> None:
         await source.receive(limit=1)
 
 
-async def test_a_consumer_without_lanes_names_the_stranger_and_goes_on_when_it_is_gone(
+async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_gone(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute(
@@ -249,7 +249,7 @@ def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lock", [ALL_LANES, JOINED])
-def test_the_doctor_names_strangers_with_our_locks(
+def test_the_doctor_names_foreign_sessions_with_our_locks(
     lock: str,
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
@@ -265,7 +265,7 @@ def test_the_doctor_names_strangers_with_our_locks(
     assert f"SELECT pg_terminate_backend({pid});" in said
 
 
-def test_the_doctor_s_remedy_keeps_strangers_out_and_lets_our_roles_in(
+def test_the_doctor_s_remedy_keeps_foreign_roles_out_and_lets_our_roles_in(
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
     capsys: pytest.CaptureFixture[str],

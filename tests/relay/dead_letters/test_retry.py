@@ -26,9 +26,9 @@ from relay.config import RelayConfig
 from relay.dead_letters.retry import PublishingRetrier, publishing_retrier
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.foreign_messages import DEEP
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute
-from tests.fixtures.strangers import DEEP
 
 pytestmark = pytest.mark.timeout(180)
 

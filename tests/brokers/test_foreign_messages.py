@@ -1,4 +1,4 @@
-"""What strangers put into a broker: a dead letter that has every byte of it."""
+"""A foreign message becomes a dead letter that has every byte of it."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ from outbox.cloudevents.raw_text import bytes_of
 from outbox.testing.kafka import KafkaCluster
 from outbox.testing.nats import NatsServer
 from outbox.testing.sqs import SqsServer
+from tests.fixtures.foreign_messages import DEEP, OTHER_RAW, RAW, given_up, raw_headers
 from tests.fixtures.kafka import client_config
 from tests.fixtures.nats import put_bytes
 from tests.fixtures.rabbitmq import channel_of, exchange_of
 from tests.fixtures.relay import execute
 from tests.fixtures.sqs import Aws, fresh
-from tests.fixtures.strangers import DEEP, OTHER_RAW, RAW, given_up, raw_headers
 
 
 async def test_redis_without_a_payload(database_url: str, redis_url: str) -> None:
@@ -38,7 +38,7 @@ async def test_redis_without_a_payload(database_url: str, redis_url: str) -> Non
     kept = await given_up(database_url, source, put)
     found = [
         {bytes_of(name): bytes_of(value) for name, value in fields.items()}
-        for fields in (json.loads(stranger.payload) for stranger in kept)
+        for fields in (json.loads(letter.payload) for letter in kept)
     ]
     assert len(found) == 2
     assert {fields[b"data"] for fields in found} == {RAW, OTHER_RAW}
@@ -54,7 +54,7 @@ async def test_redis_with_a_payload(database_url: str, redis_url: str) -> None:
                 client.xadd("orders", {"payload": RAW, "raw": raw})
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert [letter.payload for letter in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
@@ -69,9 +69,9 @@ async def test_kafka(database_url: str, shared_kafka: KafkaCluster) -> None:
         assert await asyncio.to_thread(producer.flush, 60) == 0
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert [letter.payload for letter in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
-    assert {bytes_of(stranger.key or "") for stranger in kept} == {RAW, OTHER_RAW}
+    assert {bytes_of(letter.key or "") for letter in kept} == {RAW, OTHER_RAW}
 
 
 async def test_nats(
@@ -85,7 +85,7 @@ async def test_nats(
             await put_bytes(shared_nats.url, topic.encode(), RAW, {b"raw": raw})
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert [letter.payload for letter in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
@@ -108,7 +108,7 @@ async def test_rabbitmq(database_url: str, rabbitmq_url: str) -> None:
                 )
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert [letter.payload for letter in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
@@ -122,10 +122,10 @@ async def test_sqs(database_url: str, shared_sqs: SqsServer, aws: Aws) -> None:
     async def put() -> None:
         for raw in (RAW, OTHER_RAW):
             attribute = {"DataType": "Binary", "BinaryValue": raw}
-            await aws.put_stranger(topic, RAW, raw=attribute)
+            await aws.put_foreign(topic, RAW, raw=attribute)
 
     kept = await given_up(database_url, source, put)
-    assert [stranger.payload for stranger in kept] == [RAW, RAW]
+    assert [letter.payload for letter in kept] == [RAW, RAW]
     assert raw_headers(kept) == {RAW, OTHER_RAW}
 
 
@@ -135,17 +135,17 @@ async def test_postgres(database_url: str) -> None:
     texts = [*map(json.dumps, headers), DEEP]
 
     async def put() -> None:
-        for n, strange in enumerate(texts):
+        for n, foreign in enumerate(texts):
             await asyncio.to_thread(
                 execute,
                 database_url,
                 "INSERT INTO inbox.delivery (message_id, lane, schema_version,"
                 " consumer, topic, content_type, headers, payload) VALUES"
                 " (gen_random_uuid(), 0, 1, 'billing', 'orders', 'x/y', %s, %s)",
-                [strange, RAW + b"%d" % n],
+                [foreign, RAW + b"%d" % n],
             )
 
-    *kept, last = await given_up(database_url, source, put, strangers=3)
-    assert [stranger.payload for stranger in kept] == [RAW + b"0", RAW + b"1"]
-    assert [json.loads(stranger.headers["headers"]) for stranger in kept] == headers
+    *kept, last = await given_up(database_url, source, put, count=3)
+    assert [letter.payload for letter in kept] == [RAW + b"0", RAW + b"1"]
+    assert [json.loads(letter.headers["headers"]) for letter in kept] == headers
     assert last.headers == {"headers": DEEP}
