@@ -1,9 +1,9 @@
-"""Publish what committed to the broker.
+"""Publish committed messages to the broker.
 
-Read `relay` first: it starts the parts and drains them. `worker` takes batch after
-batch through `claim`, `publish` and `settle`; `lanes/` knows what may be claimed,
-`wakeup` when to look, `sweep` what comes round by the clock. `publisher` is the
-contract for brokers, `publishers/` has ours.
+Read `relay` first: it starts and drains the parts. Each `worker` takes one batch after
+the other through `claim`, `publish` and `settle`. `lanes/` knows what may be claimed,
+`wakeup` when to look for it, and `sweep` does the periodic work. `publisher` is the
+contract with brokers, `publishers/` holds the implementations.
 """
 
 from relay.config import RelayConfig

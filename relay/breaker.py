@@ -1,4 +1,4 @@
-"""The breaker: while the broker is away, wait instead of trying."""
+"""The circuit breaker: while the broker is unavailable, wait instead of trying."""
 
 import asyncio
 import random
@@ -14,10 +14,10 @@ _CAP: Final = 15.0
 
 
 class Breaker:
-    """Opens when the broker is away, for a time with decorrelated jitter.
+    """Opens when the broker is unavailable, for a time with decorrelated jitter.
 
-    After that one batch tries, and the others wait for its outcome. An absent broker
-    costs no message an attempt. For one event loop.
+    After that time one batch is tried while the others wait for its outcome. An
+    unavailable broker costs no message an attempt. For one event loop.
     """
 
     def __init__(self, notify: Callable[[Event], None]) -> None:
@@ -29,31 +29,31 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the broker was there when it was last heard of."""
+        """Whether the broker was available when we last heard from it."""
         return self._closed
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
-        """Let one batch through: at once while closed, else as the only trial."""
+        """Let a batch through: at once while closed, otherwise as the only trial."""
         if self._closed:
             yield
             return
         async with self._trial:
             if not self._waited:
                 await asyncio.sleep(self._delay)
-                # There may be nothing to try with: then the next message need not wait.
+                # If this batch turns out to be empty, the next one need not wait.
                 self._waited = True
             yield
 
     def close(self) -> None:
-        """Say that the broker took a batch, or gave a sign of life."""
+        """Record that the broker accepted a batch, or answered a check."""
         if not self._closed:
             self._closed = self._waited = True
             self._delay = 0.0
             self._notify(BrokerFound())
 
     def open(self, reason: str) -> None:
-        """Say that the broker is away."""
+        """Record that the broker is unavailable."""
         self._closed = self._waited = False
         ceiling = max(_FIRST, self._delay) * 3
         self._delay = min(_CAP, random.uniform(_FIRST, ceiling))  # noqa: S311

@@ -1,4 +1,4 @@
-"""Asks the broker for a sign of life while there is nothing to publish."""
+"""Check that the broker responds while there is nothing to publish."""
 
 import asyncio
 from typing import Final
@@ -8,16 +8,16 @@ from relay.breaker import Breaker
 from relay.lanes.board import LaneBoard
 from relay.publisher import Checkable, Publisher
 
-_LONGEST: Final = 10.0
+_TIMEOUT: Final = 10.0
 
 
 async def check_broker(
     publisher: Publisher, board: LaneBoard, breaker: Breaker, seconds: float
 ) -> None:
-    """Open and close the breaker by what an idle broker answers, until cancelled.
+    """Check an idle broker, and open or close the breaker accordingly, until cancelled.
 
-    While there is something to publish, that tells more. Returns at once if the
-    publisher has no `check`.
+    While there are messages, publishing them shows whether the broker is available.
+    Returns at once if the publisher has no `check`.
     """
     if not isinstance(publisher, Checkable):
         return
@@ -33,12 +33,12 @@ async def check_broker(
 
 async def _problem_of(publisher: Checkable) -> str | None:
     try:
-        async with asyncio.timeout(_LONGEST):
+        async with asyncio.timeout(_TIMEOUT):
             await publisher.check()
     except TimeoutError:
-        return f"no sign of life within {_LONGEST:g} s"
+        return f"no response within {_TIMEOUT:g} s"
     except BrokerUnavailableError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - whatever a publisher does, the relay lives
+    except Exception as error:  # noqa: BLE001 - no publisher may stop the relay
         return one_line(error)
     return None

@@ -29,15 +29,15 @@ from relay.lanes.board import LaneBoard
 from relay.lanes.congested import look_into, note, survey
 from relay.lanes.lane import Lane
 
-# As JSON text; the headers as the table has them are a few bytes longer at most.
+# The limit counts JSON text; as jsonb the headers are at most a few bytes longer.
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
-_VERDICT: Final = 12  # which column
+_VERDICT: Final = 12  # the index of the column
 _MAX_COPIED: Final = 1024 * 1024
-"""Of what is too large: how much is moved with the batch, and holds its lanes up."""
+"""The size up to which an oversized row is moved with the batch, while lanes wait."""
 
 
 class Claimed(NamedTuple):
-    """A message as it was read, or what is wrong with its row."""
+    """A message that was read, or what is wrong with its row."""
 
     lane: int
     seq: int
@@ -52,11 +52,11 @@ class Claimed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The messages of one claim, lane by lane, each lane in its order.
+    """The messages of one claim, lane by lane, each lane in order.
 
     Attributes:
-        oversized: rows that take too long to move to the dead letters for their lanes
-            to wait for it. Their problem says what is too large.
+        oversized: rows so large that their lanes don't wait while they are moved to
+            the dead letters. Their `problem` says what is too large.
     """
 
     lanes: Sequence[Lane]
@@ -70,15 +70,15 @@ async def claim_batch(
     """Read the next messages of these lanes and move their floors.
 
     At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
-    message always passes. A row with a column over its limit is not loaded. Each lane
-    gives a prefix of what is ready, without its blocked keys; a congested lane gives
+    message always passes. A row with a column over its limit is not loaded. From each
+    lane comes a prefix of its ready rows, without blocked keys; from a congested lane,
     what is found among a bounded number of ready rows (`relay/lanes/congested.py`).
     """
     places = [lane.place() for lane in lanes]
     try:
         found = await _claim_by_kind(connection, board, lanes, config)
     except BaseException:
-        # One of several statements failed, and what another one read is lost.
+        # One of several statements failed: what the others read is lost.
         for lane, place in zip(lanes, places, strict=True):
             lane.go_back_to(place)
         raise
@@ -96,12 +96,13 @@ async def _claim_by_kind(
     ready = [lane for lane in lanes if not lane.congested]
     congested = [lane for lane in lanes if lane.congested]
     if stale:
-        # Before the snapshot: what was given out belongs to transactions it knows.
+        # Before the snapshot, so that it knows the transactions that drew these seqs.
         now, given_out, transaction_id = await _read_clock(connection)
         board.set_clock(now)
         board.horizon.note(transaction_id, now)
-        # Whoever had a lane before may settle late: then blocked key, head and batch
-        # must be of one moment, or the key's next message comes without its head.
+        # The lane's previous owner may settle late. Blocked keys, head and batch must
+        # come from one snapshot, or a key's next message could be claimed before its
+        # first.
         async with connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             await _refresh(connection, board, stale, now, given_out, config)
@@ -112,8 +113,8 @@ async def _claim_by_kind(
         share = _half(config) if ready else config
         found = _Found()
         if ready:
-            # Outside, for keys may become free meanwhile: a snapshot that is older
-            # than what is remembered would miss their heads.
+            # Outside the transaction, because keys may become free in the meantime: a
+            # snapshot older than that would miss their first messages.
             found = await _claim_ready(connection, board, ready, stale, share)
         async with connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -137,7 +138,7 @@ class _Found:
         )
 
     def read(self, found: Sequence[Sequence[Any]], config: RelayConfig) -> bool:
-        """Sort rows by their verdict; tell whether some are left for the next claim."""
+        """Sort rows by verdict; return whether some are left for the next claim."""
         cut = False
         for row in found:
             verdict = row[_VERDICT]
@@ -158,7 +159,7 @@ async def _claim_both(
     stale: Sequence[Lane],
     config: RelayConfig,
 ) -> _Found:
-    """Claim from lanes of both sorts: each gets half of what may be claimed."""
+    """Claim from ready and congested lanes; each kind gets half of the limits."""
     ready = [lane for lane in lanes if not lane.congested]
     congested = [lane for lane in lanes if lane.congested]
     if ready and congested:
@@ -186,7 +187,7 @@ async def _claim_ready(
     stale: Sequence[Lane],
     config: RelayConfig,
 ) -> _Found:
-    """Claim what is ready, less the keys that are blocked."""
+    """Claim ready rows, except those of blocked keys."""
     worth_reading = board.rows_worth_reading(config.batch_size)
     if worth_reading < config.batch_size:
         config = replace(config, batch_size=worth_reading)
@@ -206,7 +207,7 @@ async def _claim_ready(
     if claimed.rows:
         snapshot = Snapshot.read(found[0][-1])
         for lane in lanes:
-            # A stale lane was looked at with this very snapshot already.
+            # A stale lane has been examined with this very snapshot already.
             if lane.number in last and lane not in stale:
                 lane.looked_up_to(last[lane.number], snapshot)
     claimed.reached = list(_reached(lanes, last) if full else lanes)
@@ -223,7 +224,7 @@ async def _claim_congested(
     stale: Sequence[Lane],
     config: RelayConfig,
 ) -> _Found:
-    """Claim what a look at congested lanes found."""
+    """Claim the rows found by examining congested lanes."""
     oldest, newest = board.bounds(lanes)
     look = await look_into(
         connection,
@@ -252,7 +253,7 @@ async def _claim_congested(
 
 
 def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
-    """Leave out the lanes behind the last row: a full claim says nothing of them."""
+    """Leave out the lanes after the last row: a full claim says nothing about them."""
     end = max((i for i, lane in enumerate(lanes) if lane.number in found), default=-1)
     return lanes[: end + 1]
 
@@ -301,7 +302,7 @@ async def _refresh(
     given_out: int,
     config: RelayConfig,
 ) -> None:
-    """Read what the database knows of lanes that are new, or may have changed."""
+    """Read blocked keys and first rows of lanes that are new or may have changed."""
     found = await _list_blocked_keys(connection, lanes, config.max_blocked_keys + 1)
     congested = [
         lane for lane in lanes if len(found[lane.number]) > config.max_blocked_keys
@@ -348,7 +349,7 @@ async def _list_blocked_keys(
 
 
 def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
-    """Read a row that is too large to load: its problem says which field is."""
+    """Make a `Claimed` of a row that is too large; its problem names the field."""
     lane, seq, id, created_at, attempts, topic, key, *_, too_large, _ = row
     problem = _limit_on(too_large, config)
     return Claimed(lane, seq, id, created_at, attempts, key, topic, None, problem)
@@ -406,7 +407,7 @@ def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
 
 
 def problem_of_headers(headers: Mapping[str, str]) -> str | None:
-    """Say which header would pass for an attribute; a table takes it, `add` doesn't."""
+    """Return which header has a reserved name, in rows that `add` didn't write."""
     if reserved_header(headers) is None:
         return None
     try:
@@ -438,16 +439,16 @@ def _limit_on(field: str, config: RelayConfig) -> str:
 
 
 def _problem(row: Sequence[Any]) -> str | None:
-    """Say what is wrong with a row that someone may have inserted by hand."""
+    """Return what is wrong with a row that wasn't written by `add`, or None."""
     _, _, id, _, _, topic, key, _, _, content_type, _, version, *_ = row
     if not topic:
         return "topic is empty"
     if key == "":
-        return "key is empty: null means no order"
+        return "key is empty; use null for a message without a key"
     if not content_type:
         return "content_type is empty"
     if version < 1:
-        return f"schema_version is {version}, it starts at 1"
+        return f"schema_version is {version}, must be at least 1"
     if not is_uuid7(id):
         return f"id {id} is not a UUIDv7"
     return None

@@ -18,31 +18,33 @@ _WEIGHTS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
-    """How a relay works; the defaults suit most.
+    """The settings of a relay; the defaults suit most uses.
 
     Attributes:
-        batch_size: messages in one claim and one publish.
-        max_batch_bytes: of one claim, headers counted eight times, which is what they
-            take in memory; one message always passes.
+        batch_size: maximum number of messages in one claim and one publish.
+        max_batch_bytes: maximum size of one claim. Headers count eight times, since
+            they take that much memory. A single message is always claimed.
         max_payload_bytes: a row with a larger payload goes to the dead letters without
             being loaded.
-        max_blocked_keys: of one lane that a claim carries; when more are blocked,
-            claims look them up in the database.
-        concurrency: batches in flight at once, of different lanes.
+        max_blocked_keys: maximum number of a lane's blocked keys that the relay keeps
+            in memory; if more are blocked, claims look them up in the database.
+        concurrency: number of batches in flight at once, from different lanes.
         lease: how long a relay that hangs keeps its lanes.
-        poll_interval: how often an idle relay looks without being woken.
+        poll_interval: how often an idle relay looks for messages without being woken.
         sweep_interval: how often it looks for rows that committed late.
-        broker_check_interval: how often an idle relay asks its broker for a sign of
-            life, if the publisher can.
-        publish_timeout: after that the broker counts as away.
-        drain: how long a stopping relay waits for what is in flight.
+        broker_check_interval: how often an idle relay checks that the broker responds,
+            if the publisher supports that.
+        publish_timeout: how long one publish may take before the broker is considered
+            unavailable.
+        drain: how long a stopping relay waits for batches in flight.
         strict_order: publish one message of a key at a time, for brokers that can
-            refuse one message and take the next.
-        retry: backoff and number of attempts for a refused message.
-        codec: decodes what was encoded before it is published; a message that it
-            can't decode is a dead letter, as it was stored. None: the broker gets
-            what is stored.
-        weights: turns of each priority class while all of them have messages.
+            refuse one message and accept the next.
+        retry: backoff and maximum attempts for a refused message.
+        codec: decodes payloads before they are published. A message that it can't
+            decode becomes a dead letter, as stored. None: the broker gets the payload
+            as stored.
+        weights: how many claims each priority class gets in a round while all of them
+            have messages.
     """
 
     batch_size: int = 500
@@ -63,7 +65,7 @@ class RelayConfig:
 
     @property
     def memory_bytes(self) -> int:
-        """The most memory that a relay takes, about, whatever is in the rows.
+        """Approximate upper bound of a relay's memory, whatever the rows contain.
 
         A batch is in memory up to five times, from libpq's buffer to the publisher's.
         """
@@ -100,6 +102,6 @@ class RelayConfig:
             )
         if set(self.weights) != set(Priority) or min(self.weights.values()) < 1:
             raise ConfigError(
-                f"weights={dict(self.weights)}: give each of "
-                f"{', '.join(Priority)} a whole number from 1"
+                f"weights={dict(self.weights)}: each of {', '.join(Priority)} needs "
+                "a whole number of at least 1"
             )

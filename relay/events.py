@@ -1,4 +1,4 @@
-"""What a relay tells its observers."""
+"""The events that a relay sends to its observers."""
 
 import logging
 from dataclasses import dataclass
@@ -9,36 +9,36 @@ from outbox.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStarted(Event):
-    """The relay reached the database and the broker."""
+    """The relay is connected to the database and the broker."""
 
     publisher: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStopped(Event):
-    """The relay gave its lanes back."""
+    """The relay stopped and released its lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTaken(Event):
-    """Lanes came to this relay."""
+    """The relay leased lanes."""
 
     lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(Event):
-    """Lanes went from this relay: given back, or taken by the server."""
+    """The relay released lanes, or the server ended its lease."""
 
     lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesWithheld(Event):
-    """Other sessions hold locks of lanes, or keep this relay from them.
+    """Other sessions hold lane locks and keep this relay from leasing lanes.
 
-    Foreign sessions, which are no relays and may stop all publishing; or relays that
-    don't hand over the share of this one, which has no lane.
+    Either sessions that are not relays, which may stop all publishing; or relays that
+    don't hand over this relay's share while it has no lane at all.
     """
 
     level = logging.WARNING
@@ -49,16 +49,16 @@ class LanesWithheld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesFree(Event):
-    """Nobody keeps this relay from its lanes any more."""
+    """No session keeps this relay from its lanes any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorbellHeld(Event):
-    """A foreign session holds the doorbell. Polling goes on.
+    """A session that is neither relay nor writer holds the doorbell. Polling goes on.
 
     Attributes:
-        shared: as writers hold it, so that relays can't sleep and look every 50 ms;
-            else every insert sends a NOTIFY.
+        shared: if it holds the lock in shared mode, as writers do, relays can't sleep
+            and poll every 50 ms; if exclusively, every insert sends a NOTIFY.
     """
 
     level = logging.WARNING
@@ -89,7 +89,7 @@ class BatchPublished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettled(Event):
-    """The outcomes of a batch were written down."""
+    """The outcomes of a batch were recorded."""
 
     level = logging.DEBUG
     published: int
@@ -108,7 +108,7 @@ class StaleBatchDropped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBlocked(Event):
-    """A message was nacked; later ones of its key wait until it is tried again."""
+    """A message was nacked; later messages of its key wait until it is retried."""
 
     level = logging.WARNING
     about = ("key",)
@@ -121,7 +121,7 @@ class KeyBlocked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelayed(Event):
-    """A message without a key was nacked and is tried again; none waits behind it."""
+    """A message without a key was nacked and will be retried; no other one waits."""
 
     level = logging.WARNING
     about = ("topic",)
@@ -133,7 +133,7 @@ class MessageDelayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(Event):
-    """A message was given up."""
+    """A message was moved to the dead letters."""
 
     level = logging.WARNING
     id: UUID
@@ -144,7 +144,7 @@ class MessageDeadLettered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLost(Event):
-    """The broker is away; nothing is claimed until the delay is over."""
+    """The broker is unavailable; nothing is claimed until the delay is over."""
 
     level = logging.WARNING
     reason: str
@@ -153,12 +153,12 @@ class BrokerLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFound(Event):
-    """The broker takes messages again."""
+    """The broker accepts messages again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLost(Event):
-    """A connection to PostgreSQL broke; it is opened anew after the delay."""
+    """A connection to PostgreSQL broke; it is opened again after the delay."""
 
     level = logging.WARNING
     reason: str
@@ -167,4 +167,4 @@ class DatabaseLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFound(Event):
-    """A connection that broke is replaced."""
+    """A broken connection was replaced."""

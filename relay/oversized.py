@@ -1,8 +1,9 @@
-"""Rows that are too large to load: moved to the dead letters by the server alone.
+"""Rows that are too large to load: the server moves them to the dead letters.
 
-One at a time and beside the claims, which leave them out meanwhile: copying 60 MB
-takes the server a second, for which no lane has to wait. It needs no lease, since a row
-is moved once, whoever does it. What could not be moved is found by the next sweep.
+One at a time and in parallel with the claims, which leave these rows out: copying
+60 MB takes the server a second, and no lane has to wait for that. It needs no lease,
+since a row is moved only once, whichever relay does it. The next sweep finds the rows
+that could not be moved.
 """
 
 import asyncio
@@ -25,11 +26,13 @@ _LAST_PAUSE: Final = 5.0
 
 
 class OversizedRows:
-    """Moves rows that are too large to load, with their lanes going on. For one task.
+    """Moves rows that are too large to load while their lanes go on.
+
+    `run` is for a single task.
 
     Args:
-        link: its own connection.
-        board: told which rows to leave out of claims.
+        link: a connection for this alone.
+        board: holds the ids that claims leave out.
         origin: of the dead letters.
     """
 
@@ -49,7 +52,7 @@ class OversizedRows:
         self._some = asyncio.Event()
 
     def add(self, rows: Iterable[Claimed]) -> None:
-        """Have rows moved that a claim found; it returns at once."""
+        """Queue rows that a claim found; `run` moves them."""
         for row in rows:
             if row.id not in self._board.aside:
                 self._board.aside.add(row.id)
@@ -75,7 +78,7 @@ class OversizedRows:
                         self._notify(DatabaseFound())
                     pause = _FIRST_PAUSE
                 finally:
-                    # Not before the pause: a sweep finds it, and puts it at the end.
+                    # Only after the pause: a sweep then finds it and queues it again.
                     self._board.aside.discard(row.id)
                     if not self._rows:
                         self._some.clear()

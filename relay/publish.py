@@ -1,4 +1,4 @@
-"""Publish: hand a claimed batch to the broker and learn what it took."""
+"""Publish: hand a claimed batch to the broker and learn which messages it accepted."""
 
 import asyncio
 import time
@@ -9,14 +9,14 @@ from typing import Final, TypeAlias
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
 from outbox.events import Event
 from outbox.message import Message
-from relay.adaptive_batch import Portion
+from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import BatchPublished, StaleBatchDropped
 from relay.publisher import Acked, Confirmation, Nacked, Publisher
 
 Answer: TypeAlias = Confirmation | None
-"""None: it was not published, or nobody knows, so nothing is written down."""
+"""None: it wasn't published, or the outcome is unknown, so nothing is recorded."""
 
 _MAX_REASON: Final = 2000
 
@@ -26,17 +26,17 @@ async def publish_batch(
     publisher: Publisher,
     config: RelayConfig,
     *,
-    portion: Portion,
+    batch_limit: BatchLimit,
     leased: Callable[[], bool],
     notify: Callable[[Event], None],
 ) -> tuple[list[Answer], BrokerUnavailableError | None]:
-    """Publish the rows in their order; give one answer for each.
+    """Publish the rows in order; return one answer for each.
 
-    A row that can't be read is nacked as permanent and never sent. Before each call
-    of the publisher the lease is checked: without it the rest stays untouched.
-    When the broker turns out to be away, that error comes along with the answers
-    that were there before. No call carries more than the portion, which learns how
-    long the calls take.
+    A row that can't be read is nacked as permanent and never sent. The lease is checked
+    before each call of the publisher; without it the rest stays untouched. If the
+    broker turns out to be unavailable, that error is returned along with the answers
+    so far. No call carries more than `batch_limit` allows, which adapts to how long
+    the calls take.
     """
     answers: list[Answer] = [
         Nacked(row.problem, permanent=True) if row.problem is not None else None
@@ -45,11 +45,11 @@ async def publish_batch(
     waves = deque(_waves(rows, strict=config.strict_order))
     refused: set[str | None] = set()
     while waves:
-        # A head that was just refused holds back what follows it.
+        # A message that was just refused holds back later ones of its key.
         wave = [i for i in waves.popleft() if rows[i].key not in refused]
-        if len(wave) > portion.most:
-            waves.appendleft(wave[portion.most :])
-            wave = wave[: portion.most]
+        if len(wave) > batch_limit.max_messages:
+            waves.appendleft(wave[batch_limit.max_messages :])
+            wave = wave[: batch_limit.max_messages]
         messages = [message for i in wave if (message := rows[i].message)]
         if not messages:
             continue
@@ -61,16 +61,16 @@ async def publish_batch(
             confirmations = await _publish(messages, publisher, config)
         except BrokerUnavailableError as error:
             if isinstance(error, BrokerTimeoutError):
-                portion.took_too_long(len(messages))
+                batch_limit.record_timeout(len(messages))
             return answers, error
-        except Exception as error:  # noqa: BLE001 - whatever a publisher does, the relay lives
+        except Exception as error:  # noqa: BLE001 - no publisher may stop the relay
             if len(wave) > 1:
-                # One message made the publisher stumble: find it, spare its neighbours.
+                # Publish one by one to find the message that made the publisher raise.
                 waves.extendleft([i] for i in reversed(wave))
                 continue
             confirmations = [Nacked(one_line(error)[:_MAX_REASON])]
         seconds = time.monotonic() - started
-        portion.took(seconds)
+        batch_limit.record_success(seconds)
         for i, confirmation in zip(wave, confirmations, strict=True):
             answers[i] = confirmation
             if isinstance(confirmation, Nacked) and not confirmation.permanent:
@@ -86,10 +86,10 @@ async def publish_batch(
 
 
 def _waves(rows: Sequence[Claimed], *, strict: bool) -> Iterator[Sequence[int]]:
-    """Split a batch so that a doubtful message goes before its successors.
+    """Split a batch so that messages likely to be nacked go before their successors.
 
-    In strict mode no call holds two messages of a key. Else only a message that was
-    nacked before goes ahead of the rest of its key, since it may well be again.
+    In strict mode no call holds two messages of a key. Otherwise only a message that
+    has been nacked before goes ahead of the rest of its key.
     """
     pending: Iterable[int] = [
         i for i, row in enumerate(rows) if row.message is not None
@@ -121,14 +121,14 @@ async def _publish(
     except TimeoutError:
         size = sum(len(message.payload) for message in messages)
         raise BrokerTimeoutError(
-            f"no answer within {config.publish_timeout.total_seconds():g} s to "
-            f"{len(messages)} messages of {size} bytes"
+            f"no answer within {config.publish_timeout.total_seconds():g} s for "
+            f"{len(messages)} messages of {size} bytes in total"
         ) from None
     except OSError as error:
         raise BrokerUnavailableError(str(error)) from error
     if len(confirmations) != len(messages):
         raise ValueError(
-            f"the publisher gave {len(confirmations)} answers for"
+            f"the publisher returned {len(confirmations)} answers for"
             f" {len(messages)} messages"
         )
     return confirmations

@@ -1,7 +1,7 @@
-"""The ids of messages that the broker confirmed in a call that raised nevertheless.
+"""The ids of messages that the broker confirmed in a call that raised.
 
-A batch of single requests may fail half-way. What was confirmed by then need not be
-sent again when the relay comes with the same batch.
+A batch of single requests may fail half-way. The messages confirmed by then need not
+be sent again when the relay retries the batch.
 """
 
 import time
@@ -15,18 +15,18 @@ _MAX_AGE: Final = 300.0
 
 
 class PublishedIds:
-    """Remembers ids for five minutes at most, each until it is asked for."""
+    """Remembers ids for at most five minutes, each until it is looked up."""
 
     def __init__(self) -> None:
         self._published_at: BoundedDict[UUID, float] = BoundedDict()
 
     def add(self, ids: Iterable[UUID]) -> None:
-        """Remember ids; the oldest make room for them."""
+        """Remember ids, evicting the oldest if necessary."""
         now = time.monotonic()
         for id in ids:
             self._published_at[id] = now
 
     def pop(self, id: UUID) -> bool:
-        """Return whether a message was published lately, and forget it."""
+        """Return whether a message was published recently, and forget it."""
         published_at = self._published_at.pop(id, None)
         return published_at is not None and time.monotonic() - published_at < _MAX_AGE

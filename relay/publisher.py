@@ -10,7 +10,7 @@ from outbox.message import Message
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """The broker has the message, as durably as it promises."""
+    """The broker has stored the message, as durably as it promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Nacked:
     """The broker, or a check before it, refused this one message.
 
     Attributes:
-        reason: why, in the broker's words; it ends in the dead letter.
-        permanent: no later attempt can succeed, so none is made.
-        retry_after: it wasn't refused, but put off: it is tried again after so
-            long, and that counts no attempt, however often it happens.
+        reason: why, in the broker's words; stored in the dead letter.
+        permanent: no later attempt can succeed, so the message isn't retried.
+        retry_after: the message wasn't refused but postponed: it is retried after
+            this long, and no attempt is counted, however often that happens.
     """
 
     reason: str
@@ -41,38 +41,39 @@ class Publisher(Protocol):
     """
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises `BrokerUnavailableError` when the broker is away."""
+        """Connect. Raises `BrokerUnavailableError` if the broker is unavailable."""
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect, leaving no task behind."""
+        """Disconnect, and end all tasks that were started."""
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Publish a batch in its order, and give one answer for each message.
+        """Publish a batch in order, and return one answer for each message.
 
-        A message that is bad in itself (too large, no such topic) is nacked as
-        permanent before anything of its key is sent. When cancelled, whatever the
-        broker had not confirmed may or may not have arrived.
+        A message that can never be published (too large, no such topic) is nacked as
+        permanent before any message of its key is sent. If the call is cancelled,
+        messages that the broker had not confirmed may or may not have arrived.
 
         Raises:
-            BrokerUnavailableError: the broker is away, no message is to blame;
-                any of the batch may have arrived. The next call reconnects.
+            BrokerUnavailableError: the broker is unavailable, and no message is the
+                cause; any of them may have arrived. The next call reconnects.
         """
 
 
 @runtime_checkable
 class Checkable(Protocol):
-    """What a `Publisher` may have besides: a sign of life from its broker.
+    """An optional part of a `Publisher`: a check that the broker responds.
 
-    With it an idle relay notices that its broker is away, and back. Without it the
-    relay learns that from the next message.
+    With it, an idle relay notices when its broker becomes unavailable and when it is
+    back. Without it, the relay learns that from the next message.
     """
 
     async def check(self) -> None:
-        """Ask the broker for an answer, by one cheap round trip that publishes nothing.
+        """Make one cheap round trip to the broker that publishes nothing.
 
-        Connects again if need be. Called between calls of `publish`, or beside one;
-        cancelled when it takes too long.
+        Reconnects if necessary. May be called while `publish` is running, and is
+        cancelled if it takes too long.
 
         Raises:
-            BrokerUnavailableError: the broker is away, or would take no message now.
+            BrokerUnavailableError: the broker is unavailable, or wouldn't accept a
+                message now.
         """

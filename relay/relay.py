@@ -1,9 +1,9 @@
 """The relay: lease lanes, wake, claim, publish, settle. Read this file first.
 
-Its parts run side by side in one event loop. `Lease` holds lanes by a session of its
-own, `wake_lanes` says when there may be something, `sweep_lanes` does what comes round
-by the clock. A few `Worker`s go round the one loop that matters: pick lanes, claim a
-batch, publish it, settle it. No transaction is open while the broker is waited for.
+Its parts run concurrently in one event loop. `Lease` holds lanes in a session of its
+own, `wake_lanes` decides when to look for messages, `sweep_lanes` does the periodic
+work. A few `Worker`s run the main loop: pick lanes, claim a batch, publish it, settle
+it. No transaction is open while a worker waits for the broker.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
 from outbox.postgres.lease import Lease, LockHolder, Obstruction
 from outbox.postgres.pooler_check import refuse_pooler_async
-from relay.adaptive_batch import Portion
+from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.broker_check import check_broker
 from relay.claim import claim_batch
@@ -45,35 +45,36 @@ from relay.wakeup import wake_lanes
 from relay.worker import Worker
 
 WORKER_SETTINGS: Final = {
-    # A mark lost in a crash of the server means that a message is published again,
-    # which at-least-once allows; so no settling commit waits for the disk.
+    # If a crash of the server loses a settlement, the message is published again, which
+    # at-least-once delivery allows; so commits that settle don't wait for the disk.
     "synchronous_commit": "off",
-    # Else each connection plans its statements once for all partitions, only to find
-    # that dearer than a plan for the days of the batch: with 90 of them 21 ms to
-    # settle and 15 ms to claim, against 1.6 ms each with 8.
+    # Otherwise each connection makes a generic plan over all partitions, which turns
+    # out to cost more than a plan for the days of the batch: with 90 partitions 21 ms
+    # to settle and 15 ms to claim, against 1.6 ms each with 8.
     "plan_cache_mode": "force_custom_plan",
-    # Else a claim from lanes of about a thousand rows reads each of them to its end and
-    # sorts it, though the index has the rows in order: 5 ms for 500 rows instead of 2.
-    # Without statistics the same happens to longer lanes.
+    # Otherwise a claim from lanes of about a thousand rows reads each lane to its end
+    # and sorts it, though the index has the rows in order: 5 ms for 500 rows instead
+    # of 2. Without statistics the same happens to longer lanes.
     "enable_sort": "off",
 }
 
 _END_FOREIGN: Final = (
-    "SELECT pg_terminate_backend(PID); and keep others out:"
-    " REVOKE CONNECT ON DATABASE … FROM PUBLIC, then GRANT it to the roles that need it"
+    "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
+    " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"
 )
 _END_RELAYS: Final = "restart the relays that hold more lanes than their share"
 
 
 class Relay:
-    """Publishes committed messages until stopped. For one event loop, to run once.
+    """Publishes committed messages until stopped. For one event loop; runs once.
 
     Args:
-        url: of the database, reached directly, not through a transaction pooler.
-        publisher: where to; the relay enters and leaves it.
-        config: how; see `RelayConfig`.
-        observers: told of everything that happens.
-        name: of the publisher, for the dead letters' origin.
+        url: of the database; connect directly, not through a transaction pooler.
+        publisher: publishes the messages; the relay enters and leaves it.
+        config: the settings; see `RelayConfig`.
+        observers: called with every event.
+        name: name of the publisher, for the dead letters' origin; by default the name
+            of its class.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Relay:
         self._config = config or RelayConfig()
         self._notify = Observers(observers).notify
         self._name = name or type(publisher).__name__
-        # PostgreSQL cuts it at 63 bytes, and the part of the relay comes last.
+        # PostgreSQL truncates it to 63 bytes, and the name of the part comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
         self._lease = Lease(
@@ -112,7 +113,7 @@ class Relay:
             self._lease, self._config.weights, self._config.concurrency
         )
         self._breaker = Breaker(self._notify)
-        self._portion = Portion(self._config.publish_timeout)
+        self._batch_limit = BatchLimit(self._config.publish_timeout)
         self._origin = f"publisher:{self._name}"
         self._oversized = OversizedRows(
             Link(url, application_name=f"{self._application} oversized"),
@@ -121,23 +122,23 @@ class Relay:
             notify=self._notify,
         )
         self._withheld = False
-        self._at_the_bell: tuple[tuple[LockHolder, ...], ...] = ((), ())
+        self._doorbell_holders: tuple[tuple[LockHolder, ...], ...] = ((), ())
         self._stop = asyncio.Event()
-        self._flying: set[asyncio.Task[Any]] = set()
+        self._in_flight: set[asyncio.Task[Any]] = set()
 
     def stop(self) -> None:
-        """Ask the relay to finish what is in flight and to end. Returns at once."""
+        """Ask the relay to finish the batches in flight and stop. Returns at once."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Publish until `stop` or cancellation, then drain and give the lanes back.
+        """Publish until `stop` or cancellation, then drain and release the lanes.
 
-        Broken connections are opened anew. What the broker did not confirm within
-        `config.drain` stays unsettled, and is published again by the next relay.
+        Broken connections are replaced. Messages that the broker did not confirm within
+        `config.drain` stay unsettled, and the next relay publishes them again.
 
         Raises:
-            ConfigError: the schema is missing, a right is, or a transaction pooler
-                is in between. Only at the start, like the next two.
+            ConfigError: the schema or a privilege is missing, or the URL leads through
+                a transaction pooler. Raised only at the start, like the next two.
             DatabaseUnavailableError: the database can't be reached.
             BrokerUnavailableError: the broker can't be reached.
         """
@@ -187,7 +188,7 @@ class Relay:
                 psycopg.errors.InvalidSchemaName,
             ) as error:
                 raise ConfigError(
-                    "the database has no outbox: run pillarbox migrate"
+                    "the database has no schema outbox: run pillarbox migrate"
                 ) from error
             except psycopg.errors.InsufficientPrivilege as error:
                 raise ConfigError(
@@ -228,23 +229,23 @@ class Relay:
             self._lanes,
             self._publisher,
             self._breaker,
-            self._portion,
+            self._batch_limit,
             self._oversized,
             self._config,
             origin=self._origin,
-            flying=self._flying,
+            in_flight=self._in_flight,
             stop=self._stop,
             notify=self._notify,
         )
 
     async def _drain(self, workers: Collection[asyncio.Task[None]]) -> None:
-        """Let batches in flight finish for a while, and nothing new begin."""
-        flying = [task for task in workers if task in self._flying]
-        for task in set(workers).difference(flying):
+        """Give batches in flight time to finish, and start no new ones."""
+        in_flight = [task for task in workers if task in self._in_flight]
+        for task in set(workers).difference(in_flight):
             task.cancel()
-        if flying:
-            await asyncio.wait(flying, timeout=self._config.drain.total_seconds())
-        for task in flying:
+        if in_flight:
+            await asyncio.wait(in_flight, timeout=self._config.drain.total_seconds())
+        for task in in_flight:
             task.cancel()
 
     def _on_take(self, lanes: Collection[int]) -> None:
@@ -264,12 +265,12 @@ class Relay:
         elif self._withheld:
             self._withheld = False
             self._notify(LanesFree())
-        known, self._at_the_bell = (
-            self._at_the_bell,
+        known, self._doorbell_holders = (
+            self._doorbell_holders,
             (obstruction.bell_holders, obstruction.bell_sharers),
         )
         for shared, (before, now) in enumerate(
-            zip(known, self._at_the_bell, strict=True)
+            zip(known, self._doorbell_holders, strict=True)
         ):
             if now and now != before:
                 self._notify(

@@ -1,4 +1,4 @@
-"""Publish messages again that were published."""
+"""Publish messages again that have been published before."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ from outbox.postgres.sql_files import load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which of the published messages are meant; None stands for anything.
+    """Which published messages to replay; None means any.
 
     Attributes:
-        since: added then or later; with `until` it bounds the days that are read.
+        since: added then or later; together with `until` it limits the partitions read.
         until: added before.
-        topic: a topic, or the beginning of topics followed by `*`.
-        max_rows: so many of them, the oldest first.
+        topic: a topic, or a prefix followed by `*`.
+        max_rows: maximum number of messages, the oldest first.
     """
 
     since: datetime
@@ -33,11 +33,11 @@ class Choice:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be found."""
+        """Check the values."""
         for name, moment in (("since", self.since), ("until", self.until)):
             if moment.tzinfo is None:
                 raise ConfigError(
-                    f"{name}={moment}: name its time zone, e.g. {moment}Z"
+                    f"{name}={moment}: has no time zone; write e.g. {moment}Z"
                 )
         if self.since >= self.until:
             raise ConfigError(f"since={self.since}: must be before until={self.until}")
@@ -71,7 +71,7 @@ class Published:
 def count_published(
     connection: AdministrationConnection, choice: Choice
 ) -> list[Published]:
-    """Count what is meant, by topic; `max_rows` doesn't matter here."""
+    """Count the matching messages by topic; `max_rows` is ignored."""
     with connection.cursor(row_factory=class_row(Published)) as cursor:
         return cursor.execute(
             load("relay", "count_published"), choice.parameters()
@@ -87,15 +87,15 @@ def replay_published(
     on_batch: Callable[[int], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Make messages ready once more, with the ids that they have; give how many.
+    """Make messages ready again, with the same ids; return how many.
 
-    Each batch is a transaction of its own and visible before the next one, in the
-    order in which the messages were added: so a relay that is at work meanwhile
-    keeps the order of each key.
+    Each batch is a transaction of its own and commits before the next one, in the
+    order in which the messages were added; so a relay that runs in the meantime keeps
+    the order of each key.
 
     Args:
         connection: in autocommit mode.
-        on_batch: is told how many have been made ready so far.
+        on_batch: called with the number of messages made ready so far.
     """
     replayed = 0
     started = time.monotonic()
@@ -118,8 +118,8 @@ def replay_published(
 def _batches(
     connection: AdministrationConnection, choice: Choice, size: int
 ) -> Iterator[Sequence[tuple[UUID, datetime]]]:
-    # Held by the server beyond its transaction: neither does our memory grow with the
-    # number of messages, nor does a snapshot keep dead rows from being cleaned up.
+    # A holdable cursor: our memory doesn't grow with the number of messages, and no
+    # snapshot stays open that would keep vacuum from removing dead rows.
     with connection.cursor("pillarbox_replay", withhold=True) as cursor:
         cursor.execute(load("relay", "find_published"), choice.parameters())
         while batch := cursor.fetchmany(size):

@@ -1,4 +1,4 @@
-"""Settle: write down what became of a batch.
+"""Settle: record the outcome of a batch.
 
 ready ──claim──▶ (in flight, nothing written) ──ack──▶ published_at
 ▲                        │
@@ -25,12 +25,12 @@ from relay.publish import Answer
 from relay.publisher import Acked, Nacked
 
 _MAX_ATTEMPTS: Final = 2**31 - 2
-"""What the column has room for, one more included."""
+"""One less than the column's maximum, so that adding one still fits."""
 
 
 @dataclass(slots=True)
 class Settlement:
-    """What is to be written for a batch, and what is not."""
+    """The outcomes to record for a batch, and the rows to leave untouched."""
 
     published: list[Claimed] = field(default_factory=list)
     retried: list[tuple[Claimed, str, float]] = field(default_factory=list)
@@ -40,16 +40,16 @@ class Settlement:
 
     @property
     def empty(self) -> bool:
-        """Nothing is to be written."""
+        """Whether there is nothing to record."""
         return not (self.published or self.dead_lettered or self.waiting)
 
     @property
     def waiting(self) -> list[tuple[Claimed, str, float]]:
-        """What is tried again later, and holds back its key until then."""
+        """The messages to retry later, which hold back their keys until then."""
         return [*self.retried, *self.put_off]
 
     def withdraw_refusals(self, lanes: Collection[int]) -> None:
-        """Write nothing down for refused messages of these lanes; they stay ready."""
+        """Don't record refusals in these lanes; their messages stay ready."""
         for refused in (self.retried, self.put_off):
             for one in [one for one in refused if one[0].lane in lanes]:
                 refused.remove(one)
@@ -59,10 +59,10 @@ class Settlement:
 def decide(
     rows: Sequence[Claimed], answers: Sequence[Answer], retry: RetryPolicy
 ) -> Settlement:
-    """Turn answers into what is to be written.
+    """Turn answers into outcomes to record.
 
-    Of a key only the first message that was nacked is charged an attempt: those
-    behind it were never at fault, and wait. Who was put off isn't charged either.
+    Only the first nacked message of a key is charged an attempt: those behind it
+    just wait. A message that was postponed isn't charged, either.
     """
     settlement = Settlement()
     charged: set[str | None] = set()
@@ -95,9 +95,9 @@ def decide(
 async def settle_batch(
     connection: Connection, settlement: Settlement, *, origin: str
 ) -> None:
-    """Write a settlement down, at most one statement for each kind of outcome.
+    """Record a settlement, with at most one statement for each kind of outcome.
 
-    Safe to repeat, and safe when somebody else settled a row in the meantime.
+    Safe to repeat, and safe if another relay settled a row in the meantime.
     """
     if not settlement.waiting and not settlement.dead_lettered:
         if settlement.published:
@@ -150,7 +150,7 @@ async def move_to_dead_letters(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Run `move_to_dead_letters.sql`; `by_hand` keeps them from scheduled retries."""
+    """Run `move_to_dead_letters.sql`; with `by_hand` no retry is scheduled."""
     await connection.execute(
         load("relay", "move_to_dead_letters"),
         {
@@ -167,6 +167,6 @@ async def move_to_dead_letters(
 
 
 def _bounds(rows: Sequence[Claimed]) -> dict[str, object]:
-    """Bound `created_at`, so that the planner sees the batch's partitions only."""
+    """Bound `created_at`, so that the planner considers only the batch's partitions."""
     moments = [row.created_at for row in rows]
     return {"first": min(moments), "last": max(moments)}

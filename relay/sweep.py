@@ -1,4 +1,4 @@
-"""What comes round by the clock: due messages, and sweeps for what lies below."""
+"""The periodic work: making due messages ready, and sweeps for late commits."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ _UPKEEP_INTERVAL: Final = 60.0
 async def sweep_lanes(
     board: LaneBoard, link: Link, config: RelayConfig, notify: Callable[[Event], None]
 ) -> None:
-    """Make due messages ready and order sweeps, until cancelled.
+    """Make due messages ready and request sweeps, until cancelled.
 
     Args:
         link: shared with the workers.
@@ -61,9 +61,9 @@ async def sweep_lanes(
 async def _look_at_upkeep(
     link: Link, known: str | None, notify: Callable[[Event], None]
 ) -> str | None:
-    """Tell how the upkeep is doing, which may run where nobody looks; give its failure.
+    """Report the state of the upkeep, which may fail unnoticed; return its failure.
 
-    A role that may not read it goes on without.
+    A role without the privilege to read it skips this.
     """
     try:
         async with link.turn:
@@ -81,7 +81,7 @@ async def _look_at_upkeep(
 async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     numbers = set(board.numbers())
     congested = {n for n in numbers if (lane := board.find(n)) and lane.congested}
-    # Also without lanes: leases end with the database, and somebody has to say so.
+    # Also without lanes: this query is what detects that the database is gone.
     open_lanes = numbers - congested
     share = math.ceil(batch_size / 4)
     while True:
@@ -93,7 +93,7 @@ async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
         }
         if not open_lanes:
             break
-    # Those of a congested lane go a batch at a time, the next when it has caught up.
+    # A congested lane gets one batch at a time, the next when it has caught up.
     caught_up = {n for n in congested if (lane := board.find(n)) and not lane.catch_up}
     if caught_up:
         await _ready_some_due(link, board, caught_up, batch_size)

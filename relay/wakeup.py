@@ -1,4 +1,4 @@
-"""When to look again: rung by a writer, at the poll interval, or at once."""
+"""Decide when to look for messages: on a writer's signal, at intervals, or at once."""
 
 import asyncio
 from typing import Final
@@ -15,18 +15,18 @@ _ASIDE: Final = 0.2
 async def wake_lanes(
     board: LaneBoard, doorbell: Doorbell, poll_interval: float
 ) -> None:
-    """Wake the lanes whenever there may be something in them, until cancelled.
+    """Wake lanes whenever they may hold messages, until cancelled.
 
-    Once all lanes are idle: arm the doorbell, look once more, sleep. As long as a
-    writer is under way the bell can't be armed, so look every few milliseconds,
-    which gathers small batches instead of paying for a NOTIFY each.
+    Once all lanes are idle: arm the doorbell, look once more, sleep. While a writer's
+    transaction is open the doorbell can't be armed, so look every few milliseconds,
+    which collects small batches without the cost of a NOTIFY for each.
     """
     look = _FIRST_LOOK
     try:
         while True:
             while not await _idle_within(board, min(poll_interval, _ASIDE)):
-                # Nobody rings while there is work, and an idle lane must not wait
-                # for a flood elsewhere to end.
+                # Writers don't ring while there is work, and an idle lane must not wait
+                # until a busy one is empty.
                 board.look_aside()
             if not await doorbell.arm():
                 await asyncio.sleep(look)
@@ -39,7 +39,7 @@ async def wake_lanes(
                 await doorbell.wait(poll_interval)
                 board.wake()
             if not await _idle_within(board, _BUSY):
-                # Enough to do: writers need not ring until that is over.
+                # There is work to do: writers need not ring until it is done.
                 await doorbell.disarm()
     finally:
         await doorbell.close()

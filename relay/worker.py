@@ -1,4 +1,4 @@
-"""One worker: takes batch after batch through claim, publish and settle."""
+"""A worker: takes one batch after the other through claim, publish and settle."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ import psycopg
 from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event
 from outbox.postgres.connection import Link
-from relay.adaptive_batch import Portion
+from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.claim import Batch, claim_batch
 from relay.config import RelayConfig
@@ -36,15 +36,15 @@ _LAST_PAUSE: Final = 5.0
 
 
 class Worker:
-    """Goes round: pick lanes, claim, publish, settle, put the lanes back.
+    """Repeats one loop: pick lanes, claim, publish, settle, put the lanes back.
 
     Args:
-        link: its own connection.
-        sweep_link: which it shares, for lanes that have to be looked into on every day:
-            a connection that has seen all partitions once finds them again sooner.
-        oversized: where it leaves what is too large to load.
-        flying: where it enters its task while it has a batch.
-        stop: set when no new batch is to be begun.
+        link: a connection for this worker alone.
+        sweep_link: a shared connection, for lanes to be searched in all partitions: a
+            connection that has opened them once is faster the next time.
+        oversized: takes the rows that are too large to load.
+        in_flight: the set to which it adds its task while it has a batch.
+        stop: set when no new batch may be started.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Worker:
         lanes: LaneBoard,
         publisher: Publisher,
         breaker: Breaker,
-        portion: Portion,
+        batch_limit: BatchLimit,
         oversized: OversizedRows,
         config: RelayConfig,
         *,
         origin: str,
-        flying: set[asyncio.Task[Any]],
+        in_flight: set[asyncio.Task[Any]],
         stop: asyncio.Event,
         notify: Callable[[Event], None],
     ) -> None:
@@ -68,17 +68,17 @@ class Worker:
         self._lanes = lanes
         self._publisher = publisher
         self._breaker = breaker
-        self._portion = portion
+        self._batch_limit = batch_limit
         self._oversized = oversized
         self._config = config
         self._origin = origin
-        self._flying = flying
+        self._in_flight = in_flight
         self._stop = stop
         self._notify = notify
         self._claim_pause = _FIRST_PAUSE
 
     async def run(self) -> None:
-        """Carry batches until cancelled, or told to stop after the current one."""
+        """Process batches until cancelled, or until `stop` after the current one."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -88,11 +88,11 @@ class Worker:
                     lanes = self._lanes.pick()
                     if not lanes:
                         continue
-                    self._flying.add(task)
+                    self._in_flight.add(task)
                     try:
                         await self._carry(lanes)
                     finally:
-                        self._flying.discard(task)
+                        self._in_flight.discard(task)
                         self._lanes.put_back(lanes)
         finally:
             await self._link.close()
@@ -108,7 +108,7 @@ class Worker:
             batch.rows,
             self._publisher,
             self._config,
-            portion=self._portion,
+            batch_limit=self._batch_limit,
             leased=lambda: self._lanes.owns(lanes),
             notify=self._notify,
         )
@@ -117,13 +117,12 @@ class Worker:
         if lost is not None:
             self._breaker.open(str(lost))
             for lane in lanes:
-                # The wait may be long: what was known by then is read again.
+                # The wait may be long, so read the state of the lanes again.
                 lane.needs_refresh = True
         settlement = decide(batch.rows, answers, self._config.retry)
         if settlement.waiting:
-            # Another relay may have a lane by now, and know which of its keys are
-            # blocked: it would miss a message that starts to wait, and publish what
-            # follows.
+            # Another relay may have leased the lane by now and read its blocked keys:
+            # it would miss a key that we block now, and publish its later messages.
             settlement.withdraw_refusals(
                 {lane.number for lane in lanes if not self._lanes.owns([lane])}
             )
@@ -141,7 +140,7 @@ class Worker:
         except _DATABASE_ERRORS as error:
             for lane in lanes:
                 lane.wake()
-            # At first a short one: after a restart only the connection is stale.
+            # Short at first: if the server restarted, only the connection is stale.
             await self._pause(error, self._claim_pause, link)
             self._claim_pause = min(self._claim_pause * 2, _LAST_PAUSE)
             return None
@@ -158,7 +157,7 @@ class Worker:
         return batch
 
     def _remember(self, batch: Batch, settlement: Settlement) -> None:
-        """Block the keys that must wait, and make claimable what was not published."""
+        """Block the keys that must wait; make unpublished messages claimable again."""
         lanes = {lane.number: lane for lane in batch.lanes}
         for row, reason, _ in settlement.waiting:
             attempts = row.attempts + 1
@@ -185,9 +184,9 @@ class Worker:
             lanes[row.lane].leave(row.seq, row.key, row.created_at)
 
     async def _settle(self, settlement: Settlement) -> None:
-        """Settle until it is done: to claim again would publish again.
+        """Retry until the settlement is recorded: a new claim would publish again.
 
-        Also when the lease is gone: what was acked is published, whoever says so.
+        Even if the lease is lost: what the broker acked is published in any case.
         """
         if settlement.empty:
             return
@@ -198,8 +197,8 @@ class Worker:
                 connection = await self._link.connection()
                 await settle_batch(connection, settlement, origin=self._origin)
             except _DATABASE_ERRORS as error:
-                # It may be written, and due again, and nothing would tell: a sweep
-                # finds it if it isn't.
+                # It may have been written, and be due again by now, which we couldn't
+                # see. If it wasn't written, a sweep finds the message.
                 settlement.put_off.clear()
                 await self._pause(error, pause, self._link)
                 pause = min(pause * 2, _LAST_PAUSE)

@@ -72,12 +72,13 @@ class Obstruction:
 
     Attributes:
         foreign: sessions that are not members and hold a lane or keep members out.
-        greedy: members that have held more than their share for long while we have no
-            lane.
-        bell_holders: foreign sessions that hold the doorbell, so every insert pays for
-            a NOTIFY.
-        bell_sharers: foreign sessions that have held the doorbell in shared mode for
-            as long as a lease, as writers do, but write nothing, so it can't be armed.
+        greedy: members that hold more than their share while we have had no lane for a
+            long time.
+        bell_holders: sessions that hold the doorbell exclusively and are neither
+            relays nor consumers, so that every insert sends a NOTIFY.
+        bell_sharers: sessions that have held the doorbell in shared mode, as writers
+            do, for as long as a lease without writing, so that it can't be
+            armed.
     """
 
     foreign: tuple[LockHolder, ...] = ()
@@ -242,7 +243,7 @@ class Lease:
         self._suspected: frozenset[int] = frozenset()
         self._sharing: Counter[int] = Counter()
         self._without_since: float | None = None
-        self._told = Obstruction()
+        self._reported = Obstruction()
         self._own = Ownership(self._limit)
         self._link = Link(
             url,
@@ -322,7 +323,7 @@ class Lease:
     @property
     def obstruction(self) -> Obstruction:
         """The sessions in the way at the last heartbeat."""
-        return self._told
+        return self._reported
 
     async def _look(self, connection: Connection) -> list[_Seen]:
         rows = await self._execute(
@@ -369,8 +370,8 @@ class Lease:
                 )
             )
         )
-        if obstruction != self._told:
-            self._told = obstruction
+        if obstruction != self._reported:
+            self._reported = obstruction
             self._on_obstruct(obstruction)
 
     def _greedy(self, others: Sequence[_Seen], members: int) -> list[_Seen]:

@@ -29,7 +29,7 @@ from outbox.events import Event
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
-from relay.adaptive_batch import Portion
+from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed, decode_row, problem_of_headers
 from relay.config import RelayConfig
 from relay.publish import publish_batch
@@ -140,7 +140,7 @@ class PublishingRetrier:
             [claimed],
             publisher,
             self._config,
-            portion=Portion(self._config.publish_timeout),
+            batch_limit=BatchLimit(self._config.publish_timeout),
             leased=lambda: True,
             notify=self._notify,
         )

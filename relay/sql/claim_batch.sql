@@ -2,8 +2,8 @@
 -- Takes: lanes, floors (same length), oldest and newest created_at, blocked keys, aside (ids to leave out), only (these seqs; null: all), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
 -- Gives: lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version, verdict (null: loaded, next: left for the next claim, settle or aside: too large), too_large (the field that is over its limit), snapshot (in the first row)
 -- Index: message_ready_idx on each partition between oldest and newest
--- Every claim plans it anew, and planning takes longer the more there is to plan. So what only
--- a row that is not loaded needs comes last, and each level leaves little to repeat.
+-- Every claim plans it again, and the time that takes grows with the statement. So what is needed
+-- only for rows that are not loaded comes last, and each level leaves little to repeat.
 SELECT lane, seq, id, created_at, attempts,
        -- Of a row that is not loaded, only the beginning of the topic leaves the server.
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
@@ -11,8 +11,8 @@ SELECT lane, seq, id, created_at, attempts,
        CASE WHEN loaded THEN tenant END AS tenant,
        CASE WHEN loaded THEN payload END AS payload,
        CASE WHEN loaded THEN content_type END AS content_type,
-       -- Most have none: a null costs the client nothing. Text, since the client decodes
-       -- with care what someone may have inserted by hand.
+       -- Most have none: a null costs the client nothing. As text, so that the client can handle
+       -- values that it can't decode, in rows inserted by hand.
        CASE WHEN loaded THEN nullif(headers, '{}'::jsonb)::text END AS headers,
        schema_version,
        CASE WHEN NOT loaded THEN
@@ -35,21 +35,21 @@ SELECT lane, seq, id, created_at, attempts,
              bytes > 0 AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
         FROM (
             SELECT measured.*,
-                   -- In the order of the nested loop, lane by lane: no sort. What it keeps of a
-                   -- large value is a pointer.
+                   -- In the order of the nested loop, lane by lane: no sort. It keeps only a pointer
+                   -- to a large value.
                    sum(abs(bytes)) OVER (ROWS UNBOUNDED PRECEDING) AS bytes_through
               FROM (
                   SELECT ready.*,
                          -- Of what is too large: negative if it can be moved with the batch, else 0.
                          CASE WHEN header_bytes <= %(max_headers)s
                                AND octet_length(payload) <= %(max_payload)s
-                               -- Short together, they are short each.
+                               -- If they are short in total, each of them is.
                                AND (text_bytes <= least(%(max_indexed)s, %(max_tenant)s, %(max_content_type)s)
                                     OR octet_length(topic) <= %(max_indexed)s
                                        AND octet_length(content_type) <= %(max_content_type)s
                                        AND coalesce(octet_length(key), 0) <= %(max_indexed)s
                                        AND coalesce(octet_length(tenant), 0) <= %(max_tenant)s)
-                              -- Parsed, small headers take several times their size.
+                              -- Small headers take several times their size once parsed.
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
                               WHEN pg_column_size(topic)::bigint + pg_column_size(content_type)
                                    + pg_column_size(headers) + pg_column_size(payload)
@@ -66,8 +66,8 @@ SELECT lane, seq, id, created_at, attempts,
                               octet_length(m.topic)::bigint + octet_length(m.content_type)
                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                               -- All other sizes are known without reading the value. The value at
-                              -- the empty path is all of it, expanded and not walked through; but
-                              -- not if that alone would cost much.
+                              -- the empty path is the whole one, decompressed but not traversed;
+                              -- not if decompressing alone would be expensive.
                               CASE WHEN pg_column_compression(m.headers) IS NULL
                                      OR pg_column_size(m.headers) > %(max_headers)s
                                    THEN pg_column_size(m.headers)

@@ -1,4 +1,4 @@
--- Does:  Count what a replay would publish once more, by topic.
+-- Does:  Count the messages that a replay would publish again, by topic.
 -- Takes: as find_published.sql
 -- Gives: topic, messages, oldest and newest created_at
 -- Index: none; reads the days between since and until from end to end

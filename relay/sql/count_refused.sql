@@ -1,6 +1,6 @@
 -- Does:  Count the messages that were nacked and wait for their next attempt.
 -- Takes: nothing
--- Gives: keys (that they block), without_key (messages that block none)
+-- Gives: keys (that are blocked), without_key (messages without a key, which block none)
 -- Index: message_blocked_idx
 SELECT count(DISTINCT key) AS keys, count(*) FILTER (WHERE key IS NULL) AS without_key
   FROM outbox.message

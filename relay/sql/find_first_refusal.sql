@@ -1,6 +1,6 @@
--- Does:  Find the first day with a refused message that is unsettled, so that claims look for heads from there on.
+-- Does:  Find the first day with a refused, unsettled message: claims look for heads from that day on.
 -- Takes: lanes, max_days (how far back to look day by day)
--- Gives: one row: the beginning of that day, null if there is none or it lies further back; whether it does
+-- Gives: one row: first_day (null if there is none within max_days), lies_further_back (whether there is one before)
 -- Index: message_blocked_idx
 WITH days (day) AS (
     SELECT generate_series(date_trunc('day', now()) - make_interval(days => %(max_days)s::int),
@@ -8,7 +8,7 @@ WITH days (day) AS (
 )
 SELECT (SELECT min(refused.day)
           FROM days
-         -- Not EXISTS, which becomes a join that reads them all.
+         -- Not EXISTS, which the planner turns into a join that reads them all.
          CROSS JOIN LATERAL (
              SELECT days.day
                FROM outbox.message AS m

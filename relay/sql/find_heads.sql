@@ -1,4 +1,4 @@
--- Does:  Find the first ready message of each lane, wherever it lies: without floor, on every day.
+-- Does:  Find the first ready message of each lane, in all partitions and below the floor as well.
 -- Takes: lanes, blocked keys
 -- Gives: lane, seq and created_at (null where the lane has none), snapshot (xmin and age)
 -- Index: message_ready_idx on every partition

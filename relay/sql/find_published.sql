@@ -1,4 +1,4 @@
--- Does:  Find what was published, in the order in which it was added.
+-- Does:  Find published messages, in the order in which they were added.
 -- Takes: since, until (created_at), topic, topic_prefix, key, tenant, max_rows; null for any
 -- Gives: id, created_at
 -- Index: none; reads the days between since and until from end to end

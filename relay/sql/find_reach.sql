@@ -1,4 +1,4 @@
--- Does:  Tell how far an examination of ready rows got that stopped after max_examined rows of each lane.
+-- Does:  Find how far an examination of ready rows got before it stopped at max_examined rows of each lane.
 -- Takes: lanes, starts and ends (same length), oldest and newest created_at, max_examined
 -- Gives: lane, count, last seq (null if there is none)
 -- Index: message_ready_idx

@@ -1,4 +1,4 @@
--- Does:  Find the messages of keys that catch up, among the ready rows that their lane has passed.
+-- Does:  Find messages of keys that catch up, among the ready rows that their lane has passed.
 -- Takes: lanes, positions and floors (same length), returning (keys), readied (seqs without a refusal), refused_since, oldest and newest created_at, aside (ids to leave out), max_examined (of each lane), max_rows
 -- Gives: lane, seq
 -- Index: message_ready_idx for the rows, message_blocked_idx for their heads
@@ -22,7 +22,7 @@ SELECT found.lane, found.seq
             LIMIT %(max_examined)s
        ) AS examined
       WHERE (examined.seq = ANY (%(readied)s::bigint[]) OR examined.key = ANY (%(returning)s::text[]))
-            -- Not behind one that was refused once more, nor behind one that was passed by.
+            -- Not behind a message that was refused again, nor behind one that was passed by.
         AND NOT EXISTS (
                      SELECT
                        FROM outbox.message AS head

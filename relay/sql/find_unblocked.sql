@@ -32,8 +32,8 @@ SELECT found.lane, found.seq
                         AND head.dead_lettered_at IS NULL
                         AND head.created_at >= %(refused_since)s
                         AND head.created_at < %(newest)s
-                        -- One that is due again goes first. Above the floor it is among what is examined
-                        -- here; below, it is still to be found.
+                        -- A head that is due again goes first. Above the floor it is among the rows
+                        -- examined here; below, it is still to be found.
                         AND (head.available_at IS NOT NULL AND head.seq <> examined.seq OR head.seq <= leased.floor)
                 ))
       LIMIT %(max_rows)s

@@ -23,7 +23,7 @@ WITH message AS (
            m.headers::jsonb, m.payload
       FROM message AS m
       JOIN route AS r USING (topic)
-     -- seq is drawn in this order.
+     -- The sequence assigns seq in this order.
      ORDER BY m.position
 )
 SELECT DISTINCT topic

@@ -1,4 +1,4 @@
--- Does:  Write down that the broker acked these messages.
+-- Does:  Record that the broker acked these messages.
 -- Takes: ids, first and last created_at of the batch
 -- Gives: nothing
 -- Index: message_pkey on each partition between first and last

@@ -1,4 +1,4 @@
--- Does:  Give messages up: settle them and copy them to the dead letters, in one statement.
+-- Does:  Settle messages as dead letters and copy them there, in one statement.
 -- Takes: ids, reasons, attempts (started so far), origin, by_hand (no scheduled retry), max_topic_bytes, topic_header (where a longer one is kept), first and last created_at of the batch
 -- Gives: nothing
 -- Index: message_pkey on each partition between first and last
@@ -27,5 +27,5 @@ SELECT %(origin)s, id::text,
             ELSE jsonb_build_object('headers', headers, %(topic_header)s::text, topic) END,
        payload, last_error, CASE WHEN NOT %(by_hand)s::boolean THEN now() END
   FROM given_up,
-       -- A topic that the index has no room for: somebody inserted it by hand.
+       -- A topic too long for the index can only have been inserted by hand.
        LATERAL (SELECT octet_length(topic) > %(max_topic_bytes)s) AS measured (long)

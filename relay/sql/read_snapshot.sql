@@ -1,4 +1,4 @@
--- Does:  Read what a lane's floor depends on of the transaction's snapshot.
+-- Does:  Read the part of the transaction's snapshot that a lane's floor depends on.
 -- Takes: nothing
 -- Gives: one row: snapshot (xmin and age)
 -- Index: none

@@ -1,16 +1,16 @@
--- Does:  Make messages ready whose moment has come: scheduled ones and retries.
+-- Does:  Make due messages ready: scheduled ones and retries.
 -- Takes: lanes, max_rows (of each lane)
 -- Gives: lane, seq, key, attempts, created_at of each
 -- Index: message_waiting_idx to find them, message_pkey to update them
 WITH due AS MATERIALIZED (
     SELECT waiting.id, waiting.created_at
       FROM unnest(%(lanes)s::smallint[]) AS leased (lane)
-     -- Lane by lane: what waits in others, due or not, does not lie in the way.
+     -- Lane by lane, so that waiting rows of other lanes are not read.
      CROSS JOIN LATERAL (
          SELECT m.id, m.created_at
            FROM outbox.message AS m
           WHERE m.lane = leased.lane
-            -- Not clock_timestamp(), which is volatile: the index would be walked to its end.
+            -- Not clock_timestamp(), which is volatile: it would scan the index to its end.
             AND m.available_at <= now()
             AND m.published_at IS NULL
             AND m.dead_lettered_at IS NULL
@@ -20,7 +20,7 @@ WITH due AS MATERIALIZED (
 )
 UPDATE outbox.message AS m
    SET available_at = NULL
- -- Not a join, which may read whole partitions: here only the days between are touched.
+ -- Not a join, which may read whole partitions: this touches only those of the rows' days.
  WHERE m.id = ANY (ARRAY(SELECT id FROM due))
    AND m.created_at BETWEEN (SELECT min(created_at) FROM due) AND (SELECT max(created_at) FROM due)
    AND m.published_at IS NULL

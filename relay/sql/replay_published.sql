@@ -1,4 +1,4 @@
--- Does:  Make published messages ready once more, as if they were new: with all their attempts.
+-- Does:  Make published messages ready again, with no attempts counted, as if they were new.
 -- Takes: ids, first and last created_at of the batch
 -- Gives: nothing; the row count
 -- Index: message_pkey on each partition between first and last
@@ -9,5 +9,5 @@ UPDATE outbox.message
        last_error = NULL
  WHERE id = ANY (%(ids)s::uuid[])
    AND created_at BETWEEN %(first)s AND %(last)s
-   -- Whoever replayed it in the meantime did what we wanted.
+   -- Another replay may have done it in the meantime.
    AND published_at IS NOT NULL

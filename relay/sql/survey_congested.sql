@@ -1,4 +1,4 @@
--- Does:  Survey congested lanes: their first ready row, and the first that was passed by though nothing blocks it, among max_examined rows.
+-- Does:  Survey congested lanes: find their first ready row, and among max_examined rows the first that was passed by but isn't blocked.
 -- Takes: lanes, positions and floors (same length), returning (keys that catch up), readied (seqs that do), refused_since, max_examined
 -- Gives: lane, first created_at, stray seq and created_at (null where there is none), snapshot (xmin and age)
 -- Index: message_ready_idx for the rows, message_blocked_idx for their heads; on every partition

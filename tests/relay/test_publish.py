@@ -184,14 +184,14 @@ async def test_a_broker_that_does_not_answer_counts_as_away() -> None:
     answers, lost = await desk.publish(claimed("a"), claimed("b"))
 
     assert answers == [None, None]
-    assert str(lost).startswith("no answer within 0.01 s to 2 messages of ")
-    assert desk.portion.most == 1
+    assert str(lost).startswith("no answer within 0.01 s for 2 messages of ")
+    assert desk.batch_limit.max_messages == 1
 
 
 async def test_a_batch_above_the_portion_goes_down_in_several_calls() -> None:
     desk = Desk()
     desk.publisher = nack("a2")
-    desk.portion.took_too_long(4)
+    desk.batch_limit.record_timeout(4)
 
     answers, _ = await desk.publish(
         claimed("a1", "a"), claimed("a2", "a"), claimed("a3", "a"), claimed("b", "b")

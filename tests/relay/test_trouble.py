@@ -125,9 +125,9 @@ async def test_one_message_over_the_bound_of_a_claim_passes(database_url: str) -
 
 NONSENSE = {
     "topic": ("''", "topic is empty"),
-    "key": ("''", "key is empty: null means no order"),
+    "key": ("''", "key is empty; use null for a message without a key"),
     "content_type": ("''", "content_type is empty"),
-    "schema_version": ("0", "schema_version is 0, it starts at 1"),
+    "schema_version": ("0", "schema_version is 0, must be at least 1"),
     "id": ("gen_random_uuid()", "is not a UUIDv7"),
     "payload": ("convert_to(repeat('x', 2000), 'UTF8')", "payload is over 1000 bytes"),
     "tenant": ("repeat('t', 1025)", "tenant is over 1024 bytes"),

@@ -267,7 +267,7 @@ def read_delivery(row: Sequence[Any]) -> ClaimedDelivery:
     ) = row
     headers, problem = ({}, None) if text is None else _read_headers(text)
     if schema_version < 1:
-        problem = f"schema_version is {schema_version}, it starts at 1"
+        problem = f"schema_version is {schema_version}, must be at least 1"
     message = Message(
         topic,
         payload,

@@ -251,7 +251,7 @@ async def test_rows_inserted_by_hand_are_handed_out_with_what_is_wrong(
         )
         problems = {delivery.problem for delivery in await receive(consumer, 3)}
     assert problems == {
-        "schema_version is 0, it starts at 1",
+        "schema_version is 0, must be at least 1",
         "headers is not a JSON object of strings",
     }
 
