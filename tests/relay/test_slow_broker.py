@@ -39,7 +39,7 @@ async def test_a_batch_that_takes_too_long_gets_through_in_portions(
         await relay.events.wait_for(BrokerFound)
         reason = relay.events.of(BrokerLost)[0].reason
 
-    assert reason.startswith("no answer within 0.3 s to ")
+    assert reason.startswith("no answer within 0.3 s for ")
     for key in "ab":
         assert publisher.of_key(key) == [f"{key}/{n}" for n in range(50)]
     assert execute(database_url, "SELECT DISTINCT attempts FROM outbox.message") == [
