@@ -57,7 +57,7 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test clock fault bench wheel images containers matrix check format lock setup clean packages
+.PHONY: help demo test clock fault bench wheel images containers matrix check format reference lock setup clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ check: packages $(READY) ## Check format, lint, types, imports and packaging
 format: packages $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: packages $(READY) ## Write docs/reference/commands.md from the code
+	@$(BIN)/python -m docs.reference
 
 lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv

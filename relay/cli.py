@@ -82,7 +82,11 @@ def _number(name: str, meaning: str) -> Any:
     return typer.Option(f"--{name}", metavar="N", help=meaning)
 
 
-@command(relay_app)
+@command(
+    relay_app,
+    epilog="Exit status: 0 stopped and drained; 2 it could not run; 70 the watchdog "
+    "ended it.",
+)
 def relay(
     *,
     broker: Broker = None,

@@ -357,23 +357,6 @@ class BrokerOptions:
         ]
         return "\n".join(lines) + "\n"
 
-    @classmethod
-    def text(cls) -> str:
-        """Return the table as plain text in columns, for a terminal."""
-        rows = [
-            (
-                row.name,
-                row.side,
-                row.default.replace("`", ""),
-                row.help.replace("`", ""),
-            )
-            for row in cls.table()
-        ]
-        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]]
-        return "\n".join(
-            "  ".join(map(str.ljust, row, [*widths, 0])).rstrip() for row in rows
-        )
-
 
 def options_of(broker: str) -> type[BrokerOptions]:
     """Return the options of a broker, by its name or by a scheme of its URLs.

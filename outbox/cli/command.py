@@ -65,7 +65,8 @@ Broker: TypeAlias = Annotated[
         "--broker",
         metavar="URL",
         envvar=BROKER_VARIABLE,
-        help="The broker to publish to, such as redis://host. "
+        help="The broker to publish to, such as redis://host; pillarbox brokers lists "
+        "the options of its URL. "
         f"{BROKER_VARIABLE}_FILE may name a file that holds the URL.",
         show_default=False,
     ),

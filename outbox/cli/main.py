@@ -34,6 +34,7 @@ _PANELS: Final = {
     ),
     "The relay": ("relay",),
     "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
+    "Brokers": ("brokers",),
     "Repair": ("dead-letters", "blocked", "replay"),
 }
 _OTHERS: Final = "Other commands"

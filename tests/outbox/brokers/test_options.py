@@ -201,14 +201,6 @@ def test_the_documentation_has_the_table_of_the_code(broker: str) -> None:
     assert BROKERS[broker].table() == [] or table in page, table
 
 
-@pytest.mark.parametrize("broker", BROKERS)
-def test_the_table_for_a_terminal_has_a_line_for_each_option(broker: str) -> None:
-    kind = BROKERS[broker]
-    lines = kind.text().splitlines()
-    assert [line.split()[0] for line in lines] == [row.name for row in kind.table()]
-    assert not any("`" in line or line != line.rstrip() for line in lines)
-
-
 def test_every_scheme_has_its_options() -> None:
     groups = ("relay.publishers", "inbox.sources")
     schemes = {entry.name for group in groups for entry in entry_points(group=group)}

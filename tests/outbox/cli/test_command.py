@@ -83,7 +83,16 @@ def test_without_arguments_the_help_shows_the_commands_in_their_groups(
             "maintain",
         ),
         *("The relay", "relay", "The consumer", "consume", "subscribe", "unsubscribe"),
-        *("jobs", "cancel", "Repair", "dead-letters", "blocked", "replay"),
+        *(
+            "jobs",
+            "cancel",
+            "Brokers",
+            "brokers",
+            "Repair",
+            "dead-letters",
+            "blocked",
+            "replay",
+        ),
     ]
     places = [said.index(f"{name} ", said.index("The database")) for name in names]
     assert places == sorted(places)

@@ -1,0 +1,145 @@
+"""Write the reference page of the commands, as the code has them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rich.text import Text
+from typer.main import get_command
+
+from outbox.brokers.options import brokers
+from outbox.cli.command import LOGGING
+from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
+
+PAGE: Final = Path(__file__).parent / "commands.md"
+
+_INTRODUCTION: Final = f"""\
+# Commands
+
+<!-- Written by `make reference` from the code. -->
+
+`pillarbox COMMAND --help` shows the same. Each option has an environment variable; an
+option on the command line wins over its variable. The value of a flag's variable is
+`true`. Durations are written as `90s`, `15m`, `6h`, `7d`, `2w` or `1h30m`.
+
+A URL with a password doesn't belong on a command line, where other users see it. Put it
+into the variable, or into a file that `PILLARBOX_DATABASE_URL_FILE` or
+`PILLARBOX_BROKER_URL_FILE` names, such as a mounted secret.
+
+## Exit status
+
+| status | |
+|---|---|
+| 0 | done, or drained after SIGTERM or SIGINT |
+| 2 | it could not do what it was asked for; standard error has the reason |
+| {INTERRUPTED} | interrupted with Ctrl-C |
+| {CLOSED_PIPE} | the reader of its output closed the pipe |
+
+Where a command has others, its section lists them.
+
+## Options of every command
+
+"""
+_COLUMNS: Final = "| option | variable | default | |\n|---|---|---|---|\n"
+
+
+def page() -> str:
+    """Give the whole page."""
+    commands = list(_commands(get_command(app), ("pillarbox",)))
+    # Those of the first command: all have them.
+    logging = [it for it in commands[0][1].params if _panel_of(it) == LOGGING]
+    parts = [_INTRODUCTION + _COLUMNS + "".join(_row(it, ()) for it in logging)]
+    parts += [_section(words, command) for words, command in commands]
+    return "\n".join(parts)
+
+
+def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield words, command
+    else:
+        for name in inner:
+            yield from _commands(inner[name], (*words, name))
+
+
+def _section(words: tuple[str, ...], command: Any) -> str:
+    arguments = [it for it in command.params if it.param_type_name == "argument"]
+    options = [it for it in command.params if it.param_type_name == "option"]
+    usage = " ".join([*words, "[OPTIONS]", *map(_usage_of, arguments)])
+    said = [f"## `{' '.join(words)}`\n", f"{_plain(command.help)}\n", f"    {usage}\n"]
+    if arguments:
+        rows = (
+            _line(f"`{_cell(_usage_of(it))}`", _default_of(it), _help_of(it))
+            for it in arguments
+        )
+        said.append("| argument | default | |\n|---|---|---|\n" + "".join(rows))
+    rows = (_row(it, words) for it in options if _panel_of(it) != LOGGING)
+    said.append(_COLUMNS + "".join(rows))
+    if command.epilog:
+        said.append(f"{_plain(command.epilog)}\n")
+    if words[1] == "brokers":
+        links = (f"[{name}](../brokers/{name}.md)" for name in brokers())
+        said.append(f"The same tables are on the brokers' pages: {', '.join(links)}.\n")
+    return "\n".join(said)
+
+
+def _row(option: Any, words: tuple[str, ...]) -> str:
+    own = "_".join([*words, option.name]).replace("-", "_").upper()
+    name = f"{option.opts[0]} {_value_of(option)}".rstrip()
+    variable = option.envvar or own
+    shown = (f"`{_cell(name)}`", f"`{variable}`", _default_of(option), _help_of(option))
+    return _line(*shown)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |\n".replace("|  |", "| |")
+
+
+def _value_of(option: Any) -> str:
+    if option.is_flag:
+        return ""
+    choices = getattr(option.type, "choices", None)
+    return option.metavar or "|".join(choices or [option.type.name.upper()])
+
+
+def _usage_of(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def _default_of(parameter: Any) -> str:
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    if not parameter.default or not parameter.show_default:
+        return "required" if parameter.required else ""
+    return f"`{parameter.default}`"
+
+
+def _help_of(parameter: Any) -> str:
+    choices = getattr(parameter.type, "choices", None)
+    said = _plain(parameter.help)
+    if parameter.param_type_name == "argument":
+        if choices:
+            said += f" One of {', '.join(f'`{it}`' for it in choices)}."
+        if parameter.envvar:
+            said += f" Its variable is `{parameter.envvar}`."
+    return _cell(said)
+
+
+def _panel_of(parameter: Any) -> str | None:
+    panel: str | None = parameter.rich_help_panel
+    return panel
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _plain(text: str | None) -> str:
+    plain = " ".join(Text.from_markup(text or "").plain.split())
+    return re.sub(r"(?<!\S)(--[a-z][a-z-]+|[A-Z]+_[A-Z_]+)", r"`\1`", plain)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,50 @@
+"""`pillarbox brokers`: nobody has to read source for an option of a URL."""
+
+import json
+
+import pytest
+
+from outbox.brokers.options import brokers
+from outbox.cli.main import main
+
+
+def test_without_a_name_each_broker_is_listed_with_its_urls(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["brokers"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(brokers())
+    assert "nats      nats://, tls://" in lines
+
+
+@pytest.mark.parametrize("broker", brokers())
+def test_each_option_of_a_broker_has_a_line(
+    broker: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["brokers", broker]) == 0
+    _, *lines = capsys.readouterr().out.splitlines() or [""]
+    table = brokers()[broker].table()
+    assert [line.split()[0] for line in lines] == [row.name for row in table]
+    assert not any("`" in line for line in lines)
+
+
+@pytest.mark.parametrize("said", ["rediss", "redis://host/0", "redis"])
+def test_a_broker_is_named_by_itself_by_a_scheme_or_by_a_url(
+    said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["brokers", said, "--json"]) == 0
+    options = {it["name"]: it for it in json.loads(capsys.readouterr().out)}
+    assert options["reclaim_after"] == {
+        "name": "reclaim_after",
+        "side": "consumer",
+        "default": "1m",
+        "help": "how long an entry stays with a dead replica before another one takes "
+        "it",
+    }
+
+
+def test_a_broker_that_is_not_installed_is_answered_with_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["brokers", "carrier-pigeon"]) == 2
+    assert "installed: http, kafka" in capsys.readouterr().err
