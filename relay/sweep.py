@@ -18,6 +18,8 @@ from relay.events import DatabaseFound, DatabaseLost
 from relay.lanes.board import LaneBoard
 
 _UPKEEP_INTERVAL: Final = 60.0
+# Messages made ready by one statement, which takes about 20 ms.
+_PORTION: Final = 1000
 
 
 async def sweep_lanes(
@@ -81,19 +83,15 @@ async def _look_at_upkeep(
 async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     numbers = set(board.numbers())
     congested = {n for n in numbers if (lane := board.find(n)) and lane.congested}
-    # Also without lanes: this query is what detects that the database is gone.
+    # Also without lanes: leases end with the database, and somebody has to say so.
     open_lanes = numbers - congested
     share = math.ceil(batch_size / 4)
     while True:
-        readied = await _ready_some_due(link, board, open_lanes, share)
-        open_lanes = {
-            number
-            for number, count in readied.items()
-            if count >= share and (lane := board.find(number)) and not lane.congested
-        }
+        more = await _ready_some_due(link, board, open_lanes, share)
+        open_lanes = {n for n in more if (lane := board.find(n)) and not lane.congested}
         if not open_lanes:
             break
-    # A congested lane gets one batch at a time, the next when it has caught up.
+    # Those of a congested lane go a batch at a time, the next when it has caught up.
     caught_up = {n for n in congested if (lane := board.find(n)) and not lane.catch_up}
     if caught_up:
         await _ready_some_due(link, board, caught_up, batch_size)
@@ -101,24 +99,41 @@ async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
 
 async def _ready_some_due(
     link: Link, board: LaneBoard, lanes: Collection[int], max_rows: int
-) -> Counter[int]:
-    async with link.turn:
-        connection = await link.connection()
-        rows = await ready_due(connection, list(lanes), max_rows)
-    for number, seq, key, attempts, created_at in rows:
-        lane = board.find(number)
-        if lane is not None:
-            lane.free(seq, key, created_at, refused=attempts > 0)
-    if rows:
-        board.wake()
-    return Counter(row[0] for row in rows)
+) -> set[int]:
+    """Make due messages ready, up to `max_rows` of each lane; return lanes with more.
+
+    The connection is given up after each portion: workers wait for it.
+    """
+    left = sorted(lanes)
+    more: set[int] = set()
+    while True:
+        async with link.turn:
+            connection = await link.connection()
+            rows = await ready_due(connection, left, max_rows, max_total=_PORTION)
+        for number, seq, key, attempts, created_at in rows:
+            lane = board.find(number)
+            if lane is not None:
+                lane.free(seq, key, created_at, refused=attempts > 0)
+        if rows:
+            board.wake()
+        readied = Counter(row[0] for row in rows)
+        more |= {number for number, count in readied.items() if count >= max_rows}
+        if len(rows) < _PORTION:
+            return more
+        # The portion may have ended in the middle of this lane.
+        last = max(readied, key=left.index)
+        more.add(last)
+        left = left[left.index(last) + 1 :]
+        if not left:
+            return more
 
 
 async def ready_due(
-    connection: Connection, lanes: list[int], max_rows: int
+    connection: Connection, lanes: list[int], max_rows: int, *, max_total: int
 ) -> list[tuple[Any, ...]]:
     """Run `ready_due.sql`."""
     cursor = await connection.execute(
-        load("relay", "ready_due"), {"lanes": lanes, "max_rows": max_rows}
+        load("relay", "ready_due"),
+        {"lanes": lanes, "max_rows": max_rows, "max_total": max_total},
     )
     return await cursor.fetchall()

@@ -1,5 +1,5 @@
 -- Does:  Make due messages ready: scheduled ones and retries.
--- Takes: lanes, max_rows (of each lane)
+-- Takes: lanes, max_rows (of each lane), max_total (of all lanes; the first ones come first)
 -- Gives: lane, seq, key, attempts, created_at of each
 -- Index: message_waiting_idx to find them, message_pkey to update them
 WITH due AS MATERIALIZED (
@@ -17,6 +17,7 @@ WITH due AS MATERIALIZED (
           ORDER BY m.available_at
           LIMIT %(max_rows)s
      ) AS waiting
+     LIMIT %(max_total)s
 )
 UPDATE outbox.message AS m
    SET available_at = NULL

@@ -184,14 +184,14 @@ def test_settling_finds_the_rows_by_key_in_the_days_of_the_batch(
 
 
 def test_what_is_due_is_found_by_the_waiting_index(explain: Explain) -> None:
-    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500)
+    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500, max_total=1000)
 
     assert plan.sequential() == []
     assert plan.indexes() == {"message_waiting_idx", "message_pkey"}
 
 
 def test_what_waits_for_later_does_not_lie_in_the_way(explain: Explain) -> None:
-    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500)
+    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500, max_total=1000)
 
     assert any("available_at" in condition for condition in plan.conditions())
     assert plan.rows_removed() == 0
