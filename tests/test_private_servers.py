@@ -127,9 +127,7 @@ def test_an_unreachable_url_is_refused_without_its_password() -> None:
 
 def test_a_url_of_something_else_is_refused() -> None:
     with (
-        pytest.raises(
-            ConfigError, match="mysql://localhost/x is not one of PostgreSQL"
-        ),
+        pytest.raises(ConfigError, match="mysql://localhost/x: not a PostgreSQL URL"),
         postgres_server("mysql://localhost/x"),
     ):
         pass

@@ -1,4 +1,4 @@
-"""A source that dies as a process does: killed, with deliveries in its hands."""
+"""Kill a process that holds deliveries of a source."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ _LIMIT: Final = 120
 
 
 async def die_holding(source: Callable[[], Source], count: int) -> None:
-    """Let a child process receive `count` deliveries and ack none, and kill it.
+    """Let a child process receive `count` deliveries and ack none, then kill it.
 
-    Returns when it is dead, with its connections closed by the system.
+    Returns when it is dead and the system has closed its connections.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # Threads of this process are not in the child, which needs none of them.
+        # The threads of this process don't exist in the child, which needs none.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
@@ -29,22 +29,22 @@ async def die_holding(source: Callable[[], Source], count: int) -> None:
         _hold(source, count, writing)
     os.close(writing)
     try:
-        said = await asyncio.to_thread(os.read, reading, 1000)
+        report = await asyncio.to_thread(os.read, reading, 1000)
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
         await asyncio.to_thread(os.waitpid, child, 0)
-    assert said == b"holding", said.decode(errors="replace")
+    assert report == b"holding", report.decode(errors="replace")
 
 
 def _hold(make: Callable[[], Source], count: int, writing: int) -> NoReturn:
-    # Whatever happens, nothing of the parent may be run or closed from here.
+    # In any case, nothing of the parent may be run or closed in the child.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _LIMIT)
     try:
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(_receive(make, count, writing))
-    except BaseException as error:  # noqa: BLE001 - told to the parent
+    except BaseException as error:  # noqa: BLE001 - reported to the parent
         os.write(writing, f"{type(error).__name__}: {error}".encode()[:900])
     finally:
         os._exit(1)
@@ -56,5 +56,5 @@ async def _receive(make: Callable[[], Source], count: int, writing: int) -> None
         while held < count:
             held += len(await source.receive(limit=count - held))
         os.write(writing, b"holding")
-        # Its heartbeat goes on until the end.
+        # Keep the heartbeat running until killed.
         await asyncio.Event().wait()

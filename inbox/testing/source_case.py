@@ -1,4 +1,4 @@
-"""What an adapter's author tells the source suite: hooks and capabilities."""
+"""The hooks and capabilities that bind an adapter to the source suite."""
 
 import asyncio
 import time
@@ -21,60 +21,62 @@ __all__ = ["Capabilities", "SourceCase"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a source and its broker can do. What is declared absent is skipped."""
+    """What a source and its broker can do; tests of the rest are skipped."""
 
     ordered_by_key: bool = capability(
-        "A consumer without replicas gets the messages of a key in their order."
+        "A consumer with a single replica gets the messages of a key in order."
     )
     acks_each: bool = capability(
-        "An ack settles its delivery alone, whatever comes before it."
+        "An ack settles only its own delivery, even if earlier ones are not acked."
     )
     counts_attempts: bool = capability("The broker remembers failed attempts.")
-    delays: bool = capability("What is nacked with a delay stays away that long.")
+    delays: bool = capability(
+        "A message nacked with a delay is not redelivered before that time."
+    )
     holds_back_keys: bool = capability(
-        "What is nacked with a delay holds back later messages of its key."
+        "A message nacked with a delay holds back later messages of its key."
     )
     shares: bool = capability("The replicas of a consumer share its messages.")
     fans_out: bool = capability("Each consumer gets every message.")
     survives_a_crash: bool = capability(
-        "What a killed process held is handed over again, to another process."
+        "What a killed process held is redelivered to another process."
     )
     keeps_alive: bool = capability(
         "A delivery stays with its replica, however long it takes to handle."
     )
     gets_foreign_messages: bool = capability(
-        "Others can put into the broker what is no message of ours."
+        "The broker accepts messages from others in a format that isn't ours."
     )
     takes_bytes: bool = capability(
-        "Others can put metadata into the broker that is no text."
+        "The broker accepts headers from others that are not valid text."
     )
     takes_bytes_as_topic: bool = capability(
-        "Others can put into topics whose names are no text."
+        "The broker accepts topics from others whose names are not valid text."
     )
     empty_payload: bool = capability("A payload may be empty.")
     any_text: bool = capability(
         "Keys, tenants and values of headers may hold any text."
     )
-    case_of_headers: bool = capability("The case of the names of headers survives.")
-    goes_away: bool = capability("The broker is apart from us, and can be away.")
+    case_of_headers: bool = capability("The case of header names is preserved.")
+    goes_away: bool = capability("The broker is remote, and can be unavailable.")
     stalls: bool = capability("The broker can hang with its connections open.")
 
 
 class SourceCase(ABC):
-    """The abstract part: override the hooks that your capabilities ask for.
+    """The abstract part: override the hooks that your capabilities require.
 
-    Fixtures come in by one of your own:
+    To use a fixture, write one of your own:
 
         @pytest.fixture(autouse=True)
         def broker(self, acme_url: str) -> None:
             self.url = acme_url
 
     Attributes:
-        capabilities: what can't be is declared absent here.
+        capabilities: declare absent what the adapter can't do.
         max_payload_bytes: the largest payload that `put` can put.
-        patience: seconds within which things have to come, or a call to end.
-        hold: seconds after which what a dead replica held goes to others; make
-            the source with about so short a lease, or visibility, or idle time.
+        patience: seconds within which messages must arrive, or a call must end.
+        hold: seconds after which what a dead replica held goes to others; give the
+            source a lease, visibility timeout or idle time of about this length.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -84,17 +86,17 @@ class SourceCase(ABC):
 
     @abstractmethod
     def source(self, consumer: str, topic: str) -> Source:
-        """Make a source, not entered yet, whose poll interval is at most 0.2 s."""
+        """Make a source with a poll interval of at most 0.2 s, not entered yet."""
 
     @abstractmethod
     async def put(self, *messages: Message) -> None:
         """Put messages into their topics, in this order.
 
-        Not through what `stop_broker` stops and `stall_broker` stalls.
+        Don't use a connection that `stop_broker` breaks or `stall_broker` stalls.
         """
 
     async def try_to_put(self, message: Message) -> bool:
-        """Put a message that the broker may not be able to hold; tell whether it is."""
+        """Put a message that the broker may refuse; return whether it accepted it."""
         await self.put(message)
         return True
 
@@ -103,36 +105,36 @@ class SourceCase(ABC):
         return f"suite-{uuid4().hex}"
 
     async def prepare(self, topic: str, *consumers: str) -> None:
-        """Make sure that these consumers get what is put into a topic from now on.
+        """Make sure that these consumers get the topic's messages from now on.
 
-        By default each is entered once, and left.
+        By default each consumer's source is entered once, and left.
         """
         for consumer in consumers:
             async with self.source(consumer, topic):
                 pass
 
     async def put_foreign(self, topic: str, payload: bytes) -> None:
-        """Put a body that is no message of ours. For `gets_foreign_messages`."""
+        """Put a message in a foreign format. For `gets_foreign_messages`."""
         raise NotImplementedError
 
     async def put_raw_header(self, topic: str, metadata: bytes) -> None:
-        """Put what is no message, with these bytes in a header. For `takes_bytes`."""
+        """Put a foreign message with these bytes in a header. For `takes_bytes`."""
         raise NotImplementedError
 
     async def put_raw_topic(self, topic: bytes) -> None:
-        """Put what is no message into a topic. For `takes_bytes_as_topic`."""
+        """Put a foreign message into a topic. For `takes_bytes_as_topic`."""
         raise NotImplementedError
 
     def stop_broker(self) -> None:
-        """Break all connections and let nobody in. For `goes_away`."""
+        """Break all connections and refuse new ones. For `goes_away`."""
         raise NotImplementedError
 
     def start_broker(self) -> None:
-        """Let the broker be there again. For `goes_away`."""
+        """Make the broker available again. For `goes_away`."""
         raise NotImplementedError
 
     def cut_connections(self) -> None:
-        """Break the connections that are open. For `goes_away`."""
+        """Break the open connections. For `goes_away`."""
         self.stop_broker()
         self.start_broker()
 
@@ -145,11 +147,11 @@ class SourceCase(ABC):
         raise NotImplementedError
 
     async def die_holding(self, consumer: str, topic: str, count: int) -> None:
-        """Let a process die that holds `count` deliveries."""
+        """Kill a process that holds `count` deliveries."""
         await die_holding(lambda: self.source(consumer, topic), count)
 
     async def fresh_topic(self, *consumers: str) -> str:
-        """Return a topic whose messages these consumers get; `one` if none is named."""
+        """Return a topic whose messages these consumers get; by default `one`."""
         topic = self.topic()
         await self.prepare(topic, *(consumers or ("one",)))
         return topic
@@ -157,7 +159,7 @@ class SourceCase(ABC):
     async def receive(
         self, source: Source, count: int, *, limit: int = 100
     ) -> list[Delivery]:
-        """Receive until `count` deliveries are there, through outages."""
+        """Receive until there are `count` deliveries, retrying during outages."""
         deliveries: list[Delivery] = []
         async with asyncio.timeout(self.patience):
             while len(deliveries) < count:
@@ -168,7 +170,7 @@ class SourceCase(ABC):
         return deliveries
 
     async def handle(self, source: Source, count: int) -> list[Message]:
-        """Receive and ack until `count` different messages are there."""
+        """Receive and ack until there are `count` different messages."""
         messages: dict[object, Message] = {}
         async with asyncio.timeout(self.patience):
             while len(messages) < count:
@@ -178,7 +180,7 @@ class SourceCase(ABC):
         return list(messages.values())
 
     async def handle_all(self, source: Source, messages: Sequence[Message]) -> None:
-        """Receive and ack until all of these were there, whatever else comes."""
+        """Receive and ack until all of these messages have arrived, among others."""
         missing = {message.id for message in messages}
         async with asyncio.timeout(self.patience):
             while missing:

@@ -1,4 +1,4 @@
-"""The source suite: what is handed over is what was put."""
+"""The source suite: messages are delivered unchanged."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ __all__ = ["SourceContent"]
 
 
 class SourceContent(SourceCase):
-    """Fields, payloads and texts on their way out of the broker."""
+    """Fields, payloads and texts arrive as they were put into the broker."""
 
     @checks()
-    async def test_a_message_is_handed_over_as_it_was_put(self) -> None:
+    async def test_a_message_is_delivered_unchanged(self) -> None:
         message = full_message(await self.fresh_topic())
         await self.put(message)
         async with self.source("one", message.topic) as source:
@@ -33,41 +33,41 @@ class SourceContent(SourceCase):
             assert (delivery.attempts, delivery.problem) == (0, None)
 
     @checks()
-    async def test_what_a_message_lacks_is_not_made_up(self) -> None:
+    async def test_optional_fields_stay_empty(self) -> None:
         message = Message(await self.fresh_topic(), b"1")
         await self.expect_as_put(message)
 
     @checks("case_of_headers")
-    async def test_the_names_of_headers_come_in_their_case(self) -> None:
+    async def test_header_names_keep_their_case(self) -> None:
         headers = {"X-Own": "1", "x-other": "2"}
         await self.expect_as_put(
             Message(await self.fresh_topic(), b"1", headers=headers)
         )
 
     @checks("empty_payload")
-    async def test_an_empty_payload_is_handed_over(self) -> None:
+    async def test_an_empty_payload_is_delivered(self) -> None:
         await self.expect_as_put(Message(await self.fresh_topic(), b""))
 
     @checks()
-    async def test_a_payload_at_the_limit_is_handed_over(self) -> None:
+    async def test_a_payload_at_the_limit_is_delivered(self) -> None:
         payload = at_the_limit(self.max_payload_bytes)
         await self.expect_as_put(Message(await self.fresh_topic(), payload))
 
     @checks()
-    async def test_payloads_of_any_bytes_are_handed_over(self) -> None:
+    async def test_payloads_of_any_bytes_are_delivered(self) -> None:
         topic = await self.fresh_topic()
         payloads = (BINARY, b"\0", b"\xff\xfe", b"\r\n")
         await self.expect_as_put(*(Message(topic, payload) for payload in payloads))
 
     @checks()
-    async def test_the_whole_of_unicode_is_handed_over_in_payloads(self) -> None:
+    async def test_payloads_with_all_of_unicode_are_delivered(self) -> None:
         topic = await self.fresh_topic()
         size = min(32 * 1024, self.max_payload_bytes // 4)
         texts = whole_of_unicode(size)
         await self.expect_as_put(*(Message(topic, text.encode()) for text in texts))
 
     @checks("any_text")
-    async def test_key_tenant_and_headers_of_any_text_are_handed_over(self) -> None:
+    async def test_key_tenant_and_headers_of_any_text_are_delivered(self) -> None:
         topic = await self.fresh_topic()
         await self.expect_as_put(
             *(
@@ -78,7 +78,7 @@ class SourceContent(SourceCase):
 
     @checks()
     @pytest.mark.parametrize("headers", AWKWARD_HEADERS, ids=lambda it: ascii(it)[:40])
-    async def test_an_awkward_header_is_handed_over_if_it_can_be_put(
+    async def test_an_awkward_header_that_the_broker_accepts_is_delivered(
         self, headers: dict[str, str]
     ) -> None:
         message = Message(await self.fresh_topic(), b"1", headers=headers)
@@ -88,7 +88,7 @@ class SourceContent(SourceCase):
         assert differences(message, arrived) == {}
 
     async def expect_as_put(self, *messages: Message) -> None:
-        """Put messages of one topic, and compare what comes with them."""
+        """Put messages of one topic, and compare them with those delivered."""
         await self.put(*messages)
         arrived = await self.handed_over(messages[0].topic, len(messages))
         by_id = {message.id: message for message in arrived}
@@ -96,7 +96,7 @@ class SourceContent(SourceCase):
             assert differences(message, by_id[message.id]) == {}
 
     async def handed_over(self, topic: str, count: int) -> Sequence[Message]:
-        """Return what a source hands over, as sound messages, acking each."""
+        """Return the messages that a source delivers, and ack each."""
         arrived: dict[object, Message] = {}
         async with self.source("one", topic) as source:
             while len(arrived) < count:

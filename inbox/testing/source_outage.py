@@ -1,4 +1,4 @@
-"""The source suite: a broker that is away, and comes back."""
+"""The source suite: a broker that becomes unavailable, and available again."""
 
 import asyncio
 
@@ -14,10 +14,10 @@ __all__ = ["SourceOutage"]
 
 
 class SourceOutage(SourceCase):
-    """No hang while the broker is away, and no loss once it is back."""
+    """No hang while the broker is unavailable, and no loss once it is back."""
 
     @checks("goes_away")
-    async def test_a_broker_that_is_away_is_told_at_the_start(self) -> None:
+    async def test_an_unavailable_broker_is_reported_at_start(self) -> None:
         topic = await self.fresh_topic()
         await asyncio.to_thread(self.stop_broker)
         try:
@@ -29,7 +29,7 @@ class SourceOutage(SourceCase):
             await asyncio.to_thread(self.start_broker)
 
     @checks("goes_away")
-    async def test_an_outage_is_told_and_what_comes_after_it_is_handed_over(
+    async def test_an_outage_is_reported_and_later_messages_are_delivered(
         self,
     ) -> None:
         topic = await self.fresh_topic()
@@ -50,7 +50,7 @@ class SourceOutage(SourceCase):
             assert {m.id for m in messages} <= {m.id for m in arrived}
 
     @checks("goes_away")
-    async def test_what_is_acked_during_an_outage_is_lost_by_nobody(self) -> None:
+    async def test_an_ack_during_an_outage_loses_no_message(self) -> None:
         topic = await self.fresh_topic()
         messages = numbered(topic, 10)
         await self.put(*messages)
@@ -68,7 +68,7 @@ class SourceOutage(SourceCase):
             assert {m.id for m in messages[5:]} <= {m.id for m in arrived}
 
     @checks("goes_away")
-    async def test_a_source_can_be_left_while_the_broker_is_away(self) -> None:
+    async def test_a_source_can_be_left_while_the_broker_is_unavailable(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 4))
         try:
@@ -99,7 +99,7 @@ class SourceOutage(SourceCase):
             assert numbers_by_key(arrived) == numbers_by_key(messages)
 
     @checks("stalls")
-    async def test_a_stall_is_told_and_loses_nothing(self) -> None:
+    async def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         topic = await self.fresh_topic()
         messages = numbered(topic, 40, keys=20)
         await self.put(*messages[:20])

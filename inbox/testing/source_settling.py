@@ -1,4 +1,4 @@
-"""The source suite: what becomes of a delivery when it is settled."""
+"""The source suite: acks, nacks, order and foreign messages."""
 
 import asyncio
 import time
@@ -16,10 +16,10 @@ __all__ = ["SourceSettling"]
 
 
 class SourceSettling(SourceCase):
-    """One consumer, one replica, a broker that is there."""
+    """One consumer with one replica, and a broker that is available."""
 
     @checks()
-    async def test_an_ack_removes_and_may_be_repeated(self) -> None:
+    async def test_an_ack_removes_the_message_and_may_be_repeated(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 20))
         async with self.source("one", topic) as source:
@@ -31,7 +31,7 @@ class SourceSettling(SourceCase):
             assert not await self.anything(source)
 
     @checks()
-    async def test_a_nack_brings_it_back_uncounted(self) -> None:
+    async def test_a_nack_redelivers_without_counting_an_attempt(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 1))
         async with self.source("one", topic) as source:
@@ -44,7 +44,7 @@ class SourceSettling(SourceCase):
             assert not await self.anything(source)
 
     @checks("delays")
-    async def test_a_nack_with_a_delay_brings_it_back_after_it(self) -> None:
+    async def test_a_nack_with_a_delay_redelivers_after_the_delay(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 1))
         async with self.source("one", topic) as source:
@@ -60,7 +60,7 @@ class SourceSettling(SourceCase):
             assert not await self.anything(source)
 
     @checks("holds_back_keys")
-    async def test_what_waits_holds_back_its_key_and_no_other(self) -> None:
+    async def test_a_delayed_message_holds_back_its_key_and_no_other(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 2, keys=2))
         async with self.source("one", topic) as source:
@@ -97,7 +97,7 @@ class SourceSettling(SourceCase):
                 assert not await self.anything(source)
 
     @checks("ordered_by_key")
-    async def test_keys_are_in_order(self) -> None:
+    async def test_the_messages_of_a_key_are_delivered_in_order(self) -> None:
         topic = await self.fresh_topic()
         messages = numbered(topic, 120, keys=7)
         await self.put(*messages)
@@ -123,7 +123,7 @@ class SourceSettling(SourceCase):
             await self.receive(source, 30 - seen)
 
     @checks()
-    async def test_an_idle_source_answers_within_its_poll_interval(self) -> None:
+    async def test_an_idle_source_returns_within_its_poll_interval(self) -> None:
         topic = await self.fresh_topic()
         async with self.source("one", topic) as source:
             for _ in range(3):
@@ -145,7 +145,7 @@ class SourceSettling(SourceCase):
                 await asyncio.wait({call})
                 if call.cancelled():
                     continue
-                # A broker under load may well be taken for one that is away.
+                # Under load, a broker may be mistaken for unavailable.
                 with suppress(BrokerUnavailableError):
                     for delivery in call.result():
                         seen.add(int(delivery.message.payload))
@@ -166,7 +166,7 @@ class SourceSettling(SourceCase):
                 assert task.cancelled()
 
     @checks("gets_foreign_messages")
-    async def test_what_is_no_message_is_handed_over_with_its_problem(self) -> None:
+    async def test_a_foreign_message_is_delivered_with_its_problem(self) -> None:
         topic = await self.fresh_topic()
         await self.put_foreign(topic, b"\xff not ours")
         await self.put(*numbered(topic, 1))
@@ -180,7 +180,7 @@ class SourceSettling(SourceCase):
             assert not await self.anything(source)
 
     @checks("takes_bytes")
-    async def test_a_foreign_header_that_is_no_text_is_kept(self) -> None:
+    async def test_a_foreign_header_that_is_not_text_is_kept(self) -> None:
         topic = await self.fresh_topic()
         metadata = b"\xff\x00 not text"
         await self.put_raw_header(topic, metadata)
@@ -192,7 +192,7 @@ class SourceSettling(SourceCase):
         assert metadata in kept
 
     @checks("takes_bytes_as_topic")
-    async def test_a_foreign_topic_that_is_no_text_is_kept(self) -> None:
+    async def test_a_foreign_topic_that_is_not_text_is_kept(self) -> None:
         beginning = self.topic()
         topics = f"{beginning}.*"
         await self.prepare(topics, "one")

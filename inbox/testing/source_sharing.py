@@ -1,4 +1,4 @@
-"""The source suite: several consumers, several replicas, and what one leaves behind."""
+"""The source suite: several consumers, several replicas, and redelivery."""
 
 import asyncio
 from datetime import timedelta
@@ -13,7 +13,7 @@ __all__ = ["SourceSharing"]
 
 
 class SourceSharing(SourceCase):
-    """Who gets what, and who gets what another held."""
+    """Which replica gets which message, and which gets what another one held."""
 
     @checks("fans_out")
     async def test_each_consumer_gets_everything(self) -> None:
@@ -62,7 +62,7 @@ class SourceSharing(SourceCase):
         assert len(ids) == len(set(ids))
 
     @checks()
-    async def test_what_was_not_settled_is_given_back_when_a_source_is_left(
+    async def test_unsettled_deliveries_are_released_when_a_source_is_left(
         self,
     ) -> None:
         topic = await self.fresh_topic()
@@ -81,7 +81,7 @@ class SourceSharing(SourceCase):
                 await delivery.ack()
 
     @checks("survives_a_crash")
-    async def test_what_a_killed_process_held_is_handed_over_again(self) -> None:
+    async def test_what_a_killed_process_held_is_redelivered(self) -> None:
         topic = await self.fresh_topic()
         messages = numbered(topic, 6)
         await self.put(*messages)
@@ -95,7 +95,7 @@ class SourceSharing(SourceCase):
             assert numbers_by_key(arrived) == numbers_by_key(messages)
 
     @checks("keeps_alive", "shares")
-    async def test_what_takes_long_to_handle_is_not_given_to_another(self) -> None:
+    async def test_a_delivery_in_progress_is_not_given_to_another_replica(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 1))
         async with self.source("one", topic) as slow:
@@ -108,7 +108,7 @@ class SourceSharing(SourceCase):
             assert not await self.anything(source)
 
     @checks("keeps_alive")
-    async def test_what_takes_long_to_handle_is_not_handed_over_twice(self) -> None:
+    async def test_a_delivery_in_progress_is_not_delivered_twice(self) -> None:
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 1))
         async with self.source("one", topic) as source:

@@ -1,4 +1,4 @@
-"""The conformance suite of sources, for adapters of ours and of others.
+"""The conformance suite of sources, for our adapters and for yours.
 
     class TestAcmeSource(SourceSuite):
         capabilities = Capabilities(delays=False)
@@ -6,8 +6,8 @@
         def source(self, consumer: str, topic: str) -> Source: ...
         async def put(self, *messages: Message) -> None: ...
 
-It needs pytest and no plug-in: the tests are plain functions with an event loop of
-their own. A capability declared absent shows as a skip that says what is missing.
+It needs pytest without plug-ins: the tests are plain functions that run their own event
+loop. A test that needs a capability declared absent is skipped and says which.
 """
 
 from inbox.testing.source_case import Capabilities

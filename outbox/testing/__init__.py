@@ -1,8 +1,8 @@
-"""What tests need: a look at what was added, events to wait for, real servers.
+"""Helpers for tests: added messages, events to wait for, and real servers.
 
-`added` asks a session for its messages. `outbox.testing.events` has an observer that
-a test can wait for, `outbox.testing.postgres` and `outbox.testing.redis` start servers
-that live as long as a block, `outbox.testing.plugin` makes fixtures of them.
+`added` returns the messages that were added to a session. `outbox.testing.events` has
+an observer that a test can wait for, `outbox.testing.postgres` and its siblings start
+servers that run during a `with` block, and `outbox.testing.plugin` provides fixtures.
 """
 
 from outbox.testing.added import added

@@ -1,4 +1,4 @@
-"""Ask a session which messages the code under test has added to it."""
+"""Find out which messages the code under test has added to a session."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,22 +17,23 @@ _SEEN: Final = "outbox.testing.messages_written"
 
 
 def added(session: AnySession, topic: str | None = None) -> list[Message]:
-    """Return the messages that were added to `session`, in their order.
+    """Return the messages that were added to `session`, in order.
 
-    Those that wait for the next flush, those that were flushed and those that this
-    session committed; not what was rolled back, nor what went with a savepoint. There
-    is no I/O, so there is nothing to await and no right to read is needed.
+    These include messages that are waiting for the next flush, that were flushed, and
+    that this session committed; but not those that were rolled back, with or without a
+    savepoint. There is no I/O, so there is nothing to await, and the role needs no
+    privilege to read the outbox.
 
         def test_an_order_is_announced(session: Session) -> None:
             place_order(session, total=9)
             [message] = added(session, "orders.placed")
             assert message.json() == {"total": 9}
 
-    Messages are seen from the import of this module on; the pytest plugin imports it
-    before the first test. What `insert_statement` made is not the session's.
+    Messages are recorded once this module has been imported; the pytest plugin imports
+    it before the first test. Messages of `insert_statement` are not included.
 
     Args:
-        topic: give only the messages of this topic.
+        topic: return only the messages of this topic.
     """
     target = sync_session(session)
     written: list[_Written] = target.info.get(_SEEN, [])
@@ -40,14 +41,14 @@ def added(session: AnySession, topic: str | None = None) -> list[Message]:
     for pending in target.new:
         if isinstance(pending, Added):
             messages += pending.messages
-            # A test that looks at them may close the session without sending them.
+            # A test that has checked them may close the session without sending them.
             pending.is_settled = True
     return [m for m in messages if topic is None or m.topic == topic]
 
 
 @dataclass(slots=True)
 class _Written:
-    """A message that left with a flush, and the transactions that can undo it."""
+    """A message that was flushed, and the transactions that can roll it back."""
 
     message: Message
     transactions: frozenset[SessionTransaction]
@@ -78,7 +79,7 @@ def _keep_committed(session: Session) -> None:
 
 @event.listens_for(Session, "after_transaction_end")
 def _forget_unfinished(session: Session, transaction: SessionTransaction) -> None:
-    # Closed without a commit, which is a rollback that nobody announces.
+    # Closed without a commit: a rollback for which no event is sent.
     if transaction.parent is None:
         written: list[_Written] = session.info.get(_SEEN, [])
         written[:] = [one for one in written if not one.transactions]

@@ -1,7 +1,7 @@
-"""A private PostgreSQL cluster, made from the server's binaries on this machine.
+"""A private PostgreSQL cluster, made with the server binaries of this machine.
 
-It lives in a temporary directory, listens on 127.0.0.1 and trusts everyone there:
-for tests and demonstrations, not for data.
+It is created in a temporary directory, listens on 127.0.0.1 and trusts everyone there:
+use it for tests and demonstrations, not for data.
 """
 
 import pwd
@@ -36,12 +36,12 @@ SETTINGS = {
     "log_timezone": "UTC",
 }
 
-# Commits still reach the kernel, so that a crash of the server alone loses none.
+# Commits still reach the kernel, so a crash of the server alone loses none of them.
 NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class Cluster:
-    """One cluster: its directory, its port and its life."""
+    """One cluster: its directory, its port, and how to start and stop it."""
 
     def __init__(
         self, binaries: Path, directory: Path, user: pwd.struct_passwd | None
@@ -60,11 +60,11 @@ class Cluster:
 
     @property
     def pid_file(self) -> Path:
-        """Where the process id of the running server stands."""
+        """The file with the running server's process id."""
         return self._data / "postmaster.pid"
 
     def create(self, settings: Mapping[str, str]) -> None:
-        """Make the cluster with its main database, and start it."""
+        """Create the cluster and its main database, and start it."""
         self._run(
             *("initdb", "--pgdata", self._data, "--username=postgres", "--auth=trust"),
             *("--encoding=UTF8", "--locale=C", "--no-sync"),
@@ -87,7 +87,7 @@ class Cluster:
         self._start_anywhere()
 
     def promote(self) -> None:
-        """Make a standby a primary of its own."""
+        """Promote a standby to a primary."""
         self._run("pg_ctl", "promote", *self._common())
 
     def _configure(self, settings: Mapping[str, str]) -> None:
@@ -115,14 +115,14 @@ class Cluster:
         self._run("pg_ctl", "start", *self._common(), "--log", self._log, options)
 
     def stop(self, mode: StopMode) -> None:
-        """Stop as `pg_ctl stop` does with that mode, and return when it is over."""
+        """Stop as `pg_ctl stop` does in this mode, and return when it has stopped."""
         self._run("pg_ctl", "stop", *self._common(), "--mode", mode)
 
     def _common(self) -> tuple[str | Path, ...]:
         return ("--pgdata", self._data, "--silent", "--wait", "--timeout=60")
 
     def _run(self, program: str, *arguments: str | Path, commands: str = "") -> None:
-        # Not to a pipe: the server would hold its end for as long as it runs.
+        # Not a pipe: the server would keep it open for as long as it runs.
         output = self._directory / f"{program}.out"
         with output.open("w") as file:
             done = subprocess.run(
@@ -143,7 +143,8 @@ class Cluster:
                 log = self._log.read_text(errors="replace").splitlines()
                 report = "\n".join([report, *log[-10:]])
             raise OutboxError(
-                f"{self._binaries / program} ended with {done.returncode}:\n{report}"
+                f"{self._binaries / program} exited with status {done.returncode}:\n"
+                f"{report}"
             )
 
 
@@ -151,10 +152,10 @@ class Cluster:
 def private_cluster(
     settings: Mapping[str, str], *, durable: bool = True
 ) -> Iterator[Cluster]:
-    """Yield a running cluster that is gone after the block, or with this process.
+    """Yield a running cluster; remove it after the block, or when this process ends.
 
-    `settings` are lines for postgresql.conf. A cluster that need not be durable does
-    not wait for the disk, and may lie in memory.
+    `settings` are lines for postgresql.conf. A cluster that isn't `durable` doesn't
+    wait for the disk, and may be kept in memory.
     """
     binaries = find_binaries()
     user = unprivileged_user()
@@ -173,7 +174,7 @@ def private_cluster(
 
 @contextmanager
 def private_standby(primary: str) -> Iterator[Cluster]:
-    """Yield a running standby of the cluster at a URL, gone after the block."""
+    """Yield a running standby of the cluster at a URL; remove it after the block."""
     user = unprivileged_user()
     with private_directory("pillarbox-standby-", owner=user, durable=False) as folder:
         standby = Cluster(find_binaries(), folder, user)
@@ -187,7 +188,7 @@ def private_standby(primary: str) -> Iterator[Cluster]:
 
 
 def find_binaries() -> Path:
-    """Return the programs of the newest server here that has both extensions."""
+    """Return the directory of the newest server's programs with both extensions."""
     servers = [
         directory
         for directory in server_directories()
@@ -197,19 +198,20 @@ def find_binaries() -> Path:
         if not missing_extensions(directory):
             return directory
     if servers:
-        found = f"{servers[0]} has no {' and no '.join(missing_extensions(servers[0]))}"
+        missing = " and ".join(missing_extensions(servers[0]))
+        found = f"{servers[0]} lacks {missing}"
     else:
-        found = "no server was found in /usr/lib/postgresql, by pg_config or on PATH"
+        found = "no server in /usr/lib/postgresql, by pg_config or on PATH"
     raise ConfigError(
-        f"PostgreSQL with pg_partman and pg_cron is missing here: {found}; install "
+        f"PostgreSQL with pg_partman and pg_cron was not found: {found}; install "
         "the packages (Debian 12: postgresql-15-partman postgresql-15-cron, "
-        "Debian 13: postgresql-17-partman postgresql-17-cron) or give the URL of a "
-        "server that has them in PILLARBOX_DATABASE_URL"
+        "Debian 13: postgresql-17-partman postgresql-17-cron), or set "
+        "PILLARBOX_DATABASE_URL to the URL of a server that has them"
     )
 
 
 def server_directories() -> Iterator[Path]:
-    """Return where a server's programs may be, the newest first."""
+    """Yield directories that may hold a server's programs, the newest first."""
     versions = Path("/usr/lib/postgresql").glob("[0-9]*")
     for version in sorted(versions, key=lambda path: float(path.name), reverse=True):
         yield version / "bin"
@@ -220,10 +222,10 @@ def server_directories() -> Iterator[Path]:
 
 
 def missing_extensions(binaries: Path) -> list[str]:
-    """Name those of pg_partman and pg_cron that a server does not have."""
+    """Return which of pg_partman and pg_cron a server lacks."""
     config = binaries / "pg_config"
     if not config.exists():
-        return ["pg_config to ask for its extensions"]
+        return ["pg_config, which tells its extensions"]
     extensions = configured(config, "--sharedir") / "extension"
     return [
         name
@@ -233,11 +235,11 @@ def missing_extensions(binaries: Path) -> list[str]:
 
 
 def configured(config: Path, option: str) -> Path:
-    """Ask pg_config."""
+    """Return what pg_config prints for an option."""
     asked = subprocess.run([config, option], capture_output=True, text=True, check=True)
     return Path(asked.stdout.strip())
 
 
 def quoted(value: str) -> str:
-    """Write a value for postgresql.conf."""
+    """Quote a value for postgresql.conf."""
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"

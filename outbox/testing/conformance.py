@@ -1,4 +1,4 @@
-"""How the conformance suites of publishers and sources run; they need only pytest."""
+"""Run the conformance suites of publishers and sources; they need only pytest."""
 
 import asyncio
 import functools
@@ -17,16 +17,16 @@ _GRACE: Final = 10.0
 
 
 def capability(meaning: str, *, default: bool = True) -> Any:
-    """Declare a field of a Capabilities class; tests skipped for it show `meaning`."""
+    """Declare a field of a Capabilities class; skipped tests show its `meaning`."""
     return field(default=default, metadata={"meaning": meaning})
 
 
 def checks(
     *needed: str,
 ) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """Make a test of a coroutine method, skipped where a needed capability is absent.
+    """Make a test of a coroutine method; skip it if a needed capability is absent.
 
-    It gets an event loop of its own, must end within 240 s, and may leave no task.
+    The test gets its own event loop, must end within 240 s, and must leave no task.
     """
 
     def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -53,6 +53,6 @@ async def _leaving_no_task(test: Coroutine[Any, Any, None]) -> None:
         await test
     left = asyncio.all_tasks() - {asyncio.current_task()}
     if left:
-        # A task that is ending already is no orphan.
+        # A task that is about to end was not left behind.
         _, left = await asyncio.wait(left, timeout=_GRACE)
     assert not left, f"tasks left behind: {[str(task.get_coro()) for task in left]}"

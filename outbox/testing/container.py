@@ -1,4 +1,4 @@
-"""PostgreSQL in a container of the project's image, by testcontainers."""
+"""PostgreSQL in a container of the project's image, started with testcontainers."""
 
 import shutil
 import subprocess
@@ -22,19 +22,19 @@ IMAGE = "pillarbox-postgres"
 SIGNALS = {"smart": "SIGTERM", "fast": "SIGINT", "immediate": "SIGQUIT"}
 START_SECONDS = 120
 
-# Ends with the pipe from us, however that comes, and takes the container along.
+# Removes the container when our end of the pipe is closed, for whatever reason.
 WATCHDOG = 'cat >/dev/null; exec "$1" rm --force --volumes "$2"'
 
 
 class Container:
-    """One container of the image, on a port of ours that stays the same."""
+    """One container of the image, on a local port that stays the same."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         from testcontainers.core.container import DockerContainer
 
         self._port = free_port()
         self.name = f"pillarbox-{uuid4()}"
-        """What the engine calls it."""
+        """The container's name in Docker."""
         self.container = DockerContainer(IMAGE, name=self.name)
         self.container.with_env("POSTGRES_DB", "pillarbox")
         self.container.with_env("POSTGRES_HOST_AUTH_METHOD", "trust")
@@ -60,7 +60,7 @@ class Container:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Return when connections are accepted, which they are not while it is made."""
+        """Return when connections are accepted, after the database was initialized."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -70,14 +70,14 @@ class Container:
                 if self._wrapped.status != "running" or time.monotonic() > deadline:
                     log = self._wrapped.logs(tail=20).decode(errors="replace")
                     raise OutboxError(
-                        f"the container of {IMAGE} accepts no connections:\n{log}"
+                        f"the container of image {IMAGE} accepts no connections:\n{log}"
                     ) from None
                 time.sleep(0.1)
             else:
                 return
 
     def stop(self, mode: StopMode) -> None:
-        """Stop with the signal of that mode, and return when it is over."""
+        """Stop with the signal of this mode, and return when it has stopped."""
         self._wrapped.kill(signal=SIGNALS[mode])
         self._wrapped.wait()
 
@@ -86,16 +86,16 @@ class Container:
 def private_container(
     settings: Mapping[str, str], *, durable: bool = True
 ) -> Iterator[Container]:
-    """Yield a running container that is gone after the block, or with this process."""
+    """Yield a running container; remove it after the block, or with this process."""
     program = shutil.which("docker")
     if program is None or not docker_has_the_image():
         raise ConfigError(
-            f"docker has no image {IMAGE}, or testcontainers is not installed, or no "
-            f"engine answers; build it with: docker build -t {IMAGE} docker/postgres"
+            f"Docker isn't running, has no image {IMAGE}, or testcontainers is not "
+            f"installed; build the image with: docker build -t {IMAGE} docker/postgres"
         )
     from testcontainers.core.config import testcontainers_config
 
-    # Its own watchdog is an image that a registry would have to give.
+    # Its own watchdog is an image that would have to be pulled from a registry.
     testcontainers_config.ryuk_disabled = True
     container = Container(settings if durable else NOT_DURABLE | dict(settings))
     with watched(program, container.name):
@@ -109,13 +109,13 @@ def private_container(
 
 @contextmanager
 def watched(program: str, container: str) -> Iterator[None]:
-    """Have the container removed if we don't get to do it."""
+    """Have the container removed even if this process is killed."""
     watchdog = subprocess.Popen(
         ["/bin/sh", "-c", WATCHDOG, "watchdog", program, container],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Control-C in the terminal is for us, who then end everything in order.
+        # Control-C in the terminal is for us; we then stop everything in order.
         start_new_session=True,
         cwd="/",
     )
@@ -126,7 +126,7 @@ def watched(program: str, container: str) -> Iterator[None]:
 
 
 def docker_has_the_image() -> bool:
-    """Ask the engine, if there is one, for the project's image."""
+    """Return whether Docker is available and has the project's image."""
     program = shutil.which("docker")
     if program is None or find_spec("testcontainers") is None:
         return False

@@ -1,4 +1,4 @@
-"""Events as they happen, for tests that wait instead of sleeping."""
+"""An observer for tests that wait for events instead of sleeping."""
 
 import asyncio
 from typing import TypeVar
@@ -11,9 +11,9 @@ E = TypeVar("E", bound=Event)
 
 
 class RecordedEvents:
-    """An observer that keeps every event and lets a test wait for some.
+    """An observer that records every event and lets a test wait for some.
 
-    For one event loop: events must come from it.
+    Use it in one event loop: all events must come from there.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class RecordedEvents:
         self._changed.set()
 
     def of(self, kind: type[E]) -> list[E]:
-        """Return the events of a kind so far, in their order."""
+        """Return the events of a kind so far, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait_for(
@@ -36,10 +36,10 @@ class RecordedEvents:
         *,
         timeout: float = 60,  # noqa: ASYNC109
     ) -> list[E]:
-        """Wait until there are `count` events of a kind since the start; give them.
+        """Wait until `count` events of a kind have happened since the start.
 
         Raises:
-            TimeoutError: they don't come; it lists what came instead.
+            TimeoutError: they didn't happen in time; it lists those that did.
         """
         found: list[E] = []
         seen = 0
@@ -57,7 +57,7 @@ class RecordedEvents:
                 name = type(event).__name__
                 tally[name] = tally.get(name, 0) + 1
             raise TimeoutError(
-                f"{len(found)} of {count} {kind.__name__} came within "
-                f"{timeout} s; seen: {tally}; the last: {self.events[-3:]}"
+                f"{len(found)} of {count} {kind.__name__} happened within "
+                f"{timeout} s; all events: {tally}; the last: {self.events[-3:]}"
             ) from None
         return found

@@ -1,8 +1,8 @@
-"""What private servers have in common: a port, a directory, and an end.
+"""Ports, directories and watchdogs of private servers.
 
-A server must not outlive the process that started it, not even one that was
-killed. So each has a watchdog: a process that reads a pipe from us. The pipe ends
-with us, however that comes, and the watchdog does what we no longer can.
+A server must not outlive the process that started it, even if that was killed. So each
+server has a watchdog: a process that reads a pipe from us. When we end, for whatever
+reason, the pipe is closed, and the watchdog stops the server.
 """
 
 import os
@@ -31,9 +31,9 @@ ROOM = 4 << 30
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nobody listens now."""
+    """Return a port of 127.0.0.1 that is not in use now."""
     while True:
-        port = random.choice(PORTS)  # noqa: S311 (it is no secret)
+        port = random.choice(PORTS)  # noqa: S311 (not a secret)
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
@@ -56,7 +56,7 @@ def private_directory(
 ) -> Iterator[Path]:
     """Yield a temporary directory that only we, or `owner`, can enter.
 
-    One that need not be durable lies in memory, if there is plenty.
+    If it isn't `durable`, it is kept in memory, given enough free space there.
     """
     place = None
     if not durable and "TMPDIR" not in os.environ and has_room(MEMORY):
@@ -82,15 +82,15 @@ def has_room(directory: Path) -> bool:
 
 @contextmanager
 def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[None]:
-    """Have the server ended and its directory removed if we don't get to do it.
+    """Have the server stopped and its directory removed even if we are killed.
 
-    The server is the process whose id stands in the first line of `pid_file`, if
-    there is such a file, and `end` is the signal that ends it at once.
+    The first line of `pid_file`, if there is such a file, is the server's process id,
+    and `end` is the signal that stops it at once.
     """
     watchdog = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, pid_file, end.name],
         stdin=subprocess.PIPE,
-        # Control-C in the terminal is for us, who then end everything in order.
+        # Control-C in the terminal is for us; we then stop everything in order.
         start_new_session=True,
         cwd="/",
     )
@@ -101,7 +101,7 @@ def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[No
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something outside of this process that sends no event."""
+    """Poll for a condition outside of this process; return whether it came true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -111,7 +111,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether there is such a process that is more than a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:
@@ -119,7 +119,7 @@ def is_running(pid: int) -> bool:
 
 
 def watch(directory: Path, pid_file: Path, end: signal.Signals) -> None:
-    """Be the watchdog."""
+    """Run as the watchdog: wait for the end of the pipe, then clean up."""
     sys.stdin.buffer.read()
     if not directory.exists():
         return

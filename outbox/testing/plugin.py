@@ -1,15 +1,15 @@
-"""Fixtures for the tests of applications; pytest finds this plugin by itself.
+"""Fixtures for the tests of applications; pytest loads this plugin by itself.
 
     def test_an_order_is_announced(pillarbox_database_url: str) -> None:
         engine = create_engine(pillarbox_database_url)
         ...
 
-Servers start when the first test asks for one, and end with the run.
+A server starts when the first test needs it, and stops at the end of the run.
 
-A test fails if it leaves messages unsent: in a session that was closed or collected
-without a flush, a rollback or an exception, while the test ran and not as its fixtures
-are torn down. What it asked for by `added` may be left. The marker
-`pillarbox_allow_unsent` is for tests that mean to.
+A test fails if it leaves messages unsent: in a session that was closed or garbage
+collected while the test ran, without a flush, a rollback or an exception. Messages that
+the test read with `added` don't count, nor does the teardown of fixtures. Mark tests
+that leave messages unsent on purpose with `pillarbox_allow_unsent`.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 
-# Before the first test, so that nothing is added unseen.
+# Imported before the first test, so that it records every message.
 import outbox.testing.added  # noqa: F401
 from outbox import unsent
 from outbox.testing.events import RecordedEvents
@@ -39,12 +39,12 @@ __all__ = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker. What the tests still hold when they end is not reported."""
+    """Declare the marker; don't report messages still unsent when the run ends."""
     config.addinivalue_line(
         "markers", "pillarbox_allow_unsent: the test may leave messages unsent"
     )
     atexit.unregister(unsent.report_at_exit)
-    # Between tests there is nobody to blame: fixtures close what they have opened.
+    # Ignore what happens between tests: fixtures close what they opened.
     unsent.on_unsent.append(lambda _: None)
 
 
@@ -54,7 +54,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     lost: list[MessagesUnsent] = []
     listener = lost.append
     for waiting in list(unsent.unsettled):
-        waiting.is_settled = True  # what waited before is no matter of this test
+        waiting.is_settled = True  # not this test's messages
     listeners = unsent.on_unsent
     listeners.append(listener)
     try:
@@ -78,8 +78,8 @@ def recorded_events() -> RecordedEvents:
 def pillarbox_server() -> "Iterator[PostgresServer]":
     """Yield the server of PILLARBOX_DATABASE_URL, or a private one for this run.
 
-    A private one is a container, if Docker has the image `pillarbox-postgres`, or
-    else needs PostgreSQL's programs on this machine, with pg_partman and pg_cron.
+    The private server is a container if Docker has the image `pillarbox-postgres`.
+    Otherwise it needs PostgreSQL with pg_partman and pg_cron on this machine.
     """
     from outbox.testing.postgres import postgres_server
 

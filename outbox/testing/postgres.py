@@ -1,7 +1,8 @@
-"""Where PostgreSQL comes from in tests, demo and benchmarks.
+"""The PostgreSQL server for tests, demo and benchmarks.
 
-In this order: a URL given; Docker, if it has the project's image; a private
-cluster from the server's binaries on this machine. Each has pg_partman and pg_cron.
+The first that is available: the server of a given URL; a container, if Docker has the
+project's image; a private cluster, made with the server binaries of this machine. Each
+has pg_partman and pg_cron.
 """
 
 import re
@@ -21,23 +22,23 @@ __all__ = ["PostgresServer", "StopMode", "postgres_server"]
 
 
 class Instance(Protocol):
-    """The process or container behind a server that is ours to stop."""
+    """The process or container of a server that we started."""
 
     @property
     def url(self) -> str:
-        """Where the main database is, the same after each start."""
+        """The URL of the main database, the same after each start."""
 
     def start(self) -> None:
         """Start, and return when connections are accepted."""
 
     def stop(self, mode: StopMode) -> None:
-        """Stop as `pg_ctl stop -m mode` does, and return when it is over."""
+        """Stop as `pg_ctl stop -m mode` does, and return when it has stopped."""
 
 
 class PostgresServer:
     """A PostgreSQL server with its main database, in which pg_cron runs.
 
-    Not for use from several threads at once.
+    Not safe to use from several threads at once.
     """
 
     def __init__(self, url: str, instance: Instance | None = None) -> None:
@@ -51,9 +52,9 @@ class PostgresServer:
         return f"{self._start}/{quote(name, safe='')}{self._query}"
 
     def create_database(self, name: str, template: str | None = None) -> None:
-        """Create a database, as a copy of `template` if there is one.
+        """Create a database, as a copy of `template` if that is given.
 
-        Nobody may be connected to the template.
+        No session may be connected to the template.
         """
         command = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
         if template is not None:
@@ -64,7 +65,7 @@ class PostgresServer:
             connection.execute(command)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if it exists, and end the sessions that are in it."""
+        """Drop a database if it exists, and end the sessions connected to it."""
         command = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(command.format(sql.Identifier(name)))
@@ -86,7 +87,7 @@ class PostgresServer:
         if self._instance is None:
             raise ConfigError(
                 f"can't {action} the server of url {hide_password(self.url)}: it was "
-                "given and is not ours; leave the URL out to get a private one"
+                "not started here; omit the URL to get a private server"
             )
         return self._instance
 
@@ -99,13 +100,14 @@ def postgres_server(
     durable: bool = True,
     docker: bool | None = None,
 ) -> Iterator[PostgresServer]:
-    """Yield a running server: that of `url`, or one that lives as long as the block.
+    """Yield a running server: that of `url`, or one that is removed after the block.
 
     Args:
-        settings: lines for postgresql.conf; a server that was given keeps its own.
-        durable: whether a commit waits for the disk, so that it survives a crash of
-            the machine; a server that was given decides for itself.
-        docker: whether to use Docker; None is "if it has the project's image".
+        url: an existing server, which keeps its own settings.
+        settings: lines for the private server's postgresql.conf.
+        durable: whether commits in the private server wait for the disk, so that they
+            survive a crash of the machine.
+        docker: whether to use Docker; None: if it has the project's image.
     """
     if url is not None:
         check_reachable(url)
@@ -123,36 +125,36 @@ def copies_files_fast(connection: psycopg.Connection) -> bool:
     """Return whether copying a template's files takes less than logging every page.
 
     PostgreSQL 15 logs by default, because copying needs two checkpoints. Without fsync
-    a checkpoint costs next to nothing, and a copy half of what the log does.
+    a checkpoint costs next to nothing, and copying half as much as logging.
     """
     if connection.info.server_version < 150000:
-        return False  # it can only copy, and has no word for it
+        return False  # it always copies, and doesn't know the option
     return connection.execute("SHOW fsync").fetchone() == ("off",)
 
 
 def check_reachable(url: str) -> None:
-    """Raise `DatabaseUnavailableError` if the server can't be talked to."""
+    """Raise `DatabaseUnavailableError` if the server can't be reached."""
     split_url(url)
     try:
         psycopg.connect(url, connect_timeout=10).close()
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
             f"can't connect to url {hide_password(url)}: {str(error).strip()}; "
-            "start that server, or leave the URL out to get a private one"
+            "start that server, or omit the URL to get a private one"
         ) from error
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return what stands before and after the name of the database."""
+    """Return the parts of a URL before and after the name of the database."""
     match = re.fullmatch(r"(postgres(?:ql)?://[^/?]*)(?:/[^?]*)?(\?.*)?", url)
     if match is None:
         raise ConfigError(
-            f"url {hide_password(url)} is not one of PostgreSQL; "
+            f"url {hide_password(url)}: not a PostgreSQL URL; "
             "write postgresql://user@host:port/name"
         )
     return match[1], match[2] or ""
 
 
 def hide_password(url: str) -> str:
-    """Make a URL fit to be shown."""
+    """Replace the password in a URL."""
     return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)

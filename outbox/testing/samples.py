@@ -1,4 +1,4 @@
-"""Messages that are hard on a transport, for the suites of publishers and sources."""
+"""Messages that are hard to transport, for the suites of publishers and sources."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -22,7 +22,7 @@ __all__ = [
 
 TRACEPARENT: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 BINARY: Final = bytes(range(256)) * 2
-# What the writer takes by default, less its headers: many brokers count these, too.
+# The writer's default limit, less some room for headers, which many brokers count, too.
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024 - 16 * 1024
 TEXTS: Final = (
     "ä ß é Ω я",
@@ -58,7 +58,7 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 
 
 def full_message(topic: str) -> Message:
-    """Return a message with something in every field that travels."""
+    """Return a message with a value in every field that is transported."""
     return Message(
         topic,
         b'{"n": 1}',
@@ -71,7 +71,7 @@ def full_message(topic: str) -> Message:
 
 
 def numbered(topic: str, count: int, *, keys: int = 1, start: int = 0) -> list[Message]:
-    """Return messages whose payloads are numbers, dealt out over keys."""
+    """Return messages whose payloads are numbers, distributed over keys."""
     return [
         Message(topic, b"%d" % n, key=f"key-{n % keys}")
         for n in range(start, start + count)
@@ -79,7 +79,7 @@ def numbered(topic: str, count: int, *, keys: int = 1, start: int = 0) -> list[M
 
 
 def numbers_by_key(messages: Sequence[Message]) -> dict[str | None, list[int]]:
-    """Return the numbers of each key, each message where it first appeared."""
+    """Return the numbers of each key in order; of duplicates, the first counts."""
     numbers: dict[str | None, list[int]] = {}
     seen: set[UUID] = set()
     for message in messages:
@@ -90,12 +90,12 @@ def numbers_by_key(messages: Sequence[Message]) -> dict[str | None, list[int]]:
 
 
 def at_the_limit(size: int) -> bytes:
-    """Return a binary payload of so many bytes."""
+    """Return a binary payload of `size` bytes."""
     return (BINARY * (size // len(BINARY) + 1))[:size]
 
 
 def whole_of_unicode(size: int = 32 * 1024) -> list[str]:
-    """Return every character that UTF-8 can say, in texts of `size` characters."""
+    """Return every character that UTF-8 can encode, in texts of `size` characters."""
     points = [point for point in range(0x110000) if point not in _SURROGATES]
     return [
         "".join(map(chr, points[start : start + size]))
@@ -104,7 +104,7 @@ def whole_of_unicode(size: int = 32 * 1024) -> list[str]:
 
 
 def differences(sent: Message, arrived: Message) -> dict[str, tuple[object, object]]:
-    """Return the fields in which a message didn't survive, as sent and as arrived."""
+    """Return the fields in which two messages differ, as sent and as arrived."""
     pairs = {
         name: (_plain(getattr(sent, name)), _plain(getattr(arrived, name)))
         for name in _FIELDS

@@ -1,4 +1,4 @@
-"""What the private servers of brokers have in common: a process, and its life."""
+"""The base of the private servers of brokers: how a process is started and stopped."""
 
 import signal
 import subprocess
@@ -15,9 +15,9 @@ __all__ = ["PrivateServer"]
 
 
 class PrivateServer(ABC):
-    """One server: its directory, its port and its life. Not for two threads at once.
+    """One server process with its directory and port. Not safe for several threads.
 
-    Each kind says by `command` how it is started, and by `answers` when it is there.
+    A subclass says how to start it (`command`) and when it is ready (`answers`).
     """
 
     seconds_to_start: float = 60
@@ -29,26 +29,26 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def command(self) -> Sequence[str | Path]:
-        """Prepare a start, and give the program and its arguments."""
+        """Prepare a start, and return the program and its arguments."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Return whether it is ready for clients."""
+        """Return whether the server is ready for clients."""
 
     def environment(self) -> Mapping[str, str] | None:
-        """Return the environment it runs in; None for ours."""
+        """Return the server's environment; None for that of this process."""
         return None
 
     @property
     def pid_file(self) -> Path:
-        """Where the process id of the running server stands."""
+        """The file with the running server's process id."""
         return self.directory / "server.pid"
 
     def start(self) -> None:
-        """Start, and return when it answers.
+        """Start, and return when the server is ready.
 
         Raises:
-            OutboxError: it ended, or doesn't answer in time; with what it printed.
+            OutboxError: it exited, or didn't get ready in time; with its output.
         """
         command = self.command()
         log = self.directory / "server.log"
@@ -60,7 +60,7 @@ class PrivateServer(ABC):
                 stderr=output,
                 cwd=self.directory,
                 env=self.environment(),
-                # Control-C in the terminal is for us, who then end it in order.
+                # Control-C in the terminal is for us; we then stop it in order.
                 start_new_session=True,
             )
         self.pid_file.write_text(str(process.pid))
@@ -71,19 +71,19 @@ class PrivateServer(ABC):
         if process.poll() is not None or not self.answers():
             self.kill()
             report = log.read_text(errors="replace")
-            raise OutboxError(f"{command[0]} doesn't answer: {report[-2000:]}")
+            raise OutboxError(f"{command[0]} is not ready: {report[-2000:]}")
 
     def stop(self) -> None:
-        """Stop in order, and return when it is over."""
+        """Stop with SIGTERM, and return when the process has ended."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Stop as a crash does."""
+        """Stop with SIGKILL, as in a crash."""
         self._end(signal.SIGKILL)
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Run for as long as the block, or until this process is gone."""
+        """Run until the end of the block, or until this process ends."""
         with watched(self.directory, self.pid_file, signal.SIGKILL):
             try:
                 self.start()

@@ -1,4 +1,4 @@
-"""The publisher suite: one honest answer for each message."""
+"""The publisher suite: one correct answer for each message."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ __all__ = ["PublisherAnswers"]
 
 
 class PublisherAnswers(PublisherCase):
-    """What is acked has arrived, and who is nacked stands alone."""
+    """Acked messages have arrived, and a nack affects only its own message."""
 
     @checks()
     async def test_each_message_gets_an_answer(self) -> None:
@@ -25,7 +25,7 @@ class PublisherAnswers(PublisherCase):
         assert {m.id for m in arrived} == {m.id for m in messages}
 
     @checks("refuses_for_ever")
-    async def test_a_bad_message_is_refused_for_ever_and_its_neighbours_are_not(
+    async def test_a_bad_message_is_refused_permanently_and_others_are_not(
         self,
     ) -> None:
         topic = await self.fresh_topic()
@@ -53,7 +53,7 @@ class PublisherAnswers(PublisherCase):
             assert len(answers) == 2
 
     @checks("limits_payload")
-    async def test_an_oversize_message_is_told_the_limit(self) -> None:
+    async def test_the_refusal_of_an_oversized_message_names_the_limit(self) -> None:
         topic = await self.fresh_topic()
         large = Message(topic, bytes(self.max_payload_bytes + 1))
         async with self.publisher() as publisher:
@@ -63,7 +63,7 @@ class PublisherAnswers(PublisherCase):
         assert str(self.max_payload_bytes) in answer.reason
 
     @checks("refuses_alone")
-    async def test_a_refused_message_does_not_stop_its_neighbours(self) -> None:
+    async def test_a_refused_message_does_not_stop_the_others(self) -> None:
         first, last = numbered(await self.fresh_topic(), 2, keys=2)
         refused = await self.refused_message()
         async with self.publisher() as publisher:
@@ -92,7 +92,7 @@ class PublisherAnswers(PublisherCase):
             assert numbers_by_key(arrived) == numbers_by_key(messages)
 
     @checks()
-    async def test_nothing_is_confirmed_after_the_publisher_was_left(self) -> None:
+    async def test_nothing_is_confirmed_after_the_publisher_is_left(self) -> None:
         topic = await self.fresh_topic()
         async with self.publisher() as publisher:
             pass

@@ -1,4 +1,4 @@
-"""What an adapter's author tells the publisher suite: hooks and capabilities."""
+"""The hooks and capabilities that bind an adapter to the publisher suite."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,43 +18,44 @@ __all__ = ["Capabilities", "PublisherCase"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a publisher and its broker can do. What is declared absent is skipped."""
+    """What a publisher and its broker can do; tests of the rest are skipped."""
 
-    ordered_by_key: bool = capability("Messages of one key arrive in their order.")
+    ordered_by_key: bool = capability("Messages of one key arrive in order.")
     empty_payload: bool = capability("A payload may be empty.")
     any_text: bool = capability(
         "Keys, tenants and values of headers may hold any text."
     )
-    case_of_headers: bool = capability("The case of the names of headers survives.")
+    case_of_headers: bool = capability("The case of header names is preserved.")
     limits_payload: bool = capability(
-        "Payloads above the suite's `max_payload_bytes` are refused for ever."
+        "Payloads above the suite's `max_payload_bytes` are refused permanently."
     )
     refuses_for_ever: bool = capability(
         "There are messages that can never be published, like `bad_message`."
     )
     refuses_alone: bool = capability(
-        "The broker can refuse one message and take its neighbours."
+        "The broker can refuse one message and accept the others of a batch."
     )
-    goes_away: bool = capability("The broker is apart from us, and can be away.")
+    goes_away: bool = capability("The broker is remote, and can be unavailable.")
     stalls: bool = capability("The broker can hang with its connections open.")
     deduplicates: bool = capability(
-        "What is published twice with one id arrives once.", default=False
+        "A message published twice with one id arrives once.", default=False
     )
 
 
 class PublisherCase(ABC):
-    """The abstract part: override the hooks that your capabilities ask for.
+    """The abstract part: override the hooks that your capabilities require.
 
-    A hook may be called several times in a test. Fixtures come in by one of your own:
+    A hook may be called several times in a test. To use a fixture, write one of your
+    own:
 
         @pytest.fixture(autouse=True)
         def broker(self, acme_url: str) -> None:
             self.url = acme_url
 
     Attributes:
-        capabilities: what can't be is declared absent here.
-        max_payload_bytes: the largest payload that `publisher()` takes.
-        patience: seconds within which a call has to end, whatever the broker does.
+        capabilities: declare absent what the adapter can't do.
+        max_payload_bytes: the largest payload that `publisher()` accepts.
+        patience: seconds within which a call must end, whatever the broker does.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -67,10 +68,10 @@ class PublisherCase(ABC):
 
     @abstractmethod
     async def received(self, topic: str, count: int) -> Sequence[Message]:
-        """Wait until `count` different messages are in a topic; give all, in order.
+        """Wait until `count` different messages are in a topic; return all, in order.
 
-        Duplicates are given, too. Called at most once for a topic. Raise if they
-        don't come, and don't go through what `stall_broker` stalls.
+        Include duplicates. Called at most once for a topic. Raise if the messages
+        don't arrive, and don't use a connection that `stall_broker` stalls.
         """
 
     def topic(self) -> str:
@@ -78,26 +79,26 @@ class PublisherCase(ABC):
         return f"suite-{uuid4().hex}"
 
     async def prepare(self, topic: str) -> None:  # noqa: B027 - most need nothing
-        """Make a topic ready to be published to, if that takes anything."""
+        """Prepare a topic for publishing, if the broker needs that."""
 
     def bad_message(self, topic: str) -> Message:
         """Return a message with key `key-0` that can never be published."""
         return Message(topic, bytes(self.max_payload_bytes + 1), key="key-0")
 
     async def refused_message(self) -> Message:
-        """Return one that is refused now, but not for ever. For `refuses_alone`."""
+        """Return a message that is refused temporarily. For `refuses_alone`."""
         raise NotImplementedError
 
     def stop_broker(self) -> None:
-        """Break all connections and let nobody in. For `goes_away`."""
+        """Break all connections and refuse new ones. For `goes_away`."""
         raise NotImplementedError
 
     def start_broker(self) -> None:
-        """Let the broker be there again. For `goes_away`."""
+        """Make the broker available again. For `goes_away`."""
         raise NotImplementedError
 
     def cut_connections(self) -> None:
-        """Break the connections that are open. For `goes_away`."""
+        """Break the open connections. For `goes_away`."""
         self.stop_broker()
         self.start_broker()
 
@@ -110,20 +111,20 @@ class PublisherCase(ABC):
         raise NotImplementedError
 
     async def fresh_topic(self) -> str:
-        """Return a topic that is ready."""
+        """Return a new topic that is ready for publishing."""
         topic = self.topic()
         await self.prepare(topic)
         return topic
 
     async def publish(self, *messages: Message) -> None:
-        """Publish with a publisher of its own, all of it acked."""
+        """Publish with a new publisher, and check that every message is acked."""
         async with self.publisher() as publisher:
             assert await publisher.publish(messages) == [Acked()] * len(messages)
 
     async def until_answered(
         self, publisher: Publisher, batch: Sequence[Message]
     ) -> Sequence[Confirmation]:
-        """Publish as the relay does: again and again while the broker is away."""
+        """Publish as the relay does: retry while the broker is unavailable."""
         async with asyncio.timeout(self.patience):
             while True:
                 try:

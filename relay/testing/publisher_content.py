@@ -1,4 +1,4 @@
-"""The publisher suite: what arrives is what was published."""
+"""The publisher suite: messages arrive unchanged."""
 
 import pytest
 
@@ -23,10 +23,10 @@ __all__ = ["PublisherContent"]
 
 
 class PublisherContent(PublisherCase):
-    """Fields, payloads, texts and order on their way through the broker."""
+    """Fields, payloads, texts and order survive the way through the broker."""
 
     @checks()
-    async def test_every_field_survives(self) -> None:
+    async def test_every_field_arrives_unchanged(self) -> None:
         message = full_message(await self.fresh_topic())
         await self.publish(message)
         (arrived,) = await self.received(message.topic, 1)
@@ -34,14 +34,14 @@ class PublisherContent(PublisherCase):
         assert arrived.headers["traceparent"] == TRACEPARENT
 
     @checks()
-    async def test_what_a_message_lacks_it_lacks_on_the_other_side(self) -> None:
+    async def test_optional_fields_arrive_empty(self) -> None:
         message = Message(await self.fresh_topic(), b"1")
         await self.publish(message)
         (arrived,) = await self.received(message.topic, 1)
         assert differences(message, arrived) == {}
 
     @checks("case_of_headers")
-    async def test_the_names_of_headers_keep_their_case(self) -> None:
+    async def test_header_names_arrive_in_their_case(self) -> None:
         headers = {"X-Own": "1", "x-other": "2"}
         message = Message(await self.fresh_topic(), b"1", headers=headers)
         await self.publish(message)
@@ -93,7 +93,7 @@ class PublisherContent(PublisherCase):
         assert differences(message, arrived) == {}
 
     @checks()
-    async def test_an_awkward_header_survives_or_is_refused_for_ever(self) -> None:
+    async def test_an_awkward_header_arrives_or_is_refused_permanently(self) -> None:
         topic = await self.fresh_topic()
         messages = [Message(topic, b"1", headers=h) for h in AWKWARD_HEADERS]
         async with self.publisher() as publisher:
@@ -121,7 +121,7 @@ class PublisherContent(PublisherCase):
         assert numbers_by_key(arrived) == numbers_by_key(messages)
 
     @checks("deduplicates")
-    async def test_what_is_published_twice_arrives_once(self) -> None:
+    async def test_a_message_published_twice_arrives_once(self) -> None:
         messages = numbered(await self.fresh_topic(), 5)
         await self.publish(*messages)
         await self.publish(*messages)

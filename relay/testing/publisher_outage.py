@@ -1,4 +1,4 @@
-"""The publisher suite: a broker that is away, comes back, is cut off, or hangs."""
+"""The publisher suite: a broker that is unavailable, recovers, is cut off, or hangs."""
 
 import asyncio
 
@@ -14,10 +14,10 @@ __all__ = ["PublisherOutage"]
 
 
 class PublisherOutage(PublisherCase):
-    """No hang while the broker is away, and no loss once it is back."""
+    """No hang while the broker is unavailable, and no loss once it is back."""
 
     @checks("goes_away")
-    async def test_a_broker_that_is_away_is_told_at_the_start(self) -> None:
+    async def test_an_unavailable_broker_is_reported_at_start(self) -> None:
         await asyncio.to_thread(self.stop_broker)
         try:
             async with asyncio.timeout(self.patience):
@@ -28,7 +28,7 @@ class PublisherOutage(PublisherCase):
             await asyncio.to_thread(self.start_broker)
 
     @checks("goes_away")
-    async def test_an_outage_is_told_without_a_hang_and_costs_nothing(self) -> None:
+    async def test_an_outage_is_reported_without_a_hang_and_loses_nothing(self) -> None:
         messages = numbered(await self.fresh_topic(), 60, keys=3)
         async with self.publisher() as publisher:
             assert await publisher.publish(messages[:20]) == [Acked()] * 20
@@ -51,7 +51,9 @@ class PublisherOutage(PublisherCase):
             assert numbers_by_key(arrived) == numbers_by_key(messages)
 
     @checks("goes_away")
-    async def test_a_publisher_can_be_left_while_the_broker_is_away(self) -> None:
+    async def test_a_publisher_can_be_left_while_the_broker_is_unavailable(
+        self,
+    ) -> None:
         topic = await self.fresh_topic()
         try:
             async with asyncio.timeout(2 * self.patience):
@@ -62,7 +64,7 @@ class PublisherOutage(PublisherCase):
             await asyncio.to_thread(self.start_broker)
 
     @checks("goes_away")
-    async def test_what_was_acked_before_a_cut_has_arrived(self) -> None:
+    async def test_acked_messages_have_arrived_despite_cut_connections(self) -> None:
         messages = numbered(await self.fresh_topic(), 1000, keys=3)
         batches = [messages[start : start + 100] for start in range(0, 1000, 100)]
         async with self.publisher() as publisher:
@@ -80,7 +82,7 @@ class PublisherOutage(PublisherCase):
             assert numbers_by_key(arrived) == numbers_by_key(messages)
 
     @checks("stalls")
-    async def test_a_call_to_a_broker_that_hangs_can_be_given_up(self) -> None:
+    async def test_a_call_to_a_broker_that_hangs_can_be_cancelled(self) -> None:
         messages = numbered(await self.fresh_topic(), 40, keys=2)
         async with self.publisher() as publisher:
             assert await publisher.publish(messages[:20]) == [Acked()] * 20

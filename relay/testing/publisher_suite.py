@@ -1,4 +1,4 @@
-"""The conformance suite of publishers, for adapters of ours and of others.
+"""The conformance suite of publishers, for our adapters and for yours.
 
     class TestAcmePublisher(PublisherSuite):
         capabilities = Capabilities(deduplicates=True)
@@ -6,8 +6,8 @@
         def publisher(self) -> Publisher: ...
         async def received(self, topic: str, count: int) -> Sequence[Message]: ...
 
-It needs pytest and no plug-in: the tests are plain functions with an event loop of
-their own. A capability declared absent shows as a skip that says what is missing.
+It needs pytest without plug-ins: the tests are plain functions that run their own event
+loop. A test that needs a capability declared absent is skipped and says which.
 """
 
 from relay.testing.publisher_answers import PublisherAnswers

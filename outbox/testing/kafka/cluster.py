@@ -1,9 +1,9 @@
-"""The process behind `outbox.testing.kafka`: librdkafka's mock cluster, told by JSON.
+"""The process behind `outbox.testing.kafka`: librdkafka's mock cluster.
 
-Each line of standard input is a list of the name of a function of `rdkafka_mock.h`,
-without its prefix, and its arguments after the cluster; the answer is a line with what
-it returned. The first line of output is where the brokers are. The process ends with
-its input.
+It reads one JSON list per line of standard input: the name of a function of
+`rdkafka_mock.h`, without its prefix, and its arguments after the cluster. It answers
+each with a line that has the function's result. The first line of output has the
+addresses of the brokers. The process ends when its input does.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _ROOM: Final = 512
 
 
 def library() -> ctypes.CDLL:
-    """Load the very librdkafka that the client uses; the mock is a part of it."""
+    """Load the librdkafka that the client uses; it contains the mock."""
     assert confluent_kafka.libversion()
     lines = Path("/proc/self/maps").read_text().splitlines()
     (path,) = {line.split(maxsplit=5)[5] for line in lines if "/librdkafka" in line}
@@ -45,14 +45,14 @@ class Cluster:
         self._cluster = ctypes.c_void_p(made)
 
     def bootstraps(self) -> str:
-        """Tell where the brokers listen."""
+        """Return the addresses of the brokers."""
         function = self._function("mock_cluster_bootstraps")
         function.restype = ctypes.c_char_p
         found: bytes = function(self._cluster)
         return found.decode()
 
     def call(self, name: str, *arguments: int | str) -> int:
-        """Call a function of `rdkafka_mock.h` and give what it returned."""
+        """Call a function of `rdkafka_mock.h` and return its result."""
         given = [
             ctypes.c_char_p(each.encode())
             if isinstance(each, str)
@@ -67,7 +67,7 @@ class Cluster:
 
 
 def serve(brokers: int) -> None:
-    """Answer until the input ends."""
+    """Run a cluster and execute commands until the input ends."""
     cluster = Cluster(library(), brokers)
     sys.stdout.write(f"{cluster.bootstraps()}\n")
     sys.stdout.flush()

@@ -18,7 +18,7 @@ __all__ = ["NatsServer", "nats_server"]
 
 
 class NatsServer(PrivateServer):
-    """One server: its directory, its port and its life. Its streams survive."""
+    """One server process with its directory and port. Streams survive a restart."""
 
     def __init__(
         self, program: str, directory: Path, settings: Mapping[str, Any]
@@ -29,11 +29,11 @@ class NatsServer(PrivateServer):
 
     @property
     def url(self) -> str:
-        """Where it is, the same after each start."""
+        """The URL of the server, the same after each start."""
         return f"nats://127.0.0.1:{self.port}"
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Have other settings from the next start on."""
+        """Use other settings from the next start on."""
         self._settings = dict(settings)
 
     @override
@@ -51,7 +51,7 @@ class NatsServer(PrivateServer):
             else:
                 own[name] = value
         configuration = self.directory / "nats.conf"
-        # What it takes for its own syntax includes JSON.
+        # Its configuration syntax is a superset of JSON.
         configuration.write_text(json.dumps(own))
         return [self._program, "-c", str(configuration)]
 
@@ -66,9 +66,9 @@ class NatsServer(PrivateServer):
 
 @contextmanager
 def nats_server(settings: Mapping[str, Any] | None = None) -> Iterator[NatsServer]:
-    """Yield a running server that is gone after the block, or with this process.
+    """Yield a running server; remove it after the block, or when this process ends.
 
-    `settings` are of nats-server.conf; None for `jetstream` turns it off.
+    `settings` are those of nats-server.conf; None for `jetstream` turns it off.
     """
     # Root's PATH may lack /usr/sbin, where Debian has it.
     program = shutil.which("nats-server") or shutil.which(
@@ -76,7 +76,7 @@ def nats_server(settings: Mapping[str, Any] | None = None) -> Iterator[NatsServe
     )
     if program is None:
         raise ConfigError(
-            "no nats-server on PATH; install it (Debian: nats-server) or give "
+            "nats-server is not on PATH; install it (Debian: nats-server) or pass "
             "the URL of a server"
         )
     with (

@@ -1,8 +1,8 @@
 """A private RabbitMQ server for tests, demo and benchmarks.
 
-A node of its own with its own ports, directory, cookie and name server of Erlang
-(epmd): it neither meets another node on the machine nor reads its configuration.
-What is durable survives a kill, as long as the block lasts.
+A node with its own ports, directory, cookie and Erlang name server (epmd): it doesn't
+connect to another node on the machine, nor read its configuration. Durable queues
+survive a kill until the end of the block.
 """
 
 import os
@@ -22,10 +22,10 @@ from outbox.testing.server import PrivateServer
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]
 
-# Where Debian has the programs, outside of PATH; those on PATH want another user.
+# Debian's programs outside of PATH; those on PATH insist on another user.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
-# Which log a quorum queue has stands in a table that is written when it hasn't been
-# used for half a second; from RabbitMQ 3.13.4 on, at once.
+# RabbitMQ before 3.13.4 writes the table of the quorum queues' logs to disk only after
+# it hasn't changed for half a second.
 _WRITE_NAMES = (
     "#{names := #{directory_rev := Names}} = ra_system:fetch(quorum_queues),"
     " ok = dets:sync(Names)."
@@ -34,7 +34,7 @@ _PROTOCOL = b"AMQP\x00\x00\x09\x01"
 
 
 class RabbitMQServer(PrivateServer):
-    """One node: its directory, its ports and its life."""
+    """One node with its directory and ports."""
 
     seconds_to_start = 90
 
@@ -45,7 +45,7 @@ class RabbitMQServer(PrivateServer):
 
     @property
     def url(self) -> str:
-        """Where it is, the same after each start."""
+        """The URL of the node, the same after each start."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}"
 
     @override
@@ -68,7 +68,7 @@ class RabbitMQServer(PrivateServer):
             return False
 
     def control(self, *arguments: str) -> str:
-        """Run rabbitmqctl and give what it prints."""
+        """Run rabbitmqctl and return its output."""
         done = subprocess.run(
             [_program("rabbitmqctl"), "--quiet", *arguments],
             env=self._environment,
@@ -81,10 +81,10 @@ class RabbitMQServer(PrivateServer):
         return done.stdout
 
     def write_names(self) -> None:
-        """Have on disk which quorum queues there are.
+        """Write to disk which quorum queues there are.
 
-        A kill right after one was made loses it for good: it can't be published to,
-        and what it confirmed is gone.
+        Otherwise a kill right after a queue was declared loses it for good: nothing can
+        be published to it, and confirmed messages are gone.
         """
         self.control("eval", _WRITE_NAMES)
 
@@ -93,7 +93,7 @@ class RabbitMQServer(PrivateServer):
 def rabbitmq_server(
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[RabbitMQServer]:
-    """Yield a running server that is gone after the block, or with this process.
+    """Yield a running server; remove it after the block, or when this process ends.
 
     `settings` are lines of rabbitmq.conf.
     """
@@ -110,7 +110,7 @@ def rabbitmq_server(
 def _epmd() -> Iterator[int]:
     program = shutil.which("epmd")
     if program is None:
-        raise ConfigError("no epmd on PATH; install Erlang (Debian: erlang-base)")
+        raise ConfigError("epmd is not on PATH; install Erlang (Debian: erlang-base)")
     port = free_port()
     with private_directory("pillarbox-epmd-") as directory:
         pid_file = directory / "epmd.pid"
@@ -153,12 +153,12 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
         "RABBITMQ_PID_FILE": str(directory / "rabbitmq.pid"),
-        # Schedulers that have nothing to do must not spin: that takes a fifth of the
-        # processor time of a start, and more while the server idles.
+        # Idle schedulers must not spin: that takes a fifth of the processor time of a
+        # start, and more while the server is idle.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             "+sbwt none +sbwtdcpu none +sbwtdio none"
         ),
-        # It makes the script become the server instead of watching over it.
+        # Makes the script exec the server instead of supervising it.
         "RABBITMQ_ALLOW_INPUT": "true",
     }
 
@@ -167,7 +167,7 @@ def _program(name: str) -> str:
     found = shutil.which(str(_DEBIAN / name)) or shutil.which(name)
     if found is None:
         raise ConfigError(
-            f"no {name} on PATH; install it (Debian: rabbitmq-server) or give "
+            f"{name} is not on PATH; install it (Debian: rabbitmq-server) or pass "
             "the URL of a server"
         )
     return found

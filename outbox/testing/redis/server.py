@@ -1,6 +1,6 @@
 """A private Redis server for tests, demo and benchmarks.
 
-It keeps nothing on disk unless asked: what was in it is gone when it stops.
+By default it keeps nothing on disk, so its data is gone when it stops.
 """
 
 import shutil
@@ -19,7 +19,7 @@ __all__ = ["RedisServer", "redis_server"]
 
 
 class RedisServer(PrivateServer):
-    """One server: its directory, its port and its life."""
+    """One server process with its directory and port."""
 
     def __init__(self, program: str, directory: Path, settings: Mapping[str, str]):
         super().__init__(directory)
@@ -28,7 +28,7 @@ class RedisServer(PrivateServer):
 
     @property
     def url(self) -> str:
-        """Where it is, the same after each start."""
+        """The URL of the server, the same after each start."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @override
@@ -57,14 +57,14 @@ class RedisServer(PrivateServer):
 
 @contextmanager
 def redis_server(settings: Mapping[str, str] | None = None) -> Iterator[RedisServer]:
-    """Yield a running server that is gone after the block, or with this process.
+    """Yield a running server; remove it after the block, or when this process ends.
 
     `settings` are directives of redis.conf.
     """
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         raise ConfigError(
-            "no redis-server on PATH; install it (Debian: redis-server) or give "
+            "redis-server is not on PATH; install it (Debian: redis-server) or pass "
             "the URL of a server"
         )
     with (

@@ -1,10 +1,10 @@
-"""A program that runs moto's server, with fixes for what breaks our tests.
+"""A program that runs moto's server with fixes for what breaks our tests.
 
-Its threads share queues without locks: each request has to run in one piece. It asks
-the time for each message in a queue, by a clock that takes microseconds. While a poll
-waits for a group of a FIFO queue, it spins. For each message that is sent it counts all
-of the queue, three times; here it says how long the queue is. And of a group whose time
-is over it can give out a part, or the last first.
+moto's threads share queues without locks, so each request has to run without a thread
+switch. It reads the clock for each message in a queue, with a function that takes
+microseconds. A poll that waits for a group of a FIFO queue spins. For each message sent
+it counts the whole queue three times; here it uses the queue's length. After the
+visibility timeout of a group it may deliver only a part of it, or the last first.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Serve as `moto_server` does, with its options."""
+    """Run `moto_server` with its options."""
     sys.setswitchinterval(5)
     server: Any = import_module("moto.server")
     models: Any = import_module("moto.sqs.models")

@@ -1,7 +1,7 @@
-"""A private server that stands in for Amazon SQS and SNS: moto's, for tests.
+"""A private substitute for Amazon SQS and SNS in tests: moto's server.
 
-It keeps everything in memory: queues and messages are gone when it stops. What it
-doesn't do as AWS does stands in the broker's page.
+It keeps everything in memory: queues and messages are gone when it stops.
+`docs/brokers/sqs.md` lists how it differs from AWS.
 """
 
 import importlib.util
@@ -31,15 +31,15 @@ HEADERS = {
 
 
 class SqsServer(PrivateServer):
-    """One server: its directory, its port and its life."""
+    """One server process with its directory and port."""
 
     @property
     def endpoint_url(self) -> str:
-        """Where it is, the same after each start."""
+        """The URL of the endpoint, the same after each start."""
         return f"http://127.0.0.1:{self.port}"
 
     def url(self, scheme: str = "sqs", *, endpoint_url: str | None = None) -> str:
-        """Return the broker URL, by another way to the server if there is one."""
+        """Return the broker URL, with another endpoint if given, such as a proxy."""
         return (
             f"{scheme}://key:secret@eu-west-1/"
             f"?endpoint_url={endpoint_url or self.endpoint_url}"
@@ -53,7 +53,7 @@ class SqsServer(PrivateServer):
     def answers(self) -> bool:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
-            # It loads a service with the first request to it.
+            # The first request to a service loads it.
             connection.request("POST", "/", "{}", HEADERS)
             return connection.getresponse().status == HTTPStatus.OK
         except (OSError, HTTPException):
@@ -64,9 +64,9 @@ class SqsServer(PrivateServer):
 
 @contextmanager
 def sqs_server() -> Iterator[SqsServer]:
-    """Yield a running server that is gone after the block, or with this process."""
+    """Yield a running server; remove it after the block, or when this process ends."""
     if importlib.util.find_spec("moto") is None:
-        raise ConfigError("no moto here; install it: pip install 'moto[server]'")
+        raise ConfigError("moto is not installed; pip install 'moto[server]'")
     with (
         private_directory("pillarbox-sqs-") as directory,
         SqsServer(directory).running() as server,

@@ -79,9 +79,9 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
         )
 
     @override
-    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         self.answer_timeout = 3.0
-        super().test_a_stall_is_told_and_loses_nothing()
+        super().test_a_stall_is_reported_and_loses_nothing()
 
     @override
     def test_replicas_share_and_nothing_is_handled_twice(self) -> None:

@@ -93,9 +93,9 @@ class TestPostgresSource(ThroughProxy, SourceSuite):
         )
 
     @override
-    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         self.answer_timeout = 3.0
-        super().test_a_stall_is_told_and_loses_nothing()
+        super().test_a_stall_is_reported_and_loses_nothing()
 
     @override
     async def put(self, *messages: Message) -> None:

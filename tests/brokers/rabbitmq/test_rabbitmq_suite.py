@@ -73,9 +73,9 @@ class TestRabbitMQSource(ThroughProxy, SourceSuite):
         )
 
     @override
-    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         self.heartbeat = 4
-        super().test_a_stall_is_told_and_loses_nothing()
+        super().test_a_stall_is_reported_and_loses_nothing()
 
     @override
     def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:

@@ -67,9 +67,9 @@ class TestRedisSource(ThroughProxy, SourceSuite):
         )
 
     @override
-    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         self.socket_timeout = 3
-        super().test_a_stall_is_told_and_loses_nothing()
+        super().test_a_stall_is_reported_and_loses_nothing()
 
     @override
     async def put(self, *messages: Message) -> None:

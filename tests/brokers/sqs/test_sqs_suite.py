@@ -113,9 +113,9 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
         )
 
     @override
-    def test_a_stall_is_told_and_loses_nothing(self) -> None:
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
         self.answer_timeout = 3.0
-        super().test_a_stall_is_told_and_loses_nothing()
+        super().test_a_stall_is_reported_and_loses_nothing()
 
     @override
     async def prepare(self, topic: str, *consumers: str) -> None:
@@ -129,7 +129,7 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
 
     @override
     @checks()
-    async def test_an_ack_removes_and_may_be_repeated(self) -> None:
+    async def test_an_ack_removes_the_message_and_may_be_repeated(self) -> None:
         # Of a group, SQS gives out no more than ten before they are settled.
         topic = await self.fresh_topic()
         await self.put(*numbered(topic, 20, keys=20))
