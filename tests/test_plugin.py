@@ -24,7 +24,7 @@ class Happened(Event):
 async def test_events(recorded_events):
     recorded_events(Happened())
     assert await recorded_events.wait_for(Happened) == [Happened()]
-    with pytest.raises(TimeoutError, match="1 of 2 Happened came"):
+    with pytest.raises(TimeoutError, match="1 of 2 Happened happened"):
         await recorded_events.wait_for(Happened, 2, timeout=0.01)
 
 

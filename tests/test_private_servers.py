@@ -112,7 +112,7 @@ def test_a_server_that_was_given_is_used_and_not_stopped(
 ) -> None:
     with postgres_server(server.url) as given:
         assert given.url == server.url
-        with pytest.raises(ConfigError, match="not ours; leave the URL out"):
+        with pytest.raises(ConfigError, match="not started here; omit the URL"):
             given.stop()
     assert one(server.url, "SELECT 1") == 1
 
