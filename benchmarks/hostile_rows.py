@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import psycopg
@@ -13,63 +12,22 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.measure import Answer, at_most
 from benchmarks.others import Waited, watch
 from outbox.errors import OutboxError
+from tests.fixtures.hostile_rows import (
+    ROWS,
+    ROWS_FROM_BEFORE,
+    insert_incompressible,
+    insert_rows,
+)
+from tests.fixtures.limits import lift_limits
 
 LONGER_WAIT = 1.0
 MOST_MIB = 256.0
 LOOK = 0.2
 LONGEST_LOOK = 900.0
 MEGABYTE = 1_000_000
-# In half of the lanes of its class; what others add goes into all of them.
-ROW = {
-    "id": "outbox.uuid7()",
-    "lane": "16 + n % 8",
-    "topic": "'hostile'",
-    "content_type": "'text/plain'",
-    "payload": "''",
-}
-DEEP = "[" * 12_000 + "]" * 12_000
-MANY_HEADERS = "(SELECT jsonb_object_agg(m, '') FROM generate_series(1, 12000) m)"
-# What whoever has INSERT may put there. With `size`: a large value, in megabytes.
-ROWS: tuple[tuple[int, Mapping[str, str]], ...] = (
-    (60, {"headers": "jsonb_build_object('h', repeat('x', 250000))"}),
-    (60, {"headers": MANY_HEADERS}),
-    (50, {"headers": f"'{{\"deep\": {DEEP}}}'"}),
-    (50, {"headers": '\'{"a": 1, "b": null, "c": ["\\\\u0001"]}\''}),
-    (50, {"headers": "'[]'"}),
-    (50, {"id": "gen_random_uuid()"}),
-    (50, {"content_type": "repeat(E'odd\\r\\n\\x01', 100)"}),
-    (50, {"topic": "E' \\x01\\t'"}),
-    (50, {"key": "repeat('k', 2048)", "tenant": "repeat(' ', 1024)"}),
-    (50, {"available_at": "now() + interval '100 years'"}),
-    (3000, {"key": "'k' || n"}),
-    (20, {"payload": "convert_to(repeat('x', 7000000), 'UTF8')"}),
-    (40, {"payload": "convert_to(repeat('x', {size}000000), 'UTF8')"}),
-)
-# What only the table's owner can insert, and anybody could before there were limits.
-ROWS_FROM_BEFORE: tuple[tuple[int, Mapping[str, str]], ...] = (
-    (20, {"topic": "repeat('t', 1000000)"}),
-    (20, {"key": "repeat('k', 1000000)"}),
-    (20, {"content_type": "repeat('c', 1000000)"}),
-    (20, {"schema_version": "-1"}),
-    (20, {"attempts": "2147483647"}),
-    (40, {"headers": "jsonb_build_object('h', repeat('x', {size}000000))"}),
-)
+# Of the 16 of its class. What others add goes into all of them.
+LANES = 8
 INCOMPRESSIBLE = 12
-LIFT_LIMITS = """
-DO $$
-DECLARE
-    v_name text;
-BEGIN
-    FOR v_name IN
-        SELECT conname FROM pg_constraint
-         WHERE conrelid = 'outbox.message'::regclass
-           AND (conname LIKE '%size' OR conname = 'schema_version_positive')
-    LOOP
-        EXECUTE format('ALTER TABLE outbox.message DROP CONSTRAINT %I', v_name);
-    END LOOP;
-END
-$$
-"""
 UNSETTLED = """
 SELECT EXISTS (
     SELECT FROM outbox.message
@@ -84,7 +42,15 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
     seconds = conditions.size(60, quick=10)
     without = look("no hostile rows", conditions, seconds)
     hostile = look(
-        "hostile rows", conditions, seconds, partial(insert_all, megabytes=size)
+        "hostile rows",
+        conditions,
+        seconds,
+        partial(
+            insert_rows,
+            rows=(*ROWS, *ROWS_FROM_BEFORE),
+            lanes=LANES,
+            megabytes=size,
+        ),
     )
     large = look("large rows", conditions, seconds, partial(insert_large, size))
     yield Answer(
@@ -127,8 +93,7 @@ def look(
 ) -> Waited:
     """Watch others' messages while rows are inserted, and until these are settled."""
     with conditions.migrated_database() as url:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(LIFT_LIMITS)
+        lift_limits(url)
 
         def meanwhile() -> None:
             if insert is not None:
@@ -148,27 +113,8 @@ def described(found: Waited) -> str:
     )
 
 
-def insert_all(url: str, megabytes: int) -> None:
-    """Insert each kind in one transaction, so that its rows are there all at once."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        for count, odd in (*ROWS, *ROWS_FROM_BEFORE):
-            row = {**ROW, **odd}
-            values = ", ".join(row.values()).replace("{size}", str(megabytes))
-            connection.execute(
-                f"INSERT INTO outbox.message ({', '.join(row)})"
-                f" SELECT {values} FROM generate_series(1, {count}) n".encode()
-            )
-
-
 def insert_large(megabytes: int, url: str) -> None:
-    """Insert payloads that no compression makes small, in one transaction."""
-    with psycopg.connect(url) as connection:
-        for number in range(INCOMPRESSIBLE):
-            connection.execute(
-                "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
-                " VALUES (outbox.uuid7(), 16 + %s %% 8, 'hostile', 'c', %b)",
-                (number, os.urandom(megabytes * MEGABYTE)),
-            )
+    insert_incompressible(url, INCOMPRESSIBLE, megabytes * MEGABYTE, lanes=LANES)
 
 
 def wait_until_settled(url: str) -> None:

@@ -33,7 +33,10 @@ from relay.lanes.lane import Lane
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
 _VERDICT: Final = 12  # the index of the column
 _MAX_COPIED: Final = 1024 * 1024
-"""The size up to which an oversized row is moved with the batch, while lanes wait."""
+"""The size up to which an oversized row is moved with the batch, while lanes wait.
+
+The payload counts as it is stored, since it is copied so; the headers are decompressed.
+"""
 
 
 class Claimed(NamedTuple):

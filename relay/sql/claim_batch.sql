@@ -51,13 +51,8 @@ SELECT lane, seq, id, created_at, attempts,
                                        AND coalesce(octet_length(tenant), 0) <= %(max_tenant)s)
                               -- Small headers take several times their size once parsed.
                               THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
-                              WHEN pg_column_size(topic)::bigint + pg_column_size(content_type)
-                                   + pg_column_size(headers) + pg_column_size(payload)
-                                   + coalesce(pg_column_size(key), 0) + coalesce(pg_column_size(tenant), 0)
-                                   <= %(max_copied)s
-                              THEN - pg_column_size(topic) - pg_column_size(content_type)
-                                   - pg_column_size(headers) - pg_column_size(payload)
-                                   - coalesce(pg_column_size(key), 0) - coalesce(pg_column_size(tenant), 0)
+                              WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
+                              THEN - (text_bytes + header_bytes + pg_column_size(payload))::integer
                               ELSE 0 END AS bytes
                     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
                    CROSS JOIN LATERAL (
@@ -66,11 +61,14 @@ SELECT lane, seq, id, created_at, attempts,
                               octet_length(m.topic)::bigint + octet_length(m.content_type)
                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                               -- All other sizes are known without reading the value. The value at
-                              -- the empty path is the whole one, decompressed but not traversed;
-                              -- not if decompressing alone would be expensive.
+                              -- the empty path is the whole one, decompressed but not traversed.
+                              -- Where decompressing alone would be expensive, the size is the most
+                              -- that it can be: an UPDATE of the row decompresses it too, to see
+                              -- whether it belongs in message_cause_idx.
                               CASE WHEN pg_column_compression(m.headers) IS NULL
-                                     OR pg_column_size(m.headers) > %(max_headers)s
                                    THEN pg_column_size(m.headers)
+                                   WHEN pg_column_size(m.headers) > %(max_headers)s
+                                   THEN 100::bigint * pg_column_size(m.headers)
                                    ELSE pg_column_size(m.headers #> '{}'::text[]) END AS header_bytes
                          FROM outbox.message AS m
                         WHERE m.lane = leased.lane

@@ -15,6 +15,7 @@ from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
 from relay.settle import mark_published
 from tests.fixtures.claimed import HeldLease
+from tests.fixtures.limits import lift_limits
 from tests.fixtures.relay import execute, insert
 
 NACK = """
@@ -133,6 +134,26 @@ async def test_large_headers_are_read_by_the_claim_that_loads_them_and_few_befor
             # Of all that is ready the server looks at no more than this.
             worth_reading = board.rows_worth_reading(RelayConfig().batch_size)
             assert worth_reading <= max(16, 2 * (found + 1))
+
+
+@pytest.mark.parametrize("megabytes", [2, 30])
+async def test_headers_that_take_long_to_decompress_are_not_moved_with_the_batch(
+    megabytes: int, database_url: str
+) -> None:
+    lift_limits(database_url)
+    insert(database_url, Message("large", b"", headers={"h": "v"}))
+    # Compressed to less than a hundredth of that.
+    execute(
+        database_url,
+        "UPDATE outbox.message SET headers = jsonb_build_object('h', repeat('x', %s))",
+        [megabytes * 1_000_000],
+    )
+    async with await connect(database_url, application_name="test") as connection:
+        batch = await claim(connection, board_of_all_lanes())
+
+    assert batch.rows == []
+    (problem,) = [row.problem for row in batch.oversized]
+    assert problem == "headers is over 262144 bytes"
 
 
 def board_of_all_lanes() -> LaneBoard:
