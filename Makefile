@@ -72,7 +72,7 @@ demo: packages $(READY) ## Run the example shop from order to delivery, with kil
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
 	@$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
-clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--short)
+clock: packages $(READY) ## Run the database's tests at other hours and on odd days (ARGS=--once)
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages $(READY) ## Run the tests that break things, in their full numbers

@@ -1,10 +1,12 @@
-"""Runs tests while all clocks, the server's and the clients', say another time.
+"""Runs tests while all clocks, the server's and the clients', show another time.
 
-    python -m tests.clock            every moment, with the tests of the database
+    python -m tests.clock            all tests of the database at every moment: hours
+    python -m tests.clock --once     each file at one moment, tomorrow at the next one
     python -m tests.clock --short    what CI runs: what matters most
+    python -m tests.clock --moment spring --moment autumn
     python -m tests.clock -- tests/outbox/administration/test_upkeep.py -x
 
-What follows `--` goes to pytest. The clock runs on from each moment, by libfaketime.
+What follows `--` goes to pytest. Every test begins at the moment, by libfaketime.
 """
 
 import argparse
@@ -12,8 +14,8 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,28 +24,34 @@ from typing import Final
 
 from typing_extensions import override
 
-from tests.clock.setting import Clock, library
+from tests.clock.setting import Clock, library, shared_memory
 
 HERE: Final = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When the tests of a run begin, and where the server is.
+    """When each test begins, and where the server is.
 
     Attributes:
+        name: what `--moment` calls it.
         zone: the time zone of the server and of every process.
-        each: whether each test begins shortly before the next midnight.
+        crosses: whether tests begin up to two seconds before it, with a database made
+            before it; otherwise they begin at it, with a database made then.
     """
 
+    name: str
     at: datetime
     zone: str = "UTC"
-    each: bool = False
+    crosses: bool = True
 
     @override
     def __str__(self) -> str:
-        each = ", and each test shortly before midnight" if self.each else ""
-        return f"{self.at:%Y-%m-%d %H:%M:%S} UTC, server in {self.zone}{each}"
+        begins = "shortly before" if self.crosses else "at"
+        return (
+            f"{self.name}: each test begins {begins} {self.at:%Y-%m-%d %H:%M:%S} UTC,"
+            f" server in {self.zone}"
+        )
 
 
 def say(line: str) -> None:
@@ -53,27 +61,29 @@ def say(line: str) -> None:
 
 
 def utc(text: str) -> datetime:
-    """Read a moment."""
+    """Parse a moment."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-# All lie in the past. libfaketime shows the true time to a signal handler that breaks
-# into epoll_wait(): by a clock that is ahead of it, a lock_timeout of PostgreSQL would
-# never come to its end.
-MIDNIGHT: Final = Moment(at=utc("2025-05-31 23:00"), each=True)
+# All are in the past. libfaketime shows the true time to a signal handler that
+# interrupts epoll_wait(): with a clock ahead of it, lock_timeout of PostgreSQL would
+# never expire.
+MIDNIGHT: Final = Moment(name="midnight", at=utc("2025-06-01 00:00"))
 # Clocks in Berlin change at 01:00 UTC.
-SPRING: Final = Moment(at=utc("2026-03-29 00:59:30"), zone="Europe/Berlin")
-AUTUMN: Final = Moment(at=utc("2025-10-26 00:59:30"), zone="Europe/Berlin")
-LEAP: Final = Moment(at=utc("2024-02-29 12:01"))
+SPRING: Final = Moment(name="spring", at=utc("2026-03-29 01:00"), zone="Europe/Berlin")
+AUTUMN: Final = Moment(name="autumn", at=utc("2025-10-26 01:00"), zone="Europe/Berlin")
+# From noon on, pg_partman makes partitions for one more day.
+LEAP: Final = Moment(name="leap", at=utc("2024-02-29 12:01"), crosses=False)
 ALL: Final = (
     MIDNIGHT,
     SPRING,
     AUTUMN,
     LEAP,
-    Moment(at=utc("2024-02-28 23:59:30")),
-    Moment(at=utc("2025-12-31 23:59:30")),
-    Moment(at=utc("2026-01-05 00:00:30")),
-    Moment(at=utc("2026-01-05 11:59:30")),
+    Moment(name="leap-eve", at=utc("2024-02-29 00:00")),
+    Moment(name="leap-night", at=utc("2024-03-01 00:00")),
+    Moment(name="new-year", at=utc("2026-01-01 00:00")),
+    Moment(name="after-midnight", at=utc("2026-01-05 00:00:01"), crosses=False),
+    Moment(name="noon", at=utc("2026-01-05 12:00")),
 )
 SHORT: Final = (MIDNIGHT, AUTUMN, LEAP)
 DATABASE: Final = (
@@ -94,54 +104,78 @@ FEW: Final = (
     "tests/relay/test_claim.py",
     "tests/inbox/test_receipt.py",
 )
+_NO_TESTS: Final = 5  # what pytest exits with, here for a share without files
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests at each moment; give how many runs failed."""
+    """Run the tests at each moment; return how many runs failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.clock")
     parser.add_argument("--short", action="store_true", help="what CI runs")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="run each file at only one of the moments, on each day at another one",
+    )
+    parser.add_argument(
+        "--moment",
+        action="append",
+        choices=[moment.name for moment in ALL],
+        help="only this moment; may be repeated",
+    )
     parser.add_argument("--workers", default="2", help="processes that share the tests")
     parser.add_argument("pytest", nargs="*", help="what goes to pytest, after --")
     chosen = parser.parse_args(arguments)
     if os.environ.get("PILLARBOX_DATABASE_URL"):
-        parser.error("the clock of a server that is given can't be set: leave it out")
+        parser.error("PILLARBOX_DATABASE_URL is set, but its clock can't be: unset it")
     try:
         library()
     except FileNotFoundError as error:
         parser.error(str(error))
     tests = chosen.pytest or (FEW if chosen.short else DATABASE)
-    pytest = [sys.executable, "-m", "pytest", "-p", "tests.clock.plugin"]
-    failed = []
-    for moment in SHORT if chosen.short else ALL:
+    moments: Sequence[Moment] = SHORT if chosen.short else ALL
+    if chosen.moment:
+        moments = [moment for moment in ALL if moment.name in chosen.moment]
+    today = datetime.now(UTC).toordinal()
+    outcomes = []
+    for number, moment in enumerate(moments):
+        share = f"{(number + today) % len(moments)}/{len(moments)}"
         say(f"\n=== {moment}: {' '.join(tests)}")
-        with ExitStack() as directories:
-            if moment.each:
-                directory = Path(
-                    directories.enter_context(
-                        TemporaryDirectory(prefix="pillarbox-clock-")
-                    )
-                )
-                directory.chmod(0o755)  # the server is another user
-                clock = Clock(directory / "offset")
-                clock.set(moment.at)
-                says = {
-                    "FAKETIME_TIMESTAMP_FILE": str(clock.file),
-                    "FAKETIME_NO_CACHE": "1",
-                }
-            else:
-                # Nobody sets it anew, so nobody need read a file for each look at it.
-                ahead = (moment.at - datetime.now(UTC)).total_seconds()
-                says = {"FAKETIME": f"{ahead:+.0f}"}
-            done = subprocess.run(
-                [*pytest, "-n", chosen.workers, *tests],
-                env={**os.environ, **environment(moment), **says},
-                check=False,
-            )
-        if done.returncode != 0:
-            failed.append(moment)
-    for moment in failed:
-        say(f"FAILED at {moment}")
-    return len(failed)
+        started = time.monotonic()
+        status = run(
+            moment,
+            ["-n", chosen.workers, *tests],
+            {"PILLARBOX_TEST_SHARE": share} if chosen.once else {},
+        )
+        passed = status == 0 or (chosen.once and status == _NO_TESTS)
+        outcomes.append(passed)
+        say(
+            f"=== {'passed' if passed else 'FAILED'} after"
+            f" {time.monotonic() - started:.0f} s: {moment}"
+        )
+    return outcomes.count(False)
+
+
+def run(moment: Moment, arguments: Sequence[str], more: Mapping[str, str]) -> int:
+    """Run pytest at a moment; return its exit status."""
+    with (
+        TemporaryDirectory(prefix="pillarbox-clock-") as directory,
+        shared_memory() as shared,
+    ):
+        Path(directory).chmod(0o755)  # the server is another user
+        clock = Clock(Path(directory) / "offset")
+        clock.set(moment.at)
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "tests.clock.plugin", *arguments],
+            env={
+                **os.environ,
+                **environment(moment),
+                **more,
+                "FAKETIME_TIMESTAMP_FILE": str(clock.file),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_SHARED": shared,
+            },
+            check=False,
+        ).returncode
 
 
 def environment(moment: Moment) -> Mapping[str, str]:
@@ -156,7 +190,9 @@ def environment(moment: Moment) -> Mapping[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "TZ": moment.zone,
         "PILLARBOX_TEST_TIMEZONE": moment.zone,
-        "PILLARBOX_TEST_MIDNIGHTS": secrets.token_hex(4) if moment.each else "",
+        "PILLARBOX_TEST_MOMENT": moment.at.isoformat(),
+        "PILLARBOX_TEST_CROSSES": "1" if moment.crosses else "",
+        "PILLARBOX_TEST_SEED": secrets.token_hex(4),
     }
 
 

@@ -1,63 +1,98 @@
-"""Lets each test begin shortly before the same midnight."""
+"""Makes each test begin at the same moment, or shortly before it."""
 
 import os
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from outbox import message_id
 from tests.clock.setting import Clock
 
-# How long before midnight a test begins: half of all tests take less than 0.3 s.
+# How long before the moment a test begins: half of all tests take less than 0.3 s.
 LEADS = (0.02, 0.1, 0.2, 0.4, 0.8, 1.6)
-TO_SET_UP = 3.0
+TO_SET_UP = timedelta(seconds=3)
+TO_MIGRATE = timedelta(minutes=10)
 
 
-class Midnights:
+class Moments:
     """The clock of one worker and of all that it starts."""
 
-    def __init__(self, clock: Clock, seed: str) -> None:
+    def __init__(
+        self, clock: Clock, moment: datetime, seed: str, *, crosses: bool
+    ) -> None:
         self._clock = clock
+        self._moment = moment
         self._seed = seed
-        tomorrow = datetime.now(UTC) + timedelta(days=1)
-        self._midnight = tomorrow.replace(hour=0, minute=0, second=0, microsecond=0)
+        self._crosses = crosses
 
-    def before(self, distance: timedelta) -> datetime:
-        """Return the moment so long before midnight."""
-        return self._midnight - distance
-
-    def lead(self, test: str) -> float:
-        """Choose for a test, each run in another way."""
-        return random.Random(self._seed + test).choice(LEADS)
+    def lead(self, test: str) -> timedelta:
+        """Choose how long before the moment a test begins: different in every run."""
+        return timedelta(seconds=random.Random(self._seed + test).choice(LEADS))
 
     @pytest.fixture(autouse=True)
-    def evening(self, request: pytest.FixtureRequest) -> None:
-        """Set up a test in the last seconds of a day, with that day's template."""
-        self._clock.set(self.before(timedelta(minutes=10)))
-        # Ids go on from the last one, and that was made after midnight.
+    def set_up(self, request: pytest.FixtureRequest) -> None:
+        """Set a test up just before the moment, from a template made before that."""
+        self._clock.set(self._moment - TO_MIGRATE if self._crosses else self._moment)
+        # Ids go on from the last one, which may have been made after the moment.
         message_id._last = 0
         if "template" in request.fixturenames:
             request.getfixturevalue("template").name()
-        self._clock.set(self.before(timedelta(seconds=TO_SET_UP)))
+        self._clock.set(self._moment - TO_SET_UP if self._crosses else self._moment)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Begin a test at its lead."""
-        lead = self.lead(item.nodeid)
-        item.add_report_section("call", "clock", f"begins {lead} s before midnight")
-        if (moment := self.before(timedelta(seconds=lead))) > datetime.now(UTC):
-            self._clock.set(moment)
+        if self._crosses:
+            lead = self.lead(item.nodeid)
+            item.add_report_section("call", "clock", f"begins {lead} before the moment")
+            if (begin := self._moment - lead) > datetime.now(UTC):
+                self._clock.set(begin)
         return (yield)
 
 
+class Share:
+    """The files of one share of several."""
+
+    def __init__(self, share: str) -> None:
+        self._number, self._shares = map(int, share.split("/"))
+
+    def _has(self, path: Path, config: pytest.Config) -> bool:
+        name = path.relative_to(config.rootpath).as_posix()
+        return crc32(name.encode()) % self._shares == self._number
+
+    def pytest_ignore_collect(
+        self, collection_path: Path, config: pytest.Config
+    ) -> bool | None:
+        """Leave out the files of the other shares."""
+        is_test = collection_path.name.startswith("test_")
+        return (is_test and not self._has(collection_path, config)) or None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Leave them out even where the command line names them."""
+        others = [item for item in items if not self._has(item.path, config)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if self._has(item.path, config)]
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Follow a clock of this worker's own, if each test is to have its midnight."""
-    if seed := os.environ.get("PILLARBOX_TEST_MIDNIGHTS"):
-        shared = Path(os.environ["FAKETIME_TIMESTAMP_FILE"])
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-        clock = Clock.fork(shared, shared.with_name(worker))
-        os.environ["FAKETIME_TIMESTAMP_FILE"] = str(clock.file)
-        config.pluginmanager.register(Midnights(clock, seed), "midnights")
+    """Follow a clock of this worker's own, which tests set."""
+    shared = Path(os.environ["FAKETIME_TIMESTAMP_FILE"])
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    clock = Clock.fork(shared, shared.with_name(worker))
+    os.environ["FAKETIME_TIMESTAMP_FILE"] = str(clock.file)
+    moments = Moments(
+        clock,
+        datetime.fromisoformat(os.environ["PILLARBOX_TEST_MOMENT"]),
+        os.environ["PILLARBOX_TEST_SEED"],
+        crosses=bool(os.environ["PILLARBOX_TEST_CROSSES"]),
+    )
+    config.pluginmanager.register(moments, "moments")
+    if share := os.environ.get("PILLARBOX_TEST_SHARE"):
+        config.pluginmanager.register(Share(share), "share")

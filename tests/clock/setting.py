@@ -1,11 +1,18 @@
 """libfaketime, and what it reads in every process that follows it."""
 
+import ctypes
 import os
-from collections.abc import Mapping
+import secrets
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+FOLLOWERS: Final[set[Callable[[], None]]] = set()
+"""Called whenever this process has set a clock: what depends on that one."""
 
 
 class Clock:
@@ -35,6 +42,35 @@ class Clock:
         beside.write_text(f"{ahead:+.6f}\n")
         beside.chmod(0o644)
         beside.replace(self.file)
+        for follow in FOLLOWERS:
+            follow()
+
+
+@contextmanager
+def shared_memory() -> Iterator[str]:
+    """Yield what FAKETIME_SHARED says to processes of every user; gone after the block.
+
+    Without it a process makes a semaphore and a segment of shared memory for itself
+    and its children, and leaves them behind when it is killed.
+    """
+    name = f"pillarbox_clock_{secrets.token_hex(4)}"
+    semaphore = Path("/dev/shm", f"sem.{name}")
+    segment = Path("/dev/shm", name)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sem_open.restype = ctypes.c_void_p
+    try:
+        opened = libc.sem_open(f"/{name}".encode(), os.O_CREAT | os.O_EXCL, 0o600, 1)
+        if not opened:
+            raise OSError(ctypes.get_errno(), "sem_open failed", str(semaphore))
+        libc.sem_close(ctypes.c_void_p(opened))
+        # Ticks, place in a file, and four moments that aren't known yet.
+        segment.write_bytes(struct.pack("QQ" + "qq" * 4, 0, 0, *(0, -1) * 4))
+        for path in (semaphore, segment):
+            path.chmod(0o666)  # the server is another user
+        yield f"/{name} /{name}"
+    finally:
+        semaphore.unlink(missing_ok=True)
+        segment.unlink(missing_ok=True)
 
 
 def library() -> Path:
@@ -55,8 +91,6 @@ def library() -> Path:
 
 def seconds_ahead(environment: Mapping[str, str] = os.environ) -> float:
     """Return by how much the clock of this process is ahead of the right one."""
-    if says := environment.get("FAKETIME"):
-        return float(says)
     if file := environment.get("FAKETIME_TIMESTAMP_FILE"):
         return float(Path(file).read_text())
     return 0.0

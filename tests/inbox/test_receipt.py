@@ -81,7 +81,7 @@ async def test_the_day_of_a_receipt_is_that_of_the_message(
 
 
 async def test_a_message_beyond_retention_is_too_old(record: Record) -> None:
-    with pytest.raises(MessageTooOldError, match=r"was made 400 days.* ago"):
+    with pytest.raises(MessageTooOldError, match="was made 400d ago"):
         await record(id_of(datetime.now(UTC) - timedelta(days=400)))
 
 
