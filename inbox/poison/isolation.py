@@ -28,6 +28,7 @@ class Isolation:
         self._exclusive: object | None = None
         self._deadline = 0.0
         self._changed = asyncio.Event()
+        self._queue = asyncio.Lock()
 
     @asynccontextmanager
     async def shared(self, *, counts: bool = True) -> AsyncIterator[None]:
@@ -48,8 +49,11 @@ class Isolation:
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Run alone, once all others have ended."""
-        await self._wait_for_exclusive()
-        me = self._exclusive = object()
+        me = object()
+        # After a death a thousand may wait here: a change is to wake only the first.
+        async with self._queue:
+            await self._wait_for_exclusive()
+            self._exclusive = me
         try:
             self._deadline = time.monotonic() + self._max_wait
             while self._running and await self._wait_for_change():

@@ -8,42 +8,34 @@
 A start is committed before the handler is called and deleted with the outcome. So what
 a killed process leaves behind are the starts of the messages that it was handling: one
 of them is the poison. Each of these then runs alone, so that only the poison is charged
-with another death.
+with another death. Hence each death of a process uses up a start of a poison message,
+and a process dies at most `max_attempts` times for each of them, and once more if the
+first start was not counted.
+
+Messages that start together are counted together (see `store`) and so come to a batch
+handler as one batch.
 
 Sources differ only in what their broker records (see `history`). A source whose
 deliveries have no `history` has a broker that counts starts itself, in `attempts`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
 from inbox.handlers.executor import Executor, connection_broke
-from inbox.jobs.store import JobKey
 from inbox.poison.history import Delivered, History, TakenOver
 from inbox.poison.isolation import Isolation
-from inbox.poison.store import (
-    count_start,
-    find_starts,
-    forget_starts,
-    keep_starts,
-    take_back_start,
-)
+from inbox.poison.store import SuspectStore
 from inbox.receipt import refusal
 from inbox.source import Delivery
-from inbox.transaction import limit_idle_now
 from outbox.errors import DatabaseUnavailableError, one_line
 from outbox.message_id import is_uuid7
 from outbox.retry import RetryPolicy
 
-T = TypeVar("T")
-
-_LAST_WRITE: Final = 2.0
 # A handler that breaks its connection every time must not be retried for ever.
 _MAX_BROKEN_CONNECTIONS: Final = 5
 _ALONE_FROM: Final = 2
@@ -61,8 +53,7 @@ class PoisonPolicy:
     """Decides for all messages in one run of a consumer. For one event loop."""
 
     def __init__(self, executor: Executor, consumer: str) -> None:
-        self.executor = executor
-        self.consumer = consumer
+        self.store = SuspectStore(executor, consumer)
         self.isolation = Isolation()
 
     def counter_of(
@@ -127,7 +118,6 @@ class StartCounter:
                 if await self._count_beside_others():
                     yield True
                     return
-            await self._look_up()
         async with isolation.exclusive():
             if stopping.is_set():
                 yield False
@@ -152,19 +142,19 @@ class StartCounter:
         """Note that the last start was no attempt."""
         if self._is_open:
             self._is_open = False
-            await self._write(take_back_start)
+            await self._policy.store.take_back(self._id)
 
     async def keep(self) -> None:
         """Note that the message is given back after failed attempts."""
         if self._is_stored:
-            await self._write(partial(_keep, self.attempts))
+            await self._policy.store.keep(self._id, self.attempts)
         self._is_known = self._is_open = False
 
     async def end(self) -> None:
         """Note that the message has its outcome."""
         if self._is_known:
             self._is_known = self._is_open = False
-            await self._write(forget_starts)
+            await self._policy.store.forget(self._id)
 
     def _is_spent_by_broker(self) -> bool:
         # The last attempt that came to an end gave the message up, so whoever delivers
@@ -200,19 +190,10 @@ class StartCounter:
             return True
         return await self._count(unless_open=not self._has_failed)
 
-    async def _look_up(self) -> None:
-        starts = await self._transact(find_starts)
-        self._is_known = True
-        self._learn(starts)
-
-    def _learn(self, starts: int) -> None:
-        self.attempts = max(self.attempts, starts)
-        if self.retry.spent(starts):
-            raise StartedTooOften(starts)
-
     async def _count(self, *, unless_open: bool) -> bool:
+        store = self._policy.store
         try:
-            starts = await self._transact(partial(_count, unless_open))
+            count = await store.count(self._id, unless_open=unless_open)
         except DBAPIError as error:
             if refusal(error, self._id) is None:
                 raise DatabaseUnavailableError(one_line(error)) from error
@@ -221,33 +202,12 @@ class StartCounter:
             return True
         except Exception as error:
             raise DatabaseUnavailableError(one_line(error)) from error
-        if starts is None:
-            return False
-        if starts == 1 and isinstance(self._history, TakenOver):
+        self._is_known = True
+        self._is_open = count.is_counted
+        earlier = count.starts - count.is_counted
+        if count.is_counted and not earlier and isinstance(self._history, TakenOver):
             self._history.left -= 1
-        self._is_known = self._is_open = True
-        self._learn(starts - 1)
-        return True
-
-    async def _write(self, function: Callable[[Session, JobKey], None]) -> None:
-        """Write if possible: what is lost costs the message one start too many."""
-        with suppress(Exception):
-            async with asyncio.timeout(_LAST_WRITE):
-                await self._transact(function)
-
-    async def _transact(self, function: Callable[[Session, JobKey], T]) -> T:
-        key = JobKey(self._id, self._policy.consumer)
-
-        def transact(session: Session) -> T:
-            limit_idle_now(session)
-            return function(session, key)
-
-        return await self._policy.executor.transact(transact)
-
-
-def _count(unless_open: bool, session: Session, key: JobKey) -> int | None:
-    return count_start(session, key, unless_open=unless_open)
-
-
-def _keep(starts: int, session: Session, key: JobKey) -> None:
-    keep_starts(session, key, starts)
+        self.attempts = max(self.attempts, earlier)
+        if self.retry.spent(earlier):
+            raise StartedTooOften(earlier)
+        return count.is_counted

@@ -1,53 +1,309 @@
 """Suspects in the database: messages that may have killed the process handling them.
 
 Each start is committed here before the handler is called, and the row is deleted with
-the outcome. Every function works in the transaction of the session it is given.
+the outcome. After a takeover thousands of messages are suspects, and many of them start
+and end at the same time. So while one statement is at work the next messages gather,
+and the next statement writes the rows of all of them.
+
+The functions work in the transaction of the session they are given.
 """
 
-from functools import cache
-from typing import Any
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
 
-from sqlalchemy import Row, TextClause, text
+from sqlalchemy import Integer, TextClause, Uuid, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from inbox.jobs.store import JobKey
+from inbox.handlers.executor import Executor
+from inbox.receipt import refusal
+from inbox.transaction import limit_idle_now
+from outbox.array_literal import moment_array, plain_array
+from outbox.message_id import moment_of
 from outbox.postgres.sql_files import load
 
+V = TypeVar("V")
+A = TypeVar("A")
 
-def find_starts(session: Session, key: JobKey) -> int:
-    """Return how often a suspect was started, as far as is known."""
-    found = _run(session, "find_starts", key).first()
-    return 0 if found is None else int(found.starts)
+_LAST_WRITE: Final = 2.0
+_MAX_GROUP: Final = 1000
 
 
-def count_start(session: Session, key: JobKey, *, unless_open: bool) -> int | None:
-    """Count a start and return its number.
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What is known of the starts of a message.
 
-    With `unless_open`, return None and count nothing if an earlier start of the
-    message never came to an end.
+    Attributes:
+        starts: how many there were, including the one that was just counted.
+        is_counted: False if none was counted, because an earlier one never came to an
+            end.
     """
-    found: Row[Any] | None
-    found = _run(session, "count_start", key, unless_open=unless_open).first()
-    return None if found is None else int(found.starts)
+
+    starts: int
+    is_counted: bool
 
 
-def take_back_start(session: Session, key: JobKey) -> None:
-    """Take back a start that turned out to be no attempt."""
-    _run(session, "take_back_start", key)
+def count_starts(
+    session: Session, ids: Collection[UUID], consumer: str, *, unless_open: bool
+) -> dict[UUID, Count]:
+    """Count a start of each message.
+
+    With `unless_open`, nothing is counted for a message if an earlier start of it never
+    came to an end.
+    """
+    values = {**_rows(ids), "unless_open": unless_open}
+    counted = _read(session, "count_starts", consumer, values)
+    counts = {id: Count(starts, True) for id, starts in counted.items()}
+    if left := [id for id in ids if id not in counts]:
+        found = _read(session, "find_starts", consumer, _span(left))
+        counts |= {id: Count(found.get(id, 0), False) for id in left}
+    return counts
 
 
-def keep_starts(session: Session, key: JobKey, starts: int) -> None:
-    """Keep the number of failed attempts of a message that is given back."""
-    _run(session, "keep_starts", key, starts=starts)
+def take_back_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
+    """Take back a start of each message that turned out to be no attempt."""
+    _run(session, "take_back_starts", consumer, _span(ids))
 
 
-def forget_starts(session: Session, key: JobKey) -> None:
-    """Forget a message that has its outcome."""
-    _run(session, "forget_starts", key)
+def keep_starts(session: Session, starts: Mapping[UUID, int], consumer: str) -> None:
+    """Keep the number of failed attempts of messages that are given back."""
+    rows = _rows(starts)
+    ordered = plain_array(starts[id] for id in sorted(starts))
+    _run(session, "keep_starts", consumer, {**rows, "starts": ordered})
 
 
-def _run(session: Session, name: str, key: JobKey, **values: object) -> Any:
-    return session.execute(_statement(name), {**key.values, **values})
+def forget_starts(session: Session, ids: Collection[UUID], consumer: str) -> None:
+    """Forget messages that have their outcome."""
+    _run(session, "forget_starts", consumer, _span(ids))
+
+
+class SuspectStore:
+    """Counts the starts of one consumer's suspects. For one event loop.
+
+    Each method returns when its row is committed.
+    """
+
+    def __init__(self, executor: Executor, consumer: str) -> None:
+        def counting(*, unless_open: bool) -> _Group[None, Count]:
+            def count(session: Session, ids: Mapping[UUID, None]) -> dict[UUID, Count]:
+                return count_starts(session, ids, consumer, unless_open=unless_open)
+
+            return _Group(executor, count)
+
+        def writing(
+            function: Callable[[Session, Mapping[UUID, V], str], None],
+        ) -> _Group[V, None]:
+            def write(session: Session, values: Mapping[UUID, V]) -> dict[UUID, None]:
+                function(session, values, consumer)
+                return dict.fromkeys(values)
+
+            return _Group(executor, write)
+
+        self._first = counting(unless_open=True)
+        self._again = counting(unless_open=False)
+        self._taken_back: _Group[None, None] = writing(take_back_starts)
+        self._kept: _Group[int, None] = writing(keep_starts)
+        self._forgotten: _Group[None, None] = writing(forget_starts)
+
+    async def count(self, id: UUID, *, unless_open: bool) -> Count:
+        """Count a start; if cancelled, take it back if it was counted.
+
+        Raises:
+            Exception: what the database raised for this message, or for all.
+        """
+        group = self._first if unless_open else self._again
+        request = group.add(id, None)
+        try:
+            return await group.answer(request)
+        except asyncio.CancelledError:
+            count = await group.withdraw(request)
+            if count is not None and count.is_counted:
+                await self.take_back(id)
+            raise
+
+    async def take_back(self, id: UUID) -> None:
+        """Take back a start, if possible."""
+        await self._write(self._taken_back, id, None)
+
+    async def keep(self, id: UUID, starts: int) -> None:
+        """Keep the number of failed attempts, if possible."""
+        await self._write(self._kept, id, starts)
+
+    async def forget(self, id: UUID) -> None:
+        """Forget a message, if possible."""
+        await self._write(self._forgotten, id, None)
+
+    async def _write(self, group: "_Group[V, None]", id: UUID, value: V) -> None:
+        # What is lost costs the message one start too many.
+        request = group.add(id, value)
+        try:
+            async with asyncio.timeout(_LAST_WRITE):
+                await group.answer(request)
+        except TimeoutError:
+            await group.drop(request)
+        except asyncio.CancelledError:
+            await group.drop(request)
+            raise
+        except Exception:  # noqa: BLE001 (whatever it is, the message has its outcome)
+            return
+
+
+@dataclass(slots=True, eq=False)
+class _Request(Generic[V, A]):
+    """What one task asks about its message."""
+
+    id: UUID
+    value: V
+    answer: asyncio.Future[A]
+
+
+class _Group(Generic[V, A]):
+    """Asks the database about many messages at once, one transaction at a time.
+
+    Args:
+        function: called in a transaction with the values of different messages; returns
+            the answer for each.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        function: Callable[[Session, Mapping[UUID, V]], Mapping[UUID, A]],
+    ) -> None:
+        self._executor = executor
+        self._function = function
+        self._waiting: deque[_Request[V, A]] = deque()
+        self._at_work: Sequence[_Request[V, A]] = ()
+        self._work: asyncio.Task[None] | None = None
+
+    def add(self, id: UUID, value: V) -> _Request[V, A]:
+        """Ask about a message in the next transaction."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        request = _Request(id, value, answer)
+        self._waiting.append(request)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._work_off())
+        return request
+
+    async def answer(self, request: _Request[V, A]) -> A:
+        """Wait for the answer. If that is cancelled, call `withdraw` or `drop`.
+
+        Raises:
+            Exception: what the database raised.
+        """
+        return await asyncio.shield(request.answer)
+
+    async def withdraw(self, request: _Request[V, A]) -> A | None:
+        """Ask no more; return the answer if the question was under way already."""
+        answer = request.answer
+        try:
+            if request in self._at_work:
+                await asyncio.wait({answer}, timeout=_LAST_WRITE)
+        finally:
+            await self.drop(request)
+        if answer.cancelled() or answer.exception() is not None:
+            return None
+        return answer.result()
+
+    async def drop(self, request: _Request[V, A]) -> None:
+        """Ask no more, and don't wait for an answer."""
+        answer = request.answer
+        if answer.done():
+            if not answer.cancelled():
+                answer.exception()  # retrieved: nobody else will
+            return
+        answer.cancel()
+        work = self._work
+        asked = (*self._at_work, *self._waiting)
+        if work is not None and all(other.answer.done() for other in asked):
+            self._work, self._at_work = None, ()
+            work.cancel()
+            await asyncio.wait({work})
+
+    async def _work_off(self) -> None:
+        while self._waiting:
+            self._at_work = self._next()
+            await self._ask(self._at_work)
+            self._at_work = ()
+
+    def _next(self) -> list[_Request[V, A]]:
+        chosen: dict[UUID, _Request[V, A]] = {}
+        later: list[_Request[V, A]] = []
+        while self._waiting and len(chosen) < _MAX_GROUP:
+            request = self._waiting.popleft()
+            if request.answer.done():
+                continue
+            # One statement can't write a row twice.
+            if chosen.setdefault(request.id, request) is not request:
+                later.append(request)
+        self._waiting.extendleft(reversed(later))
+        return list(chosen.values())
+
+    async def _ask(self, requests: Sequence[_Request[V, A]]) -> None:
+        if not requests:
+            return
+        values = {request.id: request.value for request in requests}
+        try:
+            answers = await self._executor.transact(partial(self._transact, values))
+        except DBAPIError as error:
+            if len(requests) > 1 and refusal(error, requests[0].id) is not None:
+                # One of them has no partition for its day.
+                half = len(requests) // 2
+                await self._ask(requests[:half])
+                await self._ask(requests[half:])
+                return
+            self._fail(requests, error)
+        except Exception as error:  # noqa: BLE001 (raised by `answer`)
+            self._fail(requests, error)
+        else:
+            for request in requests:
+                if not request.answer.done():
+                    request.answer.set_result(answers[request.id])
+
+    def _transact(self, values: Mapping[UUID, V], session: Session) -> Mapping[UUID, A]:
+        limit_idle_now(session)
+        return self._function(session, values)
+
+    def _fail(self, requests: Sequence[_Request[V, A]], error: Exception) -> None:
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(error)
+
+
+def _rows(ids: Collection[UUID]) -> dict[str, str]:
+    # In the same order in every process, so that two statements never deadlock.
+    ordered = sorted(ids)
+    return {
+        "ids": plain_array(ordered),
+        "moments": moment_array(moment_of(id) for id in ordered),
+    }
+
+
+def _span(ids: Collection[UUID]) -> dict[str, Any]:
+    ordered = sorted(ids)
+    return {
+        "ids": plain_array(ordered),
+        "first": moment_of(ordered[0]),
+        "last": moment_of(ordered[-1]),
+    }
+
+
+def _run(session: Session, name: str, consumer: str, values: dict[str, Any]) -> None:
+    session.execute(_statement(name), {**values, "consumer": consumer})
+
+
+def _read(
+    session: Session, name: str, consumer: str, values: dict[str, Any]
+) -> dict[UUID, int]:
+    # Each driver has its own idea of a UUID.
+    statement = _statement(name).columns(message_id=Uuid(), starts=Integer())
+    rows = session.execute(statement, {**values, "consumer": consumer})
+    return {row.message_id: row.starts for row in rows}
 
 
 @cache

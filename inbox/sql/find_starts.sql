@@ -1,9 +1,9 @@
--- Does:  Find how often a suspect was started.
--- Takes: id, at, consumer
--- Gives: starts; no row if the message is unknown
--- Index: suspect_pkey of one partition
-SELECT starts
+-- Does:  Find how often these suspects were started.
+-- Takes: ids (array as text), first and last of their moments, consumer
+-- Gives: message_id, starts; no row for a message that is unknown
+-- Index: suspect_pkey of each partition between first and last
+SELECT message_id, starts
   FROM inbox.suspect
- WHERE message_id = CAST(:id AS uuid)
-   AND message_at = CAST(:at AS timestamptz)
+ WHERE message_id = ANY (CAST(CAST(:ids AS text) AS uuid[]))
+   AND message_at BETWEEN CAST(:first AS timestamptz) AND CAST(:last AS timestamptz)
    AND consumer = CAST(:consumer AS text)

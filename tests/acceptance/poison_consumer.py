@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from datetime import timedelta
 
 from sqlalchemy import text
@@ -27,17 +28,37 @@ HOLD = timedelta(seconds=2)
 
 async def note(session: AsyncSession, message: Message) -> None:
     """Note the number of a message, or die."""
-    if message.payload == POISON:
+    await note_many(session, [message])
+
+
+async def note_many(session: AsyncSession, messages: Sequence[Message]) -> None:
+    """Note the numbers of messages, or die."""
+    if any(message.payload == POISON for message in messages):
         os.kill(os.getpid(), signal.SIGKILL)
     await session.execute(
-        text("INSERT INTO noted VALUES (:number)"), {"number": int(message.payload)}
+        text("INSERT INTO noted VALUES (:number)"),
+        [{"number": int(message.payload)} for message in messages],
     )
 
 
 def consumer() -> Consumer:
-    """Make the consumer."""
+    """Make a consumer that handles one message after the other."""
+    made = make()
+    made.handles(TOPIC)(note)
+    return made
+
+
+def consumer_of_batches() -> Consumer:
+    """Make a consumer that handles many messages at once."""
+    made = make()
+    made.handles(TOPIC, batch=20)(note_many)
+    return made
+
+
+def make() -> Consumer:
+    """Make a consumer without a handler."""
     url = os.environ["PILLARBOX_DATABASE_URL"]
-    made = Consumer(
+    return Consumer(
         source_of(os.environ["PILLARBOX_BROKER_URL"]),
         async_sessionmaker(create_async_engine(sqlalchemy_url(url))),
         name=NAME,
@@ -45,8 +66,6 @@ def consumer() -> Consumer:
             max_attempts=MAX_ATTEMPTS, first_delay=timedelta(milliseconds=50)
         ),
     )
-    made.handles(TOPIC)(note)
-    return made
 
 
 def source_of(url: str) -> Source | str:

@@ -29,7 +29,7 @@ from tests.fixtures.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
-_CONSUMER = "tests.acceptance.poison_consumer:consumer"
+_CONSUMERS = "tests.acceptance.poison_consumer"
 
 
 class Supervisor:
@@ -40,8 +40,11 @@ class Supervisor:
             with the one before was too slow for its start.
     """
 
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, environment: dict[str, str], consumer: str = "consumer"
+    ) -> None:
         self.deaths = 0
+        self._consumer = f"{_CONSUMERS}:{consumer}"
         self._starts = 0
         self._log = directory / "consumer.log"
         self._environment = environment
@@ -55,7 +58,9 @@ class Supervisor:
             self._starts += 1
             assert self._starts <= 20, "it ends again and again"
             self._process = RunningProcess(
-                command_line("pillarbox", "--log-level=debug", "consume", _CONSUMER),
+                command_line(
+                    "pillarbox", "--log-level=debug", "consume", self._consumer
+                ),
                 self._log,
                 self._environment,
             )
@@ -131,6 +136,30 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     return made
 
 
+def environment(database_url: str, broker_url: str) -> dict[str, str]:
+    return {
+        "PILLARBOX_DATABASE_URL": database_url,
+        "PILLARBOX_BROKER_URL": broker_url,
+    }
+
+
+def supervise(supervisor: Supervisor, inspection: Inspection, count: int) -> None:
+    """Keep the consumer running until each of `count` messages has its outcome."""
+
+    def is_all_settled() -> bool:
+        supervisor.look_after()
+        query = """
+            SELECT (SELECT count(*) FROM noted)
+                 + (SELECT count(*) FROM inbox.dead_letter)
+        """
+        return inspection.rows(query) >= [(count,)]
+
+    try:
+        wait_for("all is settled", is_all_settled, seconds=300)
+    finally:
+        supervisor.end()
+
+
 async def test_a_message_that_kills_its_process_is_given_up(
     database_url: str,
     broker: Broker,
@@ -152,23 +181,8 @@ async def test_a_message_that_kills_its_process_is_given_up(
     )
     async with broker.publisher as publisher:
         await publisher.publish(messages)
-    supervisor = Supervisor(
-        tmp_path,
-        {"PILLARBOX_DATABASE_URL": database_url, "PILLARBOX_BROKER_URL": broker.url},
-    )
-
-    def is_all_settled() -> bool:
-        supervisor.look_after()
-        query = """
-            SELECT (SELECT count(*) FROM noted)
-                 + (SELECT count(*) FROM inbox.dead_letter)
-        """
-        return inspection.rows(query) >= [(count,)]
-
-    try:
-        wait_for("all is settled", is_all_settled, seconds=300)
-    finally:
-        supervisor.end()
+    supervisor = Supervisor(tmp_path, environment(database_url, broker.url))
+    supervise(supervisor, inspection, count)
     assert supervisor.deaths == MAX_ATTEMPTS + broker.uncounted
     letters = inspection.rows(
         "SELECT payload, attempts, error_reason, status FROM inbox.dead_letter"
@@ -177,3 +191,29 @@ async def test_a_message_that_kills_its_process_is_given_up(
     assert letters == [(POISON, MAX_ATTEMPTS, reason, "PENDING")]
     noted = [number for (number,) in inspection.rows("SELECT number FROM noted")]
     assert sorted(noted) == [n for n in range(count) if n != poison]
+
+
+async def test_messages_that_kill_their_process_are_picked_out_of_their_batches(
+    database_url: str, inspection: Inspection, tmp_path: Path
+) -> None:
+    count, poisons = 200, (40, 41)
+    messages = [
+        Message(TOPIC, POISON if n in poisons else b"%d" % n, key=f"key {n}")
+        for n in range(count)
+    ]
+    inspection.run(
+        "CREATE TABLE noted (number int);"
+        f"INSERT INTO inbox.subscription VALUES ('{NAME}', '{TOPIC}')"
+    )
+    async with PostgresPublisher.from_url(database_url) as publisher:
+        await publisher.publish(messages)
+    supervisor = Supervisor(
+        tmp_path, environment(database_url, database_url), "consumer_of_batches"
+    )
+    supervise(supervisor, inspection, count)
+    # Each death uses up a start of one of them, or of both while they share a batch.
+    assert supervisor.deaths <= len(poisons) * MAX_ATTEMPTS
+    letters = inspection.rows("SELECT payload, attempts, status FROM inbox.dead_letter")
+    assert letters == [(POISON, MAX_ATTEMPTS, "PENDING")] * len(poisons)
+    noted = [number for (number,) in inspection.rows("SELECT number FROM noted")]
+    assert sorted(noted) == [n for n in range(count) if n not in poisons]

@@ -1,25 +1,25 @@
-"""What is asked about one message touches the one partition of its day."""
+"""What is asked about suspects touches the partitions of their days and no others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from inbox.jobs.store import JobKey
 from inbox.poison.store import (
-    count_start,
-    find_starts,
+    count_starts,
     forget_starts,
     keep_starts,
-    take_back_start,
+    take_back_starts,
 )
 from inbox.receipt import has_receipt
 from outbox.message_id import uuid7
-from tests.fixtures.consumers import sessions_of
+from tests.fixtures.consumers import id_of, sessions_of
 
-Ask: TypeAlias = Callable[[Session, JobKey], Any]
+Ask: TypeAlias = Callable[[Session, Sequence[UUID], str], Any]
 
 # What a statement reads or writes it has locked, until its transaction ends.
 TOUCHED = text(
@@ -28,20 +28,25 @@ TOUCHED = text(
 )
 
 
-def look_for_receipt(session: Session, key: JobKey) -> None:
-    has_receipt(key.id, key.consumer, session)
+def look_for_receipt(session: Session, ids: Sequence[UUID], consumer: str) -> None:
+    has_receipt(ids[0], consumer, session)
 
 
-def count_unless_open(session: Session, key: JobKey) -> None:
-    count_start(session, key, unless_open=True)
+def count_unless_open(session: Session, ids: Sequence[UUID], consumer: str) -> None:
+    count_starts(session, ids, consumer, unless_open=True)
 
 
-def count_again(session: Session, key: JobKey) -> None:
-    count_start(session, key, unless_open=False)
+def count_and_find(session: Session, ids: Sequence[UUID], consumer: str) -> None:
+    count_starts(session, ids, consumer, unless_open=True)
+    count_starts(session, ids, consumer, unless_open=True)
 
 
-def keep_two(session: Session, key: JobKey) -> None:
-    keep_starts(session, key, 2)
+def count_again(session: Session, ids: Sequence[UUID], consumer: str) -> None:
+    count_starts(session, ids, consumer, unless_open=False)
+
+
+def keep_two(session: Session, ids: Sequence[UUID], consumer: str) -> None:
+    keep_starts(session, dict.fromkeys(ids, 2), consumer)
 
 
 @pytest.fixture
@@ -50,19 +55,30 @@ def session(database_url: str) -> Iterator[Session]:
         yield opened
 
 
-@pytest.mark.parametrize(
+asks = pytest.mark.parametrize(
     "ask",
     [
         look_for_receipt,
-        find_starts,
         count_unless_open,
+        count_and_find,
         count_again,
         keep_two,
-        take_back_start,
+        take_back_starts,
         forget_starts,
     ],
     ids=lambda ask: ask.__name__,
 )
+
+
+@asks
 def test_one_partition_is_touched(session: Session, ask: Ask) -> None:
-    ask(session, JobKey(uuid7(), "billing"))
+    ask(session, [uuid7()], "billing")
     assert session.scalar(TOUCHED) == 1
+
+
+@asks
+def test_only_the_days_of_the_messages_are_touched(session: Session, ask: Ask) -> None:
+    yesterday = id_of(datetime.now(UTC) - timedelta(days=1))
+    ids = [uuid7(), yesterday, uuid7()]
+    ask(session, ids, "billing")
+    assert session.scalar(TOUCHED) == (1 if ask is look_for_receipt else 2)

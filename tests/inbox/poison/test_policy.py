@@ -1,13 +1,14 @@
 """Starts of suspects are counted; after one that never ended the next is alone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from typing_extensions import override
 
 from inbox import Consumer, RetryLater
@@ -217,6 +218,102 @@ async def test_only_the_first_that_start_after_a_takeover_are_counted(
     first, second, third, *_ = (message.id for message in messages)
     # The first is known already, so it doesn't use up the number.
     assert seen == [{first: 2}, {second: 1}, {third: 1}, {}, {}]
+
+
+@contextmanager
+def statements_on(
+    sessions: async_sessionmaker[AsyncSession], table: str
+) -> Iterator[list[str]]:
+    """The first words of all statements of these sessions that name the table."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if table in statement:
+            lines = (line for line in statement.splitlines() if line[:2] != "--")
+            seen.append(next(lines).split()[0])
+
+    engine = sessions.kw["bind"].sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+async def test_messages_that_start_together_are_counted_by_one_statement(
+    database_url: str,
+) -> None:
+    messages = numbered(10, keys=10)
+    together = asyncio.Barrier(10)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            Forgetful(*messages), sessions, name="billing", max_in_flight=10
+        )
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            await together.wait()
+
+        with statements_on(sessions, "inbox.suspect") as seen:
+            async with running(consumer) as events:
+                await events.wait_for(MessageHandled, 10)
+
+    assert seen.count("INSERT") == 1
+    assert starts(database_url) == {}
+
+
+async def test_after_a_takeover_messages_still_come_in_batches(
+    database_url: str,
+) -> None:
+    messages = numbered(200, keys=200)
+    source = Owned(*messages)
+    source.history = TakenOver(256)
+    batches: list[int] = []
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            source,
+            sessions,
+            name="billing",
+            max_in_flight=100,
+            retry=QUICK,
+        )
+
+        @consumer.handles("*", batch=50)
+        async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
+            batches.append(len(messages))
+
+        with statements_on(sessions, "inbox.suspect") as seen:
+            async with running(consumer) as events:
+                await events.wait_for(MessageHandled, len(messages))
+
+    # One by one they would take 200 of each, and a batch for each message or two.
+    assert len(batches) <= 20
+    assert seen.count("INSERT") <= 20
+    assert seen.count("DELETE") <= 20
+    assert starts(database_url) == {}
+
+
+async def test_one_that_is_too_old_keeps_no_other_from_being_counted(
+    database_url: str,
+) -> None:
+    messages = numbered(6, keys=6)
+    old = Message("orders", b"1", id=id_of(datetime.now(UTC) - timedelta(days=400)))
+    seen: list[dict[UUID, int]] = []
+    async with async_sessions_of(database_url) as sessions:
+        source = Forgetful(*messages[:3], old, *messages[3:])
+        consumer = Consumer(source, sessions, name="billing")
+
+        @consumer.handles("*")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            seen.append(await asyncio.to_thread(starts, database_url))
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+            await events.wait_for(MessageHandled, len(messages))
+
+    assert len(seen) == len(messages)
+    assert all(seen)
+    assert starts(database_url) == {}
 
 
 async def test_messages_that_wait_behind_their_key_hide_no_poison(

@@ -1,0 +1,140 @@
+"""Starts are counted for many messages at once, and each message gets its answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from uuid import UUID
+
+import psycopg
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from inbox.handlers.sessions import make_executor
+from inbox.poison.store import Count, SuspectStore
+from outbox import uuid7
+from outbox.postgres.connection import conninfo
+from tests.fixtures.consumers import DRIVERS, async_sessions_of, id_of, sessions_by
+from tests.fixtures.relay import execute
+from tests.fixtures.waiting import wait_for
+
+BLOCKED = """
+SELECT 1 FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+STARTS = "SELECT message_id, starts FROM inbox.suspect"
+
+
+@pytest.fixture
+async def store(database_url: str) -> AsyncIterator[SuspectStore]:
+    async with async_sessions_of(database_url) as sessions:
+        yield SuspectStore(make_executor(sessions, "billing", 4), "billing")
+
+
+def starts(url: str) -> dict[UUID, int]:
+    return dict(execute(url, STARTS))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_each_message_gets_its_own_answer(database_url: str, driver: str) -> None:
+    new, open_, failed, old = *(uuid7() for _ in range(3)), a_year_old()
+    async with sessions_by(database_url, driver) as sessions:
+        executor = make_executor(sessions, "billing", 4)
+        try:
+            store = SuspectStore(executor, "billing")
+            assert await store.count(open_, unless_open=True) == Count(1, True)
+            await store.keep(failed, 2)
+            answers = await asyncio.gather(
+                *(
+                    store.count(id, unless_open=True)
+                    for id in (old, new, open_, failed)
+                ),
+                return_exceptions=True,
+            )
+            assert isinstance(answers[0], DBAPIError)
+            assert answers[1:] == [Count(1, True), Count(1, False), Count(3, True)]
+            await asyncio.gather(
+                store.take_back(new), store.take_back(failed), store.forget(open_)
+            )
+        finally:
+            await executor.close()
+    assert starts(database_url) == {failed: 2}
+
+
+def a_year_old() -> UUID:
+    return id_of(datetime.now(UTC) - timedelta(days=400))
+
+
+@asynccontextmanager
+async def blocked(url: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """Hold the rows that are there; what it yields waits until somebody is blocked."""
+
+    async def somebody_is_blocked() -> None:
+        found = partial(execute, url, BLOCKED)
+        await asyncio.to_thread(wait_for, "a count is blocked", found)
+
+    async with await psycopg.AsyncConnection.connect(conninfo(url)) as holding:
+        await holding.execute("SELECT 1 FROM inbox.suspect FOR UPDATE")
+        yield somebody_is_blocked
+
+
+async def test_a_start_that_is_cancelled_while_it_is_counted_is_taken_back(
+    store: SuspectStore, database_url: str
+) -> None:
+    ids = known, cancelled, other = [uuid7() for _ in range(3)]
+    await store.keep(known, 1)
+    async with blocked(database_url) as a_count_is_blocked:
+        counts = [asyncio.create_task(store.count(id, unless_open=True)) for id in ids]
+        await a_count_is_blocked()
+        counts[ids.index(cancelled)].cancel()
+    answers = await asyncio.gather(*counts, return_exceptions=True)
+
+    assert answers[::2] == [Count(2, True), Count(1, True)]
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert starts(database_url) == {known: 2, other: 1}
+
+
+async def test_a_start_that_is_cancelled_while_it_waits_is_not_counted(
+    store: SuspectStore, database_url: str
+) -> None:
+    known, cancelled, other = (uuid7() for _ in range(3))
+    await store.keep(known, 1)
+    async with blocked(database_url) as a_count_is_blocked:
+        at_work = asyncio.create_task(store.count(known, unless_open=True))
+        await a_count_is_blocked()
+        waiting = [
+            asyncio.create_task(store.count(id, unless_open=True))
+            for id in (cancelled, other)
+        ]
+        await a_count_is_blocked()
+        waiting[0].cancel()
+    assert await at_work == Count(2, True)
+    assert await waiting[1] == Count(1, True)
+    assert waiting[0].cancelled()
+    assert starts(database_url) == {known: 2, other: 1}
+
+
+async def test_what_was_not_answered_in_time_keeps_nothing_later_from_its_answer(
+    store: SuspectStore, database_url: str
+) -> None:
+    known = uuid7()
+    await store.keep(known, 1)
+    async with blocked(database_url) as a_count_is_blocked:
+        # Its time limit ends while it waits for the lock.
+        forgetting = asyncio.create_task(store.forget(known))
+        await a_count_is_blocked()
+        await forgetting
+    await store.forget(known)
+    assert starts(database_url) == {}
+
+
+async def test_one_message_that_is_asked_about_twice_is_counted_twice(
+    store: SuspectStore, database_url: str
+) -> None:
+    id = uuid7()
+    counts = await asyncio.gather(
+        *(store.count(id, unless_open=False) for _ in range(3))
+    )
+
+    assert counts == [Count(1, True), Count(2, True), Count(3, True)]
