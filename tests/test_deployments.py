@@ -67,7 +67,7 @@ def commands() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_a_command_is_one_of_ours_with_options_that_it_has(
+def test_the_documented_commands_and_options_exist(
     command: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -92,7 +92,7 @@ def test_a_job_that_is_run_again_has_a_new_name(manifest: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("manifest", manifests())
-def test_a_pod_runs_without_rights_and_has_its_secrets_from_files(
+def test_a_pod_runs_unprivileged_with_secrets_from_files(
     manifest: dict[str, Any],
 ) -> None:
     pod = pod_of(manifest)
@@ -136,7 +136,7 @@ def case(limit: str, arguments: list[str], id: str | None) -> Any:
 
 
 @pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("relay")))
-def test_a_relay_has_the_memory_that_its_batches_may_take(
+def test_a_relays_memory_limit_covers_its_batches(
     mebibytes: int, arguments: list[str]
 ) -> None:
     given = dict(pairwise(arguments))
@@ -152,7 +152,7 @@ def test_a_relay_has_the_memory_that_its_batches_may_take(
 
 
 @pytest.mark.parametrize(("mebibytes", "arguments"), list(limited("consume")))
-def test_a_consumer_has_twice_the_memory_that_what_it_holds_may_take(
+def test_a_consumers_memory_limit_is_twice_what_its_buffers_may_take(
     mebibytes: int, arguments: list[str]
 ) -> None:
     del arguments  # handlers are worth as much, whatever they are
@@ -162,14 +162,14 @@ def test_a_consumer_has_twice_the_memory_that_what_it_holds_may_take(
 @pytest.mark.parametrize(
     ("mebibytes", "arguments"), list(limited("migrate", "maintain"))
 )
-def test_a_command_of_the_administrator_has_what_its_process_takes(
+def test_an_administrators_command_takes_the_options_of_its_process(
     mebibytes: int, arguments: list[str]
 ) -> None:
     del arguments  # whichever it is, it reads the catalog, and no messages
     assert mebibytes >= 128
 
 
-def test_no_password_stands_in_a_file_of_docker() -> None:
+def test_no_docker_file_contains_a_password() -> None:
     for file in DOCKER.rglob("*"):
         if file.is_file() and file.parent.name != "secrets":
             text = file.read_text()

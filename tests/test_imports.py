@@ -25,7 +25,7 @@ def writers_modules() -> set[str]:
     return set(contract["source_modules"])
 
 
-def test_import_outbox_loads_the_writers_modules_and_none_beside_them() -> None:
+def test_import_outbox_loads_the_writers_modules_and_no_others() -> None:
     ours = {name for name in loaded() if name.partition(".")[0] == "outbox"}
     assert ours == writers_modules() | {"outbox"}
 

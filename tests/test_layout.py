@@ -47,13 +47,13 @@ def folders() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("folder", sorted(folders()), ids=name_of)
-def test_a_folder_can_be_read_at_a_glance(folder: Path) -> None:
+def test_a_folder_has_at_most_20_modules(folder: Path) -> None:
     modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
     assert len(modules) <= MOST_MODULES
 
 
 @pytest.mark.parametrize("folder", sorted(folders()), ids=name_of)
-def test_a_package_says_what_it_is_for(folder: Path) -> None:
+def test_every_package_has_a_docstring(folder: Path) -> None:
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
@@ -67,7 +67,7 @@ def test_the_tests_of_a_package_have_its_rooms(package: str) -> None:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_all_about_a_broker_has_its_name(broker: str) -> None:
+def test_everything_about_a_broker_has_its_name(broker: str) -> None:
     rooms = ["outbox/brokers", "relay/publishers", "tests/brokers", "docs/brokers"]
     if broker not in WITHOUT_SOURCE:
         rooms.append("inbox/sources")
@@ -85,14 +85,14 @@ def test_each_adapter_belongs_to_a_broker_that_has_a_page() -> None:
         assert adapters <= set(BROKERS)
 
 
-def test_every_module_has_a_name_that_says_something() -> None:
+def test_every_module_has_a_meaningful_name() -> None:
     names = {path.with_suffix("") for path in files(".py")}
     names |= {path.parent for path in names}
     assert {str(path) for path in names if SAYS_NOTHING.fullmatch(path.name)} == set()
 
 
 @pytest.mark.parametrize("path", SQL_FILES, ids=name_of)
-def test_a_statement_is_named_once_by_a_module_that_loads_it(path: Path) -> None:
+def test_each_sql_file_is_loaded_by_one_module(path: Path) -> None:
     package = path.parts[-3]
     callers = []
     for module in files(".py"):
@@ -103,7 +103,7 @@ def test_a_statement_is_named_once_by_a_module_that_loads_it(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", SQL_FILES, ids=name_of)
-def test_a_statement_says_what_it_does_takes_gives_and_needs(path: Path) -> None:
+def test_each_sql_file_has_the_four_header_lines(path: Path) -> None:
     lines = path.read_text().splitlines()[: len(HEADER)]
     assert [line[: len(start)] for line, start in zip(lines, HEADER, strict=True)] == [
         *HEADER

@@ -109,7 +109,7 @@ def test_an_entry_point_leads_to_something(entry_point: EntryPoint) -> None:
             assert callable(found)
 
 
-def test_the_lock_file_names_no_place_to_download_from() -> None:
+def test_the_lock_file_names_no_download_location() -> None:
     assert "://" not in (ROOT / "requirements.lock").read_text()
 
 

@@ -92,7 +92,7 @@ def test_async():
 
 
 @pytest.mark.pillarbox_allow_unsent
-def test_allowed():
+def test_a_marked_test_may_leave_messages_unsent():
     test_closed()
 
 
@@ -102,7 +102,7 @@ def test_asked_for():
         assert added(session, "asked")
 
 
-def test_of_a_fixture(session):
+def test_messages_of_a_fixture_do_not_count(session):
     outbox.add(session, outbox.Message("fixture", b""))
 
 

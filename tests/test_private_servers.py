@@ -46,7 +46,7 @@ def one(url: str, query: str) -> object:
 
 
 @pytest.mark.fault
-def test_servers_end_with_an_owner_that_was_killed() -> None:
+def test_servers_stop_when_their_owner_is_killed() -> None:
     owner = subprocess.run(
         [sys.executable, "-c", OWNER], capture_output=True, text=True, check=False
     )
@@ -61,7 +61,7 @@ def test_servers_end_with_an_owner_that_was_killed() -> None:
 
 @pytest.mark.fault
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_what_was_committed_survives_a_restart(
+def test_committed_data_survives_a_restart(
     private_server: PostgresServer, mode: cluster.StopMode
 ) -> None:
     with psycopg.connect(private_server.url) as connection:
@@ -99,7 +99,7 @@ def test_a_database_is_a_copy_of_its_template(server: PostgresServer) -> None:
         server.drop_database('odd "name"/?')
 
 
-def test_a_database_is_dropped_under_those_who_use_it(server: PostgresServer) -> None:
+def test_a_database_is_dropped_despite_open_sessions(server: PostgresServer) -> None:
     server.create_database("in use")
     with psycopg.connect(server.database_url("in use")) as connection:
         server.drop_database("in use")
@@ -107,7 +107,7 @@ def test_a_database_is_dropped_under_those_who_use_it(server: PostgresServer) ->
             connection.execute("SELECT 1")
 
 
-def test_a_server_that_was_given_is_used_and_not_stopped(
+def test_a_given_server_is_used_and_not_stopped(
     server: PostgresServer,
 ) -> None:
     with postgres_server(server.url) as given:
@@ -133,7 +133,7 @@ def test_a_url_of_something_else_is_refused() -> None:
         pass
 
 
-def test_a_machine_without_servers_is_told_what_to_install(
+def test_without_servers_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cluster, "server_directories", lambda: iter(()))
@@ -156,7 +156,7 @@ def test_redis_comes_back_empty_under_the_same_url(private_redis: RedisServer) -
     private_redis.start()
 
 
-def test_nothing_is_left_when_the_block_is_over() -> None:
+def test_nothing_is_left_after_the_block() -> None:
     with redis_server() as redis:
         directory = redis.pid_file.parent
         pid = int(redis.pid_file.read_text())

@@ -45,7 +45,7 @@ class TestRedis(BrokerFaults):
         self.server.start()
 
     @pytest.mark.timeout(900)
-    def test_full_memory_is_not_the_messages_fault(self) -> None:
+    def test_full_memory_costs_no_attempt(self) -> None:
         relay = self.drain()
         with Redis.from_url(self.server.url) as client:
             client.config_set("maxmemory-policy", "noeviction")
@@ -93,7 +93,7 @@ class TestPostgres(BrokerFaults):
         self.server.start()
 
     @pytest.mark.timeout(900)
-    def test_a_broker_that_became_read_only_is_not_the_messages_fault(self) -> None:
+    def test_a_read_only_broker_costs_no_attempt(self) -> None:
         relay = self.drain()
         self.set_read_only("on")
         relay.wait_for_log("BrokerLost", times=3)
@@ -104,7 +104,7 @@ class TestPostgres(BrokerFaults):
         self.expect_all(relay)
 
     @pytest.mark.timeout(900)
-    def test_a_full_disk_is_not_the_messages_fault(self) -> None:
+    def test_a_full_disk_costs_no_attempt(self) -> None:
         relay = self.drain()
         execute(
             self.url,

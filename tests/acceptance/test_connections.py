@@ -16,7 +16,7 @@ PARTS: tuple[Part, ...] = ("lease", "doorbell", "sweep", "worker")
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_relay_that_loses_a_connection_comes_back_by_itself(
+def test_a_relay_reconnects_by_itself(
     part: Part,
     relays: Relays,
     slow_sink: Sink,
@@ -43,7 +43,7 @@ def test_a_relay_that_loses_a_connection_comes_back_by_itself(
     assert inspection.charged() == 0
 
 
-def test_a_lease_whose_connection_was_cut_is_lost_at_once_and_not_at_the_next_beat(
+def test_a_lease_is_lost_at_once_when_its_connection_is_cut(
     relays: Relays, sink: Sink, inspection: Inspection
 ) -> None:
     # A lease of ten minutes makes a heartbeat every minute.
@@ -54,7 +54,7 @@ def test_a_lease_whose_connection_was_cut_is_lost_at_once_and_not_at_the_next_be
     wait_for("it has lanes again", lambda: len(inspection.lanes()[relay.pid]) == 48)
 
 
-def test_another_takes_over_when_a_lease_was_cut(
+def test_another_process_takes_over_when_a_lease_is_cut(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(6_000)

@@ -23,7 +23,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 
 @pytest.mark.timeout(3600)
-def test_every_message_has_its_effect_once_though_consumers_are_killed(
+def test_every_message_takes_effect_once_although_consumers_are_killed(
     broker: Broker,
     relays: Relays,
     counters: Counters,

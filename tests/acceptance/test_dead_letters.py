@@ -112,7 +112,7 @@ def test_two_consumers_with_a_schedule_have_each_effect_once(
     assert sum(retried(consumer.log()) for consumer in started) == LETTERS
 
 
-def test_a_relay_tells_prometheus_of_its_dead_letters(
+def test_a_relay_exports_its_dead_letters_to_prometheus(
     database_url: str, relays: Relays, sink: Sink
 ) -> None:
     give_up(database_url, Message("t", b"1"), origin="publisher:sink")
@@ -123,7 +123,7 @@ def test_a_relay_tells_prometheus_of_its_dead_letters(
     assert f"dead_letter_age_seconds{{{origin}}}" in scrape(relay)
 
 
-async def test_a_consumer_tells_prometheus_of_what_it_handled_and_gave_up(
+async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus(
     site: Site,
 ) -> None:
     good, bad = Message("orders", b"good"), Message("orders", b"bad")

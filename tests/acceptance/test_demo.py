@@ -49,7 +49,7 @@ def counted(said: str, what: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def test_a_broker_that_is_not_known_is_told_with_the_ones_that_are() -> None:
+def test_the_error_for_an_unknown_broker_lists_the_known_ones() -> None:
     shown = demo("--broker", "pigeon")
 
     assert shown.returncode == 2
@@ -66,14 +66,14 @@ def test_a_broker_that_is_not_known_is_told_with_the_ones_that_are() -> None:
         ("https://shop.example/hook", "write --broker http"),
     ],
 )
-def test_a_broker_that_the_show_can_not_use_is_told_with_the_remedy(
+def test_the_error_for_a_broker_that_the_demo_cannot_use_has_a_remedy(
     broker: str, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said), chosen(broker, "postgresql://"):
         pass
 
 
-def test_consumers_listen_where_the_relay_publishes_with_options_of_their_own() -> None:
+def test_consumers_read_from_the_relays_broker_with_their_own_options() -> None:
     for url, expected in (
         ("redis://h", "redis://h?a=1"),
         ("n://h?b=2", "n://h?b=2&a=1"),
@@ -87,14 +87,14 @@ def test_consumers_listen_where_the_relay_publishes_with_options_of_their_own() 
     ("url", "repeats"),
     [("sns://eu-west-1/?fifo=true", False), ("nats://h", False), ("redis://h", True)],
 )
-def test_a_broker_that_keeps_a_repeated_message_once_is_known(
+def test_the_demo_knows_which_brokers_deliver_duplicates(
     url: str, repeats: bool
 ) -> None:
     with chosen(url, "postgresql://") as given:
         assert given.repeats is repeats
 
 
-def test_orders_of_an_earlier_show_are_left_alone(
+def test_orders_of_an_earlier_demo_are_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     earlier, ours = (Message(TOPIC, {}, tenant=tenant) for tenant in ("one", "two"))

@@ -35,7 +35,7 @@ LET_GO_TWICE = f"""
 
 
 @pytest.mark.timeout(1800)
-def test_every_message_is_handled_once_though_relays_and_consumers_are_killed(
+def test_every_message_is_handled_once_although_relays_and_consumers_are_killed(
     relays: Relays,
     counters: Counters,
     writer: Writer,
@@ -65,7 +65,7 @@ def test_every_message_is_handled_once_though_relays_and_consumers_are_killed(
     figures("deliveries that were duplicates", counters.duplicates())
 
 
-def test_messages_that_come_twice_at_once_are_handled_once(
+def test_concurrent_duplicates_are_handled_once(
     relays: Relays, counters: Counters, writer: Writer, inspection: Inspection
 ) -> None:
     relays.start(inspection.url)

@@ -49,7 +49,7 @@ def test_a_frozen_relay_loses_its_lanes_and_publishes_nothing_stale(
     assert slow_sink.numbers() == writer.numbers()
 
 
-def test_a_relay_that_thaws_while_another_publishes_its_lanes_overtakes_nothing(
+def test_a_thawed_relay_does_not_overtake_the_one_that_took_its_lanes(
     relays: Relays, slow_sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(8_000)

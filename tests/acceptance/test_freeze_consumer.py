@@ -47,7 +47,7 @@ def impatient(
             show(consumer)
 
 
-def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
+def test_after_a_takeover_the_frozen_process_commits_nothing(
     relays: Relays,
     counters: Counters,
     impatient: list[RunningProcess],

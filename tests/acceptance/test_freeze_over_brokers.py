@@ -36,7 +36,7 @@ def broker(kind: str) -> Iterator[Broker]:
         yield running
 
 
-def test_the_one_that_took_over_wins_and_the_frozen_one_commits_nothing(
+def test_after_a_takeover_the_frozen_process_commits_nothing(
     kind: str,
     broker: Broker,
     relays: Relays,

@@ -83,7 +83,7 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
 
 
 @pytest.mark.timeout(300)
-def test_who_comes_behind_large_rows_does_not_wait_until_they_are_moved(
+def test_messages_behind_oversized_rows_do_not_wait(
     broker: str,
     relays: Relays,
     inspection: Inspection,

@@ -128,7 +128,7 @@ def printed_by(first: RunningProcess, second: RunningProcess) -> list[tuple[int,
 
 
 @pytest.mark.parametrize("kind", ["printer", "polite"])
-async def test_a_deploy_gives_the_job_to_another_that_goes_on_where_it_was(
+async def test_after_a_deploy_another_process_resumes_the_job(
     printers: Printers, kind: str
 ) -> None:
     both = {printers.start(kind), printers.start(kind)}
@@ -146,7 +146,7 @@ async def test_a_deploy_gives_the_job_to_another_that_goes_on_where_it_was(
     assert printers.receipts() == 1
 
 
-async def test_what_a_killed_one_was_at_another_takes_up_after_the_lease(
+async def test_a_job_of_a_killed_process_is_taken_over_after_its_lease(
     printers: Printers,
 ) -> None:
     both = {printers.start(), printers.start()}
@@ -164,7 +164,7 @@ async def test_what_a_killed_one_was_at_another_takes_up_after_the_lease(
 
 
 @pytest.mark.parametrize("kind", ["printer", "stubborn"])
-async def test_who_was_frozen_for_longer_than_its_lease_prints_nothing_more(
+async def test_a_process_frozen_for_longer_than_its_lease_prints_nothing_more(
     printers: Printers, kind: str
 ) -> None:
     both = {printers.start(kind), printers.start(kind)}

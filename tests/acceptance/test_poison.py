@@ -160,7 +160,7 @@ def supervise(supervisor: Supervisor, inspection: Inspection, count: int) -> Non
         supervisor.end()
 
 
-async def test_a_message_that_kills_its_process_is_given_up(
+async def test_a_message_that_kills_its_process_is_dead_lettered(
     database_url: str,
     broker: Broker,
     inspection: Inspection,

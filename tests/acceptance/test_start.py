@@ -33,7 +33,7 @@ def test_an_unreachable_broker_is_named(relays: Relays) -> None:
     assert "secret" not in line
 
 
-def test_a_redis_that_is_away_is_named(relays: Relays) -> None:
+def test_an_unavailable_redis_is_named(relays: Relays) -> None:
     port = free_port()
     line = refusal(relays, f"redis://:secret@127.0.0.1:{port}/0")
     assert f"127.0.0.1:{port}" in line
@@ -47,7 +47,7 @@ def test_a_database_of_another_kind_is_refused(relays: Relays) -> None:
 
 
 @pytest.mark.parametrize("broker", ["carrier-pigeon://coop", "nonsense", ":"])
-def test_an_unknown_publisher_is_answered_with_the_known_ones(
+def test_the_error_for_an_unknown_publisher_lists_the_known_ones(
     broker: str, relays: Relays
 ) -> None:
     line = refusal(relays, broker)
@@ -57,24 +57,24 @@ def test_an_unknown_publisher_is_answered_with_the_known_ones(
     assert "sink" in line
 
 
-def test_a_database_without_the_outbox_is_told_to_migrate(
+def test_the_error_for_a_database_without_the_outbox_says_migrate(
     relays: Relays, empty_database_url: str
 ) -> None:
     line = refusal(relays, "memory://", database=empty_database_url)
     assert "run pillarbox migrate" in line
 
 
-def test_a_broker_without_the_inbox_is_told_to_migrate(
+def test_the_error_for_a_database_without_the_inbox_says_migrate(
     relays: Relays, empty_database_url: str
 ) -> None:
     assert "run pillarbox migrate" in refusal(relays, empty_database_url)
 
 
-def test_a_setting_that_makes_no_sense_is_refused(relays: Relays) -> None:
+def test_an_invalid_setting_is_refused(relays: Relays) -> None:
     assert "batch_size=0" in refusal(relays, "memory://", batch_size="0")
 
 
-def test_a_missing_url_is_answered_with_where_to_give_it(
+def test_the_error_for_a_missing_url_says_where_to_set_it(
     relays: Relays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PILLARBOX_BROKER_URL", raising=False)

@@ -51,19 +51,21 @@ LIBRARIES = {
     ],
     ids=ascii,
 )
-def test_a_url_that_is_none_is_one_line(broker: str, refused: Refused) -> None:
+def test_the_error_for_an_invalid_url_is_one_line(
+    broker: str, refused: Refused
+) -> None:
     assert " URL " in refused(broker)
 
 
 @pytest.mark.parametrize("scheme", AWAY)
-def test_a_broker_that_is_away_is_named(scheme: str, refused: Refused) -> None:
+def test_an_unavailable_broker_is_named(scheme: str, refused: Refused) -> None:
     port = free_port()
     line = refused(AWAY[scheme].format(password=PASSWORD, port=port))
     assert "can't be reached" in line or "can't reach" in line
     assert f"127.0.0.1:{port}" in line
 
 
-def test_a_receiver_that_is_away_is_named(database_url: str, tmp_path: Path) -> None:
+def test_an_unavailable_receiver_is_named(database_url: str, tmp_path: Path) -> None:
     port = free_port()
     broker = (
         f"http://someone:{PASSWORD}@127.0.0.1:{port}/hook"
@@ -84,7 +86,7 @@ def test_redis_refuses_a_wrong_password(
     assert private_redis.url.partition("://")[2] in line
 
 
-def test_redis_refuses_who_gives_none(
+def test_redis_refuses_a_missing_password(
     private_redis: RedisServer, refused: Refused
 ) -> None:
     with Redis.from_url(private_redis.url) as client:
@@ -154,7 +156,7 @@ def test_postgres_that_is_read_only_is_named(
     assert database_url.partition("@")[2] in line
 
 
-def test_aws_without_credentials_says_how_to_give_them(
+def test_the_error_for_missing_aws_credentials_says_how_to_set_them(
     shared_sqs: SqsServer, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -187,7 +189,7 @@ def hide(module: str, modules: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", LIBRARIES)
-def test_a_missing_library_is_answered_with_the_command_that_installs_it(
+def test_the_error_for_a_missing_library_says_how_to_install_it(
     extra: str, modules: Path, refused: Refused
 ) -> None:
     hide(LIBRARIES[extra], modules)
@@ -197,7 +199,7 @@ def test_a_missing_library_is_answered_with_the_command_that_installs_it(
     assert LIBRARIES[extra] in line
 
 
-def test_a_missing_library_for_web_hooks_is_answered_likewise(
+def test_the_error_for_a_missing_webhook_library_names_the_extra(
     database_url: str, modules: Path
 ) -> None:
     hide("aiohttp", modules)
@@ -210,7 +212,7 @@ def test_a_missing_library_for_web_hooks_is_answered_likewise(
 
 
 @pytest.mark.parametrize("broker", [f"pigeon://someone:{PASSWORD}@coop", "nonsense"])
-def test_a_scheme_that_nobody_has_is_answered_with_those_there_are(
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones(
     broker: str, refused: Refused
 ) -> None:
     line = refused(broker)

@@ -75,7 +75,7 @@ def test_a_second_signal_ends_a_relay_at_once(
     assert relay.wait() == -signal.SIGTERM
 
 
-def test_a_broker_that_does_not_answer_holds_up_the_end_for_the_drain_at_most(
+def test_a_silent_broker_delays_a_stop_by_the_drain_at_most(
     relays: Relays, sink: Sink, writer: Writer, inspection: Inspection
 ) -> None:
     writer.add(100)

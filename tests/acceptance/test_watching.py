@@ -139,7 +139,7 @@ def test_a_relay_is_ready_while_it_reaches_its_broker(
     watched.wait_until(200)
 
 
-async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
+async def test_a_consumer_reports_which_keys_are_blocked(site: Site) -> None:
     head = Message("orders", b"later", key="customer 7")
     await site.publish(head, Message("orders", b"1", key="customer 7"))
     await site.publish(Message("orders", b"2", key="customer 8"))
@@ -172,7 +172,7 @@ async def test_a_consumer_tells_which_keys_are_blocked(site: Site) -> None:
     assert 'blocked_key_age_seconds{consumer="billing"}' in scrape(process)
 
 
-async def test_keys_are_counted_and_not_named_unless_that_is_asked_for(
+async def test_keys_are_counted_and_named_only_on_request(
     site: Site,
 ) -> None:
     await site.publish(Message("orders", b"later", key="customer 7"))

@@ -39,7 +39,7 @@ def reached(counters: Counters, enough: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_each_message_has_its_effect_once_though_both_sides_are_killed(
+def test_each_message_takes_effect_once_although_both_sides_are_killed(
     hook: Hook,
     counters: Counters,
     relays: Relays,

@@ -85,7 +85,7 @@ def test_two_variants_with_one_label_are_refused() -> None:
         alternate(twins, runs=1)
 
 
-def test_an_unknown_label_names_those_that_were_measured() -> None:
+def test_the_error_for_an_unknown_label_lists_the_measured_ones() -> None:
     result = measure(
         Variant(label="ours", run=figures(1, 1)),
         Variant(label="theirs", run=figures(1)),
@@ -96,7 +96,7 @@ def test_an_unknown_label_names_those_that_were_measured() -> None:
         result.ratio("nobody")
 
 
-def test_the_edge_of_a_target_meets_it() -> None:
+def test_a_figure_equal_to_its_target_meets_it() -> None:
     assert at_least(2.5).met_by(2.5)
     assert not at_least(2.5).met_by(2.49)
     assert at_most(30).met_by(30)

@@ -226,7 +226,7 @@ def call(request: pytest.FixtureRequest) -> Call:
     ],
     indirect=True,
 )
-def test_a_call_cancelled_at_any_turn_leaves_nothing_behind(call: Call) -> None:
+def test_a_call_cancelled_at_any_point_leaves_nothing_behind(call: Call) -> None:
     _call_and_cancel(call, turn=None)  # what a library keeps for the process is made
     for turn in itertools.count(1):
         sockets = _open_sockets()

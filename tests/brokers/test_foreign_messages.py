@@ -27,7 +27,9 @@ from tests.fixtures.relay import execute
 from tests.fixtures.sqs import Aws, fresh
 
 
-async def test_redis_without_a_payload(database_url: str, redis_url: str) -> None:
+async def test_a_foreign_redis_entry_without_a_payload_is_dead_lettered(
+    database_url: str, redis_url: str
+) -> None:
     source = RedisSource(redis_url, consumer="billing", topics=["orders"])
 
     async def put() -> None:
@@ -45,7 +47,9 @@ async def test_redis_without_a_payload(database_url: str, redis_url: str) -> Non
     assert {fields[b"\xfd"] for fields in found} == {b"text"}
 
 
-async def test_redis_with_a_payload(database_url: str, redis_url: str) -> None:
+async def test_a_foreign_redis_entry_with_a_payload_is_dead_lettered(
+    database_url: str, redis_url: str
+) -> None:
     source = RedisSource(redis_url, consumer="billing", topics=["orders"])
 
     async def put() -> None:

@@ -21,7 +21,7 @@ POLL = timedelta(milliseconds=200)
 ENOUGH = 10
 
 
-def test_a_jittered_wait_is_half_of_it_to_all_of_it() -> None:
+def test_a_jittered_wait_is_between_half_and_all_of_it() -> None:
     waits = [jittered(8.0) for _ in range(1000)]
     assert len(set(waits)) > 990
     assert 4.0 <= min(waits) < 4.5

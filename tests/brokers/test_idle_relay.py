@@ -56,7 +56,7 @@ def waits_for(relay: Running) -> list[str]:
     return health.waits_for
 
 
-async def test_an_idle_relay_is_not_ready_while_its_broker_is_dead(
+async def test_an_idle_relay_is_not_ready_while_its_broker_is_down(
     database_url: str, broker: Any
 ) -> None:
     await make_ready(broker.url)
@@ -74,7 +74,7 @@ async def test_an_idle_relay_is_not_ready_while_its_broker_is_dead(
         assert waits_for(relay) == []
 
 
-async def test_an_idle_relay_is_not_ready_while_its_database_broker_is_away(
+async def test_an_idle_relay_is_not_ready_while_its_database_broker_is_down(
     database_url: str, proxy: MakeProxy
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
@@ -104,7 +104,7 @@ async def test_a_publisher_without_a_check_works_as_before(database_url: str) ->
         assert relay.events.of(BrokerLost) == []
 
 
-async def test_whatever_a_check_raises_the_relay_lives(database_url: str) -> None:
+async def test_the_relay_survives_any_error_of_a_check(database_url: str) -> None:
     class Broken(ScriptedPublisher):
         async def check(self) -> None:
             raise ValueError("no such thing")

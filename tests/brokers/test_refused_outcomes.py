@@ -67,7 +67,7 @@ def without_acks(*, denied: bool) -> dict[str, Any]:
     return {"authorization": {"users": users, "timeout": 60}}
 
 
-async def test_a_nats_user_who_may_not_ack_is_told_and_fetches_no_more(
+async def test_a_nats_user_without_ack_permission_is_reported_and_fetches_no_more(
     database_url: str,
 ) -> None:
     with nats_server(without_acks(denied=True)) as server:
@@ -103,7 +103,7 @@ async def test_a_nats_user_who_may_not_ack_is_told_and_fetches_no_more(
         assert (durable["num_pending"], durable["num_ack_pending"]) == (0, 0)
 
 
-async def test_a_redis_user_who_may_ack_no_longer_is_told_and_fetches_no_more(
+async def test_a_redis_user_who_may_no_longer_ack_is_reported_and_fetches_no_more(
     database_url: str, private_redis: RedisServer
 ) -> None:
     url = private_redis.url

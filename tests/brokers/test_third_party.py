@@ -46,7 +46,7 @@ def run(installed: Path, directory: Path, *command: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_the_sample_passes_both_suites_with_pytest_and_no_plug_in(
+def test_the_sample_passes_both_suites_with_plain_pytest(
     installed: Path, tmp_path: Path
 ) -> None:
     shutil.copy(SAMPLE / "test_acme_broker.py", tmp_path)

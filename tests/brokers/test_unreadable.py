@@ -20,7 +20,7 @@ from tests.fixtures.rabbitmq import put_bytes as put_routed
 from tests.fixtures.sqs import Aws, fresh
 
 
-async def test_nats_with_a_subject_that_is_no_text(
+async def test_a_nats_subject_that_is_not_text_is_dead_lettered(
     database_url: str, shared_nats: NatsServer, nats_topics: str
 ) -> None:
     source = NatsSource(
@@ -37,7 +37,7 @@ async def test_nats_with_a_subject_that_is_no_text(
     assert {bytes_of(letter.topic) for letter in kept} == set(subjects)
 
 
-async def test_nats_with_a_status_that_is_none(
+async def test_an_invalid_nats_status_is_dead_lettered(
     database_url: str, shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.orders"
@@ -53,7 +53,7 @@ async def test_nats_with_a_status_that_is_none(
     assert {bytes_of(letter.headers[""]) for letter in kept} == set(blocks)
 
 
-async def test_rabbitmq_with_a_routing_key_that_is_no_text(
+async def test_a_rabbitmq_routing_key_that_is_not_text_is_dead_lettered(
     database_url: str, rabbitmq_url: str
 ) -> None:
     source = RabbitMQSource(
@@ -88,7 +88,7 @@ def nested(depth: int) -> bytes:
         pytest.param(b"\x01tT" + struct.pack(">Q", 1_700_000_000_000), id="time in ms"),
     ],
 )
-async def test_rabbitmq_with_headers_that_its_client_cannot_read(
+async def test_rabbitmq_headers_that_the_client_cannot_read_are_dead_lettered(
     database_url: str, rabbitmq_url: str, table: bytes
 ) -> None:
     source = RabbitMQSource(
@@ -109,7 +109,7 @@ async def test_rabbitmq_with_headers_that_its_client_cannot_read(
         assert bytes_of(letter.headers[""]) == foreign.bytes
 
 
-async def test_sqs_with_bodies_of_others(
+async def test_foreign_sqs_bodies_are_dead_lettered(
     database_url: str, shared_sqs: SqsServer, aws: Aws
 ) -> None:
     topic = fresh()
@@ -139,7 +139,7 @@ async def test_sqs_with_bodies_of_others(
     assert {letter.payload.decode() for letter in kept} == set(bodies)
 
 
-async def test_sqs_with_attributes_of_others(
+async def test_foreign_sqs_attributes_are_dead_lettered(
     database_url: str, shared_sqs: SqsServer, aws: Aws
 ) -> None:
     topic = fresh()

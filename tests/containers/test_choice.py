@@ -23,7 +23,7 @@ with private_container({}) as container:
 """
 
 
-def test_an_engine_with_the_image_is_used_and_a_url_goes_before_it() -> None:
+def test_docker_with_the_image_is_used_unless_a_url_is_given() -> None:
     with postgres_server(durable=False) as server:
         assert isinstance(server._instance, Container)
         assert "pg_cron" in shown(server, "shared_preload_libraries")
@@ -41,7 +41,7 @@ def test_without_an_image_it_is_a_cluster_of_this_machine(
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_what_was_committed_survives_a_restart_of_the_container(
+def test_committed_data_survives_a_restart_of_the_container(
     mode: postgres.StopMode,
 ) -> None:
     with postgres_server(docker=True, settings={"work_mem": "7MB"}) as server:
@@ -53,7 +53,7 @@ def test_what_was_committed_survives_a_restart_of_the_container(
         assert shown(server, "work_mem") == "7MB"
 
 
-def test_a_container_ends_with_an_owner_that_was_killed() -> None:
+def test_a_container_is_removed_when_its_owner_is_killed() -> None:
     owner = subprocess.run(
         [sys.executable, "-c", OWNER], capture_output=True, text=True, check=False
     )

@@ -52,7 +52,7 @@ def inspect(project: Project, service: str) -> object:
     return json.loads(docker("container", "inspect", project.container(service)))
 
 
-def test_a_day_that_is_missing_is_found_and_made(shop: Project) -> None:
+def test_a_missing_partition_is_found_and_made(shop: Project) -> None:
     days = (
         "SELECT inhrelid::regclass FROM pg_inherits"
         " WHERE inhparent = 'outbox.message'::regclass ORDER BY inhrelid"
@@ -79,7 +79,7 @@ def test_pg_cron_has_the_upkeep_in_this_database(shop: Project) -> None:
     assert shop.psql(launcher) == "1"
 
 
-def test_a_process_that_stands_still_has_no_heartbeat_until_it_goes_on(
+def test_a_stopped_process_has_no_heartbeat_until_it_continues(
     shop: Project,
 ) -> None:
     relay = shop.container("relay")
@@ -96,7 +96,7 @@ def test_a_process_that_stands_still_has_no_heartbeat_until_it_goes_on(
 
 
 @pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq", "sns"])
-def test_with_another_broker_all_is_the_same_and_a_stop_drains(broker: str) -> None:
+def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     run(str(DOCKER / "local-images"), services[broker]["image"])
     variables = str(DOCKER / f"brokers/{broker}.env")

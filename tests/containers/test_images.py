@@ -12,7 +12,9 @@ MOUNT = re.compile(r"--mount=type=secret,\S+|/run/secrets/ca-bundle")
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_tells_no_secret_and_no_index_of_its_build(image: str) -> None:
+def test_an_image_contains_no_secret_and_no_package_index_of_its_build(
+    image: str,
+) -> None:
     history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     config = inspected("image", image)["Config"]
     # A secret's name and place are no secret.
@@ -22,7 +24,7 @@ def test_an_image_tells_no_secret_and_no_index_of_its_build(image: str) -> None:
     assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", look) == ""
 
 
-def test_the_commands_run_as_a_user_without_rights() -> None:
+def test_the_commands_run_as_an_unprivileged_user() -> None:
     assert docker("run", "--rm", "pillarbox", "id", "-u") == "10001"
     assert inspected("image", "pillarbox")["Config"]["User"] == "10001:10001"
     held = docker("run", "--rm", "pillarbox", "grep", "CapEff", "/proc/self/status")
@@ -40,7 +42,7 @@ def test_each_command_starts_and_every_broker_is_installed() -> None:
     assert "Usage: pillarbox" in said
 
 
-def test_what_serves_the_build_and_the_tests_is_not_installed() -> None:
+def test_build_and_test_files_are_not_installed() -> None:
     names = (
         "from importlib.metadata import distributions\n"
         "print(*(d.metadata['Name'].lower() for d in distributions("

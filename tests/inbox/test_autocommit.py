@@ -68,7 +68,7 @@ def url(database_url: str) -> str:
 
 
 @pytest.mark.parametrize(("driver", "setting"), CASES)
-async def test_a_consumer_refuses_it_at_its_start(
+async def test_a_consumer_refuses_it_at_start(
     driver: str, setting: str, url: str
 ) -> None:
     async with sessions_for(url, driver, setting) as sessions:
@@ -114,7 +114,7 @@ async def test_the_guard_refuses_it_before_the_handler_is_called(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_web_hook_refuses_it_at_its_start(driver: str, url: str) -> None:
+async def test_a_webhook_refuses_it_at_start(driver: str, url: str) -> None:
     said: list[MutableMapping[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def test_a_web_hook_refuses_it_at_its_start(driver: str, url: str) -> None
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_mounted_web_hook_handles_nothing_in_it(driver: str, url: str) -> None:
+async def test_a_mounted_webhook_handles_nothing_in_it(driver: str, url: str) -> None:
     async with sessions_for(url, driver, "option") as sessions:
         app = webhook_app(
             handler_of(driver), sessions, name="billing", secrets=[SECRET]
@@ -144,7 +144,7 @@ async def test_a_mounted_web_hook_handles_nothing_in_it(driver: str, url: str) -
     assert (effects(url), receipts(url)) == ([], 0)
 
 
-def test_a_receipt_is_refused_in_it_and_the_session_can_go_on_without(
+def test_a_refused_receipt_leaves_the_session_usable(
     url: str,
 ) -> None:
     engine = create_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT")

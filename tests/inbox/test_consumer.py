@@ -102,7 +102,7 @@ def test_sync_handlers_run_in_threads_with_a_session(url: str) -> None:
     assert effects(url) == ["0", "1"]
 
 
-async def test_messages_of_a_key_are_handled_in_order_and_keys_side_by_side(
+async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     seen: dict[str | None, list[int]] = defaultdict(list)
@@ -128,7 +128,7 @@ async def test_messages_of_a_key_are_handled_in_order_and_keys_side_by_side(
     assert {key: sorted(numbers) for key, numbers in seen.items()} == seen
 
 
-async def test_a_key_that_waits_for_its_retry_holds_up_no_other(
+async def test_a_key_that_waits_for_a_retry_delays_no_other(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     bad = [Message("orders", b"bad", key="bad") for _ in range(10)]
@@ -152,7 +152,7 @@ async def test_a_key_that_waits_for_its_retry_holds_up_no_other(
     assert len(events.of(HandlerFailed)) == 1
 
 
-async def test_what_raises_leaves_nothing_and_ends_in_the_dead_letters(
+async def test_a_handler_that_raises_leaves_nothing_but_a_dead_letter(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     bad = Message("orders", b"\xff\x00", key="k", headers={"a": "b"})
@@ -200,7 +200,7 @@ async def test_what_raises_leaves_nothing_and_ends_in_the_dead_letters(
     ],
     ids=["no handler", "too old", "too new", "no uuid7", "DeadLetter"],
 )
-async def test_what_can_never_be_handled_is_given_up_at_once(
+async def test_a_message_that_can_never_be_handled_is_dead_lettered_at_once(
     url: str,
     sessions: async_sessionmaker[AsyncSession],
     message: Message,
@@ -220,7 +220,7 @@ async def test_what_can_never_be_handled_is_given_up_at_once(
     assert source.acked == [message]
 
 
-async def test_retry_later_is_no_failure(
+async def test_retry_later_is_not_a_failure(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     calls: list[bytes] = []
@@ -276,7 +276,7 @@ async def test_a_lost_connection_counts_no_attempt(
     assert effects(url) == ["0"]
 
 
-async def test_a_database_without_the_inbox_is_refused_at_the_start(
+async def test_a_database_without_the_inbox_is_refused_at_start(
     empty_database_url: str,
 ) -> None:
     async with async_sessions_of(empty_database_url) as sessions:
@@ -287,7 +287,7 @@ async def test_a_database_without_the_inbox_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_database_that_is_away_is_told_at_the_start(driver: str) -> None:
+async def test_an_unavailable_database_is_reported_at_start(driver: str) -> None:
     url = "postgresql://nobody@127.0.0.1:1/nothing"
     async with async_sessions_of(url, driver) as sessions:
         consumer = Consumer(MemorySource(), sessions, name="billing")
@@ -299,7 +299,7 @@ async def test_a_database_that_is_away_is_told_at_the_start(driver: str) -> None
 @pytest.mark.parametrize(
     "terms", [{}, {"batch": 2}, {"lease": timedelta(seconds=5)}], ids=str
 )
-async def test_a_plain_function_that_returns_a_coroutine_has_done_nothing(
+async def test_a_plain_function_that_returns_a_coroutine_has_failed(
     terms: dict[str, Any], database_url: str
 ) -> None:
     async def handle_later() -> None: ...

@@ -46,7 +46,7 @@ def test_a_coroutine_function_needs_an_async_sessionmaker(handler: Any) -> None:
         consumer(SYNC).handles("orders")(handler)
 
 
-def test_a_duplicate_that_is_an_error_is_not_for_a_consumer() -> None:
+def test_a_consumer_refuses_a_handler_that_raises_on_duplicates() -> None:
     handler = idempotent(consumer="c", on_duplicate="raise")(coroutine)
     with pytest.raises(ConfigError, match=r'coroutine: on_duplicate="raise"'):
         consumer().handles("orders")(handler)
@@ -59,12 +59,12 @@ def test_two_receipts_for_one_message_are_refused(kind: dict[str, Any]) -> None:
         consumer().handles("orders", **kind)(handler)
 
 
-def test_something_else_than_a_session_factory_is_refused() -> None:
+def test_anything_but_a_session_factory_is_refused() -> None:
     with pytest.raises(ConfigError, match="isn't a session factory"):
         consumer("postgresql://")
 
 
-def test_registering_gives_the_handler_back() -> None:
+def test_registering_returns_the_handler() -> None:
     assert consumer().handles("orders")(coroutine) is coroutine
 
 
@@ -83,7 +83,7 @@ def test_registering_gives_the_handler_back() -> None:
         {"queues": {}},
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         consumer(**change)
 
@@ -105,7 +105,9 @@ def test_a_weight_is_a_positive_whole_number(weight: Any) -> None:
 
 
 @pytest.mark.parametrize("topic", ["", None, coroutine])
-def test_a_handler_for_no_topic_is_refused_where_it_stands(topic: Any) -> None:
+def test_a_handler_without_a_topic_is_refused_where_it_is_registered(
+    topic: Any,
+) -> None:
     with pytest.raises(ConfigError, match=r"topic .*write a topic"):
         consumer().handles(topic)
 
@@ -118,7 +120,7 @@ def test_a_handler_for_no_topic_is_refused_where_it_stands(topic: Any) -> None:
         {"source": {"defualt": MemorySource()}},
     ],
 )
-async def test_a_queue_without_handlers_is_refused_and_the_others_named(
+async def test_the_error_for_a_queue_without_handlers_names_the_others(
     changes: dict[str, Any],
 ) -> None:
     settings: dict[str, Any] = {"source": MemorySource(), "name": "billing"}
@@ -141,7 +143,7 @@ def test_a_negative_delay_is_refused() -> None:
         RetryLater(timedelta(seconds=-1))
 
 
-async def test_an_unknown_source_lists_those_that_are_installed() -> None:
+async def test_the_error_for_an_unknown_source_lists_the_installed_ones() -> None:
     unknown = Consumer("carrier-pigeon://loft", ASYNC, name="billing")
     unknown.handles("orders")(coroutine)
     with pytest.raises(
@@ -160,6 +162,6 @@ async def test_an_unknown_source_lists_those_that_are_installed() -> None:
         ("json:decoder", "is a module"),
     ],
 )
-def test_a_path_that_leads_to_no_consumer_is_refused(path: str, words: str) -> None:
+def test_a_path_that_does_not_name_a_consumer_is_refused(path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_consumer(path)

@@ -34,7 +34,7 @@ def answer(session: Session, message: Message) -> str:
     return "handled"
 
 
-def test_what_a_handler_adds_names_what_it_handled(
+def test_messages_added_by_a_handler_have_its_causation_id(
     database_url: str, sessions: sessionmaker[Session]
 ) -> None:
     message = Message("orders.placed", b"")
@@ -51,7 +51,7 @@ def test_what_a_handler_adds_names_what_it_handled(
     ]
 
 
-def test_a_cause_that_the_handler_names_itself_is_kept(
+def test_a_causation_id_set_by_the_handler_is_kept(
     database_url: str, sessions: sessionmaker[Session]
 ) -> None:
     @idempotent(consumer="billing")
@@ -99,7 +99,7 @@ async def test_an_async_handler_replays_too(database_url: str) -> None:
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
 
 
-async def test_a_consumer_replays_what_is_handed_over_again(database_url: str) -> None:
+async def test_a_consumer_handles_a_replayed_message_again(database_url: str) -> None:
     message = Message("orders.placed", b"")
     source = MemorySource(message)
     async with async_sessions_of(database_url) as made:
@@ -132,12 +132,12 @@ def test_a_duplicate_may_be_an_error(sessions: sessionmaker[Session]) -> None:
         handle(session, message)
 
 
-def test_a_consumer_may_replay_and_change_nothing_else(database_url: str) -> None:
+def test_a_consumer_may_replay_but_change_nothing_else(database_url: str) -> None:
     url = f"{database_url}?options=-crole%3Dpillarbox_consumer"
     ((count,),) = execute(url, f"SELECT outbox.replay_caused_by('{uuid7()}')")
     assert count == 0
 
 
-def test_a_policy_that_is_none_is_refused() -> None:
+def test_an_invalid_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="skip, raise, replay"):
         idempotent(consumer="billing", on_duplicate="again")  # type: ignore[call-overload]

@@ -38,7 +38,7 @@ async def test_a_message_is_new_once(id: ForeignId, url: str) -> None:
     assert seen == [True, False, False, True]
 
 
-async def test_a_scoped_session_will_do(url: str) -> None:
+async def test_a_scoped_session_is_accepted(url: str) -> None:
     id = uuid7()
     seen = []
     async with async_sessions_of(url) as sessions:
@@ -50,7 +50,7 @@ async def test_a_scoped_session_will_do(url: str) -> None:
     assert seen == [True, False]
 
 
-def test_what_goes_wrong_inside_leaves_neither_receipt_nor_effect(url: str) -> None:
+def test_a_failure_inside_leaves_neither_receipt_nor_effect(url: str) -> None:
     id = uuid7()
 
     def handle(*, fail: bool) -> bool:
@@ -71,7 +71,9 @@ def test_what_goes_wrong_inside_leaves_neither_receipt_nor_effect(url: str) -> N
     assert execute(url, "SELECT * FROM effect") == [("done",)]
 
 
-async def test_a_session_of_the_other_colour_is_refused(url: str) -> None:
+async def test_an_async_session_is_refused_by_sync_code_and_vice_versa(
+    url: str,
+) -> None:
     async with async_sessions_of(url) as sessions, sessions() as session:
         with pytest.raises(NotASessionError), guard(session, uuid7(), consumer="a"):
             pass
@@ -86,7 +88,7 @@ def test_a_consumer_without_name_is_refused(url: str) -> None:
         guard(session, uuid7(), consumer="")
 
 
-def test_an_id_in_a_string_is_told_what_to_be(url: str) -> None:
+def test_the_error_for_an_id_in_a_string_says_which_type_to_use(url: str) -> None:
     with (
         sessions_of(url) as sessions,
         sessions() as session,
@@ -96,7 +98,9 @@ def test_an_id_in_a_string_is_told_what_to_be(url: str) -> None:
         pass
 
 
-async def test_an_id_in_a_string_is_told_what_to_be_async(url: str) -> None:
+async def test_the_error_for_an_id_in_a_string_says_which_type_to_use_async(
+    url: str,
+) -> None:
     async with async_sessions_of(url) as sessions, sessions() as session:
         with pytest.raises(InvalidReceiptError, match=r"is a str; pass uuid\.UUID"):
             async with guard(session, str(uuid7()), consumer="a"):  # type: ignore[arg-type]

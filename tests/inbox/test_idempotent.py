@@ -85,7 +85,9 @@ async def test_an_async_duplicate_is_not_handled_again(url: str, driver: str) ->
     assert charges(url) == ["orders"]
 
 
-def test_what_raises_leaves_no_receipt_and_no_effects(engine: Engine, url: str) -> None:
+def test_a_handler_that_raises_leaves_no_receipt_and_no_effects_here(
+    engine: Engine, url: str
+) -> None:
     message = Message("orders", b"")
 
     @idempotent(consumer="billing")
@@ -104,9 +106,7 @@ def test_what_raises_leaves_no_receipt_and_no_effects(engine: Engine, url: str) 
     assert charges(url) == ["orders"]
 
 
-def test_a_rolled_back_transaction_takes_receipt_and_effects_along(
-    engine: Engine, url: str
-) -> None:
+def test_a_rollback_undoes_receipt_and_effects(engine: Engine, url: str) -> None:
     message = Message("orders", b"")
     with Session(engine) as session:
         bill(session, message)
@@ -116,7 +116,7 @@ def test_a_rolled_back_transaction_takes_receipt_and_effects_along(
     assert charges(url) == ["orders"]
 
 
-def test_messages_of_others_are_known_by_a_key_of_choice(
+def test_foreign_messages_are_identified_by_a_custom_key_function(
     engine: Engine, url: str
 ) -> None:
     event = StripeEvent("evt_1")
@@ -126,14 +126,16 @@ def test_messages_of_others_are_known_by_a_key_of_choice(
     assert charges(url) == ["evt_1"]
 
 
-def test_a_message_too_old_to_judge_is_not_handled(engine: Engine, url: str) -> None:
+def test_a_message_too_old_to_deduplicate_is_not_handled(
+    engine: Engine, url: str
+) -> None:
     message = Message("orders", b"", id=id_of(datetime(2020, 1, 1, tzinfo=UTC)))
     with Session(engine) as session, pytest.raises(MessageTooOldError):
         bill(session, message)
     assert charges(url) == []
 
 
-def test_a_handler_keeps_its_name_and_words() -> None:
+def test_a_registered_handler_keeps_its_name_and_docstring() -> None:
     assert bill.__name__ == "bill"
     assert bill_async.__name__ == "bill_async"
 

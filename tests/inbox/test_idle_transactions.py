@@ -71,7 +71,7 @@ def consumer_of(sessions: Any, *messages: Message, **changes: Any) -> Consumer:
 
 @pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("touches_it_again", [False, True])
-async def test_the_one_that_took_over_wins_and_the_late_one_commits_nothing(
+async def test_after_a_takeover_the_late_process_commits_nothing(
     url: str,
     sessions: async_sessionmaker[AsyncSession],
     batch: int | None,
@@ -183,7 +183,7 @@ async def test_a_retry_of_a_dead_letter_is_limited_too(
     assert effects(url) == ["1s"]
 
 
-async def test_a_job_that_stands_still_in_a_transaction_is_begun_anew(
+async def test_a_job_idle_in_a_transaction_is_restarted(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message("orders", b"1"))
@@ -255,7 +255,9 @@ async def test_every_transaction_about_a_job_is_limited(
     assert effects(url) == noted
 
 
-async def test_who_gives_up_is_limited_before_it_takes_the_lock(url: str) -> None:
+async def test_dead_lettering_sets_its_timeout_before_it_takes_the_lock(
+    url: str,
+) -> None:
     seen: list[str] = []
     with sessions_of(url) as made:
         event.listen(

@@ -29,7 +29,7 @@ from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
 from tests.fixtures.relay import execute
 
 
-async def test_a_database_that_is_away_is_waited_for_and_charges_nobody(
+async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url
@@ -87,7 +87,7 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
     assert effects == sorted([*map(str, range(300)), "last"])
 
 
-async def test_a_broker_that_became_read_only_is_waited_for_and_loses_nothing(
+async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
     private_server: PostgresServer, database_url: str
 ) -> None:
     url = private_server.url
@@ -135,7 +135,7 @@ async def test_a_broker_that_became_read_only_is_waited_for_and_loses_nothing(
         ),
     ],
 )
-async def test_a_right_or_a_table_that_is_gone_is_told_and_waited_for(
+async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
     database_url: str, change: str, mend: str, words: str
 ) -> None:
     as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"

@@ -52,7 +52,7 @@ async def test_the_first_receipt_is_new_and_the_second_is_not(record: Record) ->
     assert not await record(message_id)
 
 
-def test_an_answer_that_does_not_say_what_is_new_is_no_duplicate(
+def test_a_missing_row_count_is_an_error_and_not_a_duplicate(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # SQLAlchemy before 2.0.28 keeps no count of the rows.
@@ -72,7 +72,7 @@ async def test_each_consumer_has_receipts_of_its_own(record: Record) -> None:
     assert await record(message_id, "shipping")
 
 
-async def test_the_day_of_a_receipt_is_that_of_the_message(
+async def test_a_receipt_is_in_the_partition_of_its_message(
     record: Record, database_url: str
 ) -> None:
     moment = (datetime.now(UTC) + timedelta(days=2)).replace(microsecond=123000)
@@ -90,7 +90,7 @@ async def test_a_message_ahead_of_the_partitions_is_too_new(record: Record) -> N
         await record(id_of(datetime.now(UTC) + timedelta(days=400)))
 
 
-async def test_a_broken_constraint_is_told_from_a_missing_partition(
+async def test_a_violated_constraint_is_distinguished_from_a_missing_partition(
     record: Record, database_url: str
 ) -> None:
     execute(
@@ -109,7 +109,7 @@ async def test_foreign_ids_are_unique_within_their_source(record: Record) -> Non
 
 
 @pytest.mark.parametrize("message_id", [uuid4(), "evt_1", None])
-async def test_an_id_that_is_no_uuid7_is_refused_with_the_way_out(
+async def test_the_error_for_an_id_that_is_not_a_uuid7_has_a_remedy(
     record: Record, message_id: UUID
 ) -> None:
     with pytest.raises(InvalidReceiptError, match=r"ForeignId\(source, id\)"):
@@ -124,12 +124,12 @@ async def test_a_consumer_without_a_name_is_refused(
         await record(uuid7(), consumer)
 
 
-def test_something_else_than_a_session_is_refused() -> None:
+def test_anything_but_a_session_is_refused() -> None:
     with pytest.raises(NotASessionError, match="run_sync"):
         record_receipt("session", uuid7(), "c")  # type: ignore[arg-type]
 
 
-def test_a_receipt_goes_with_its_transaction(database_url: str) -> None:
+def test_a_receipt_is_rolled_back_with_its_transaction(database_url: str) -> None:
     message_id = uuid7()
     with sessions_of(database_url) as sessions:
         with sessions() as session:
@@ -164,7 +164,7 @@ async def test_the_longest_key_of_a_receipt_has_room_in_the_index(
         await record(uuid7(), odd(513))
 
 
-async def test_an_id_of_no_day_at_all_is_refused_by_name(record: Record) -> None:
+async def test_an_id_without_a_valid_date_is_refused_by_name(record: Record) -> None:
     with pytest.raises(InvalidReceiptError, match="after the year 9999"):
         await record(UUID("ffffffff-ffff-7fff-bfff-ffffffffffff"))
 
@@ -189,7 +189,7 @@ class Rival:
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_of_two_at_once_the_second_waits_for_the_first(
+def test_of_two_concurrent_receipts_the_second_waits(
     database_url: str, commits: bool
 ) -> None:
     message_id = uuid7()
@@ -206,7 +206,7 @@ def test_of_two_at_once_the_second_waits_for_the_first(
         assert rival.join() is not commits
 
 
-def test_of_many_at_once_exactly_one_is_first(database_url: str) -> None:
+def test_of_many_concurrent_receipts_exactly_one_is_new(database_url: str) -> None:
     with sessions_of(database_url) as sessions:
         for _ in range(20):
             message_id = uuid7()

@@ -77,7 +77,7 @@ async def test_a_role_that_may_not_write_receipts_is_refused(
     assert JOB not in said
 
 
-async def test_a_role_of_plain_functions_is_looked_at_alike(reader: str) -> None:
+async def test_the_role_of_plain_functions_is_checked_too(reader: str) -> None:
     with (
         sessions_of(reader) as sessions,
         pytest.raises(ConfigError, match=f"lacks {RECEIPT}"),
@@ -85,7 +85,7 @@ async def test_a_role_of_plain_functions_is_looked_at_alike(reader: str) -> None
         await consumer_of(sessions, plain).run()
 
 
-async def test_long_handlers_need_the_jobs_besides(reader: str) -> None:
+async def test_long_handlers_need_the_jobs_table_too(reader: str) -> None:
     async with async_sessions_of(reader) as sessions:
         consumer = consumer_of(sessions, long, lease=timedelta(seconds=5))
         with pytest.raises(ConfigError, match=JOB):
@@ -150,7 +150,7 @@ async def test_more_in_flight_than_connections_is_refused_with_both_numbers(
     assert "pool_size=64), or set max_in_flight=15" in said
 
 
-async def test_heartbeats_of_long_handlers_need_a_connection_besides(
+async def test_heartbeats_of_long_handlers_need_another_connection(
     database_url: str,
 ) -> None:
     lease = timedelta(seconds=5)
@@ -197,7 +197,7 @@ async def test_one_connection_for_all_is_refused(database_url: str) -> None:
     engine.dispose()
 
 
-async def test_what_nobody_set_fits_the_pool(database_url: str) -> None:
+async def test_the_default_limits_fit_the_pool(database_url: str) -> None:
     at_work: set[UUID] = set()
     most = 0
     is_full = asyncio.Event()
@@ -222,7 +222,7 @@ async def test_what_nobody_set_fits_the_pool(database_url: str) -> None:
     assert most == 14
 
 
-def test_a_web_hook_is_limited_alike(database_url: str) -> None:
+def test_a_webhook_is_limited_too(database_url: str) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     sessions = sessionmaker(engine)
     webhook_app(plain, sessions, name="billing", secrets=[SECRET])

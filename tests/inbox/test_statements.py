@@ -61,7 +61,7 @@ def handle_in_guard(session: Session, message: Message) -> None:
     [idempotent(consumer="billing")(handle), handle_in_guard],
     ids=["decorator", "context manager"],
 )
-def test_the_guard_is_one_statement_more(
+def test_the_guard_adds_one_statement(
     guarded: Callable[[Session, Message], None], url: str
 ) -> None:
     with sessions_of(url) as sessions, noted(sessions.kw["bind"]) as seen:

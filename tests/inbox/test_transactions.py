@@ -176,7 +176,7 @@ def url(database_url: str) -> str:
 )
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_what_ends_or_spoils_the_transaction_is_a_failed_attempt(
+async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
     driver: str, entry: str, url: str
 ) -> None:
     async with sessions_by(url, driver) as sessions:
@@ -203,9 +203,7 @@ def check(name: str, way: Way, seen: Seen, url: str) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_savepoints_are_the_handlers_own(
-    driver: str, entry: str, url: str
-) -> None:
+async def test_a_handler_may_use_savepoints(driver: str, entry: str, url: str) -> None:
     async with sessions_by(url, driver) as sessions:
         for do in RIGHT_WAYS:
             message = Message("orders", b"1")
@@ -244,7 +242,7 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_the_session_is_its_owners_again_after_the_block(
+async def test_the_session_belongs_to_its_owner_again_after_the_block(
     driver: str, url: str
 ) -> None:
     async with sessions_by(url, driver) as sessions:
@@ -284,7 +282,7 @@ async def by_webhook(sessions: Any, driver: str, message: Message, do: Do) -> Se
     "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
 )
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_web_hook_is_told_to_send_again_what_is_not_committed(
+async def test_a_webhook_asks_for_redelivery_if_the_commit_fails(
     driver: str, url: str
 ) -> None:
     async with sessions_by(url, driver) as sessions:
@@ -370,7 +368,7 @@ async def test_a_batch_loses_only_the_message_whose_error_was_caught(url: str) -
     )
 
 
-async def test_what_was_committed_inside_is_not_retried_by_the_schedule(
+async def test_a_message_committed_by_its_handler_is_not_retried_by_the_schedule(
     url: str,
 ) -> None:
     async with async_sessions_of(url) as sessions:
@@ -383,7 +381,7 @@ async def test_what_was_committed_inside_is_not_retried_by_the_schedule(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_retry_of_a_dead_letter_fails_by_what_spoils_its_transaction(
+async def test_a_retry_fails_if_the_handler_breaks_its_transaction(
     driver: str, url: str
 ) -> None:
     message = Message("orders", b"1")

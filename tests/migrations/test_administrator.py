@@ -56,7 +56,7 @@ def test_an_administrator_of_roles_migrates_maintains_and_removes(
     drop_roles_of_jobs(empty_database_url, "theirs")
 
 
-def test_a_member_that_may_not_become_the_owner_drops_instead_of_detaching(
+def test_a_member_without_set_role_drops_instead_of_detaching(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ((version,),) = execute(database_url, "SHOW server_version_num")

@@ -58,7 +58,7 @@ def choose_automatic(url: str) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
-def test_a_run_of_theirs_makes_their_days_and_none_of_ours(
+def test_a_foreign_pg_partman_run_makes_no_partitions_of_ours(
     zone: str, database_url: str, doctor: Doctor
 ) -> None:
     ((major,),) = execute(
@@ -80,7 +80,7 @@ def test_a_run_of_theirs_makes_their_days_and_none_of_ours(
     assert doctor(database_url)[1] == []
 
 
-def test_the_policy_lets_them_and_the_doctor_warns_of_who_was_not_let(
+def test_the_policy_may_allow_pg_partmans_worker_and_the_doctor_finds_differences(
     database_url: str, doctor: Doctor
 ) -> None:
     automatic = "SELECT DISTINCT automatic_maintenance FROM partman.part_config"
@@ -101,7 +101,7 @@ def test_the_policy_lets_them_and_the_doctor_warns_of_who_was_not_let(
 
 @pytest.mark.parametrize("days", [3, 5])
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Auckland"])
-def test_days_that_they_made_are_replaced_by_what_the_doctor_says(
+def test_the_doctors_remedy_replaces_partitions_made_by_others(
     zone: str, days: int, database_url: str, doctor: Doctor
 ) -> None:
     choose_automatic(database_url)
@@ -126,7 +126,7 @@ def test_days_that_they_made_are_replaced_by_what_the_doctor_says(
     assert main(["maintain", "--database", database_url]) == 0
 
 
-def test_a_day_of_somebody_else_s_is_not_held_for_ever(
+def test_a_partition_of_somebody_else_is_not_held_for_ever(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)
@@ -143,7 +143,7 @@ def test_a_day_of_somebody_else_s_is_not_held_for_ever(
     assert doctor(database_url)[1] == []
 
 
-def test_a_table_by_the_name_of_a_day_is_put_aside(
+def test_a_table_with_the_name_of_a_partition_is_renamed(
     database_url: str, doctor: Doctor
 ) -> None:
     taken, *_ = drop_later(database_url, 5)

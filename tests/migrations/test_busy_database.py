@@ -116,7 +116,7 @@ def test_writers_and_readers_go_on_while_the_command_ends_it(
     assert execute(database_url, FINISH) == [(interrupted, "dropped")]
 
 
-def test_the_command_waits_no_longer_than_it_may(
+def test_the_command_waits_no_longer_than_its_timeout(
     database_url: str, interrupted: str
 ) -> None:
     told: list[str] = []

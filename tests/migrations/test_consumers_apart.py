@@ -92,7 +92,7 @@ async def test_both_consumers_work_and_see_their_own_deliveries_only(
     assert count(login("my_alarms"), "inbox.receipt") == 2
 
 
-async def test_a_consumer_can_not_read_ack_or_unsubscribe_another(
+async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
     login: As, private_server: PostgresServer
 ) -> None:
     execute(login("billing_app"), SUBSCRIBE, ("billing",))
@@ -119,7 +119,7 @@ async def test_a_consumer_can_not_read_ack_or_unsubscribe_another(
     [(RECEIPT, (str(uuid7()),)), (FOREIGN, ()), (SUBSCRIBE, ()), (DEAD_LETTER, ())],
     ids=["receipt", "foreign receipt", "subscription", "dead letter"],
 )
-def test_a_consumer_can_not_write_in_the_name_of_another(
+def test_a_consumer_cannot_write_on_behalf_of_another(
     login: As, query: str, more: tuple[Any, ...]
 ) -> None:
     execute(login("billing_app"), query, ("billing", *more))

@@ -144,7 +144,9 @@ def act(connection: psycopg.Connection[Any], role: str, path: str) -> None:
     connection.execute(f"SET search_path = {path}")
 
 
-def test_every_definer_is_tried_and_has_a_pinned_path(database_url: str) -> None:
+def test_every_definer_function_is_tested_and_has_a_pinned_path(
+    database_url: str,
+) -> None:
     found = dict(execute(database_url, LIST_DEFINERS))
 
     assert set(found) == set(DEFINERS)
@@ -153,7 +155,7 @@ def test_every_definer_is_tried_and_has_a_pinned_path(database_url: str) -> None
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("routine", [*DEFINERS, *OTHERS])
-def test_a_routine_walks_into_no_trap(
+def test_no_routine_calls_a_shadowing_function(
     routine: str, path: str, hostile: psycopg.Connection[Any]
 ) -> None:
     role, call = {**DEFINERS, **OTHERS}[routine]
@@ -163,7 +165,7 @@ def test_a_routine_walks_into_no_trap(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_definer_without_a_pinned_path_walks_into_one(
+def test_a_definer_function_without_a_pinned_path_falls_into_a_trap(
     path: str, hostile: psycopg.Connection[Any]
 ) -> None:
     hostile.execute("ALTER FUNCTION outbox.upkeep_plan(text) RESET search_path")
@@ -173,7 +175,7 @@ def test_a_definer_without_a_pinned_path_walks_into_one(
         hostile.execute("SELECT * FROM outbox.upkeep_plan()")
 
 
-def test_a_detach_under_a_hostile_path_detaches_what_it_should(
+def test_a_detach_under_a_hostile_search_path_detaches_the_right_table(
     database_url: str, hostile: psycopg.Connection[Any]
 ) -> None:
     act(hostile, "maintainer", PATHS[0])

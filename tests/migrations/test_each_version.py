@@ -35,7 +35,7 @@ def rows_of_users(url: str) -> Contents:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_version_has_keeps_its_rows_and_what_came_later_comes_back_empty(
+def test_a_downgrade_keeps_rows_of_older_tables_and_loses_newer_ones(
     version: str, empty_database_url: str
 ) -> None:
     url = empty_database_url

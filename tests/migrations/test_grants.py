@@ -18,12 +18,12 @@ FOLDER = files("outbox.migrations")
 
 
 @pytest.mark.parametrize("file", GRANTS)
-def test_a_file_is_what_the_rules_render(file: str) -> None:
+def test_a_grants_file_equals_what_its_rules_render(file: str) -> None:
     found = FOLDER.joinpath(file).read_text(encoding="utf-8")
     assert found == render_file(file), "run python -m outbox.migrations.grants"
 
 
-def test_the_rights_on_pg_partman_are_what_the_rules_render() -> None:
+def test_the_grants_on_pg_partman_equal_what_the_rules_render() -> None:
     found = FOLDER.joinpath("grants_on_partman.sql").read_text(encoding="utf-8")
     assert found.endswith(render_on_partman())
 
@@ -48,14 +48,14 @@ def test_the_grants_on_a_table_are_in_one_file() -> None:
     assert sum(map(len, tables)) == len(set.union(*tables))
 
 
-def test_roles_have_one_list() -> None:
+def test_all_roles_are_in_one_list() -> None:
     assert {right.role for right in rights()} == set(ROLES) - {"owner"}
     for file in ("check.sql", "roles.sql", "versions/0001_roles.down.sql"):
         script = FOLDER.joinpath(file).read_text(encoding="utf-8")
         assert [role for role in ROLES if f"{{{role}_name}}" not in script] == []
 
 
-def test_a_right_is_granted_by_one_line() -> None:
+def test_each_privilege_is_granted_by_one_line() -> None:
     (right,) = (
         right
         for right in rights()
@@ -69,6 +69,6 @@ def test_a_right_is_granted_by_one_line() -> None:
     )
 
 
-def test_nobody_runs_a_closed_routine_but_those_who_are_granted_it() -> None:
+def test_only_granted_roles_can_run_a_restricted_routine() -> None:
     routines = {r.name for r in rights() if r.privilege == "EXECUTE"}
     assert routines - set(closed_routines()) == {"inbox.moment_of(uuid)"}

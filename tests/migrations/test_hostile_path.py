@@ -146,7 +146,7 @@ def busy_database_url(database_url: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_calls_nothing_that_fits_better_than_the_catalog(
+def test_a_command_calls_no_function_that_shadows_one_of_the_catalog(
     command: str,
     busy_database_url: str,
     server: PostgresServer,
@@ -162,7 +162,7 @@ def test_a_command_calls_nothing_that_fits_better_than_the_catalog(
 
 
 @pytest.mark.parametrize("command", NEW)
-def test_a_first_migration_calls_nothing_that_fits_better_than_the_catalog(
+def test_a_first_migration_calls_no_function_that_shadows_one_of_the_catalog(
     command: str,
     empty_database_url: str,
     server: PostgresServer,
@@ -179,7 +179,7 @@ def test_a_first_migration_calls_nothing_that_fits_better_than_the_catalog(
 
 
 @pytest.mark.parametrize("command", ["doctor", "partitions"])
-def test_the_traps_would_catch_a_session_without_a_pinned_path(
+def test_the_traps_catch_a_session_without_a_pinned_path(
     command: str,
     busy_database_url: str,
     server: PostgresServer,
@@ -220,7 +220,7 @@ def by_the_catalog(url: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_names_nothing_that_a_path_could_hide(
+def test_a_command_uses_no_name_that_a_search_path_could_hide(
     command: str, busy_database_url: str, server: PostgresServer
 ) -> None:
     hide_the_catalog(server, busy_database_url)
@@ -242,7 +242,7 @@ def test_a_first_migration_makes_the_same_whatever_the_path_hides(
     unmigrate(empty_database_url)
 
 
-def test_a_session_without_a_pinned_path_is_led_astray(
+def test_a_session_without_a_pinned_path_falls_into_a_trap(
     busy_database_url: str,
     server: PostgresServer,
     monkeypatch: pytest.MonkeyPatch,

@@ -57,7 +57,7 @@ def test_a_long_transaction_on_a_table_is_named_and_nothing_changes(
 
 
 @pytest.mark.parametrize("part", [None, *Part])
-def test_the_printed_sql_waits_no_longer_either(part: str | None) -> None:
+def test_the_printed_sql_has_the_same_lock_timeout(part: str | None) -> None:
     printed = migration_sql(part=part, lock_timeout=SHORT)
     limits = [
         line.removeprefix("SET LOCAL lock_timeout = ")
@@ -70,6 +70,6 @@ def test_the_printed_sql_waits_no_longer_either(part: str | None) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_timeout_that_is_none_is_refused(seconds: int) -> None:
+def test_an_invalid_timeout_is_refused(seconds: int) -> None:
     with pytest.raises(ConfigError, match="lock_timeout="):
         migration_sql(lock_timeout=timedelta(seconds=seconds))

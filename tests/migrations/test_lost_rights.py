@@ -141,9 +141,7 @@ def test_comes_back(
     assert set(execute(url, RIGHTS, (f"{prefix}_owner",))) == before
 
 
-def test_an_owner_that_may_log_in_is_found(
-    url: str, prefix: str, doctor: Doctor
-) -> None:
+def test_an_owner_with_login_is_found(url: str, prefix: str, doctor: Doctor) -> None:
     execute(url, f"ALTER ROLE {prefix}_owner LOGIN")
     status, (found,) = doctor(url)
     assert status == 1
@@ -175,7 +173,7 @@ def test_everything_is_removed_although_a_role_is_gone(
         drop_roles_of_jobs(other, "half")
 
 
-def test_a_migration_takes_back_what_earlier_ones_granted(database_url: str) -> None:
+def test_a_migration_revokes_earlier_grants(database_url: str) -> None:
     """Databases of earlier versions let these roles update every column."""
     for schema, role in (("outbox", "relay"), ("inbox", "consumer")):
         execute(

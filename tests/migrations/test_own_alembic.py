@@ -159,7 +159,7 @@ def test_autogenerate_finds_their_changes_and_nothing_of_ours(
     assert execute(their_database, versions) == [(1,)]
 
 
-def test_without_the_filter_it_would_drop_every_partition(
+def test_without_the_filter_the_archive_would_drop_every_partition(
     their_database: str, tmp_path: Path
 ) -> None:
     theirs = project(
@@ -172,7 +172,7 @@ def test_without_the_filter_it_would_drop_every_partition(
     assert str(found.value).count("remove_table") > 50
 
 
-def test_their_history_is_printed_offline_beside_ours(
+def test_the_applications_history_is_printed_offline_next_to_ours(
     their_database: str, tmp_path: Path
 ) -> None:
     theirs = project(tmp_path, their_database, mode="sync", schemas=True)
@@ -186,7 +186,7 @@ def test_their_history_is_printed_offline_beside_ours(
 
 
 @pytest.mark.usefixtures("alone")
-async def test_our_migrations_run_on_an_async_connection_of_theirs(
+async def test_our_migrations_run_on_the_applications_async_connection(
     database_url: str, empty_database_url: str
 ) -> None:
     engine = create_async_engine(with_driver(empty_database_url, "asyncpg"))
@@ -202,7 +202,7 @@ async def test_our_migrations_run_on_an_async_connection_of_theirs(
 
 
 @pytest.mark.usefixtures("alone")
-def test_our_migrations_keep_to_a_transaction_of_theirs(
+def test_our_migrations_stay_in_the_applications_transaction(
     empty_database_url: str,
 ) -> None:
     engine = create_engine(sqlalchemy_url(empty_database_url))
@@ -217,7 +217,7 @@ def test_our_migrations_keep_to_a_transaction_of_theirs(
 
 
 @pytest.mark.parametrize("with_error", [False, True], ids=["done", "refused"])
-def test_a_transaction_of_the_user_s_has_its_path_back(
+def test_the_users_transaction_gets_its_search_path_back(
     with_error: bool, database_url: str
 ) -> None:
     if with_error:
@@ -235,7 +235,9 @@ def test_a_transaction_of_the_user_s_has_its_path_back(
     engine.dispose()
 
 
-def test_a_connection_of_the_user_s_has_its_path_back(empty_database_url: str) -> None:
+def test_the_users_connection_gets_its_search_path_back(
+    empty_database_url: str,
+) -> None:
     engine = create_engine(sqlalchemy_url(empty_database_url))
     with engine.connect() as connection:
         migrate_on(connection, with_cron=False)

@@ -57,7 +57,7 @@ def shared(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
     execute(server.url, "DROP ROLE IF EXISTS shared_maintainer, shared_detacher")
 
 
-def test_our_roles_may_use_the_extension_and_nothing_beside_it(shared: str) -> None:
+def test_our_roles_may_use_the_extension_and_nothing_else(shared: str) -> None:
     with pytest.raises(MigrationError, match="--partman-schema public"):
         migrate(shared, with_cron=False, role_prefix="shared")
     migrate(shared, with_cron=False, **NAMES)
@@ -77,7 +77,7 @@ def call_as_the_maintainer(url: str) -> None:
     execute(f"{url}?options=-crole%3Dshared_maintainer", "CALL outbox.maintain()")
 
 
-def test_what_was_granted_by_others_outlives_a_removal(
+def test_grants_by_others_survive_a_removal(
     shared: str, server: PostgresServer
 ) -> None:
     migrate(shared, with_cron=False, **NAMES)
@@ -100,7 +100,7 @@ def test_what_was_granted_by_others_outlives_a_removal(
     execute(server.url, "DROP ROLE shared_owner, shared_monitor")
 
 
-def test_an_administrator_without_rights_on_their_tables_migrates(
+def test_an_administrator_without_table_privileges_migrates(
     shared: str, server: PostgresServer
 ) -> None:
     execute(server.url, "CREATE ROLE shared_chief LOGIN CREATEROLE")
@@ -128,7 +128,7 @@ def test_an_administrator_without_rights_on_their_tables_migrates(
         execute(server.url, "DROP ROLE shared_chief")
 
 
-def test_the_doctor_asks_for_the_extension_s_rights_alone(
+def test_the_doctor_asks_only_for_the_extensions_privileges(
     shared: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     migrate(shared, with_cron=False, **NAMES)

@@ -35,7 +35,7 @@ def refusal(url: str, **options: object) -> str:
     return str(refused.value)
 
 
-def test_a_database_that_is_not_that_of_pg_cron(empty_database_url: str) -> None:
+def test_a_database_other_than_pg_crons_is_refused(empty_database_url: str) -> None:
     text = refusal(empty_database_url, with_cron=True)
 
     assert 'pg_cron runs in database "pillarbox", this is' in text
@@ -53,14 +53,14 @@ def test_a_migrated_database_stays_as_it_is_when_cron_is_wrong(
     assert "--without-cron" in refusal(database_url, with_cron=True)
 
 
-def test_a_role_that_may_not_create_schemas(powerless: str) -> None:
+def test_a_role_that_cannot_create_schemas_is_refused(powerless: str) -> None:
     text = refusal(powerless, with_cron=False)
 
     assert 'role "powerless" may not create schemas in database' in text
     assert "GRANT CREATE ON DATABASE" in text
 
 
-def test_a_role_that_may_not_create_roles(
+def test_a_role_without_createrole_is_refused(
     powerless: str, empty_database_url: str
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
@@ -72,7 +72,7 @@ def test_a_role_that_may_not_create_roles(
     assert "pillarbox migrate --sql" in text
 
 
-def test_a_role_that_may_not_install_pg_partman(
+def test_a_role_that_cannot_install_pg_partman_is_refused(
     powerless: str, empty_database_url: str
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
@@ -86,7 +86,7 @@ def test_a_role_that_may_not_install_pg_partman(
     assert "CREATE EXTENSION pg_partman SCHEMA partman" in text
 
 
-def test_a_role_that_may_not_become_the_owner(
+def test_a_role_that_cannot_become_the_owner_is_refused(
     powerless: str, empty_database_url: str
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
@@ -102,7 +102,7 @@ def test_a_role_that_may_not_become_the_owner(
     )
 
 
-def test_an_encoding_other_than_utf8(server: PostgresServer) -> None:
+def test_a_database_encoding_other_than_utf8_is_refused(server: PostgresServer) -> None:
     execute(
         server.url,
         "CREATE DATABASE pillarbox_latin TEMPLATE template0 ENCODING 'LATIN1'"
@@ -122,7 +122,7 @@ def offer(url: str, extensions: str) -> None:
     execute(url, SEEN.format("pg_available_extensions", extensions))
 
 
-def test_a_server_without_pg_partman(empty_database_url: str) -> None:
+def test_a_server_without_pg_partman_is_refused(empty_database_url: str) -> None:
     offer(empty_database_url, NO_PARTMAN)
 
     text = refusal(empty_database_url, with_cron=False)
@@ -131,7 +131,7 @@ def test_a_server_without_pg_partman(empty_database_url: str) -> None:
     assert "apt install postgresql-" in text
 
 
-def test_a_server_whose_pg_partman_is_too_old(empty_database_url: str) -> None:
+def test_a_pg_partman_that_is_too_old_is_refused(empty_database_url: str) -> None:
     offer(empty_database_url, OLD_PARTMAN)
 
     text = refusal(empty_database_url, with_cron=False)
@@ -141,7 +141,7 @@ def test_a_server_whose_pg_partman_is_too_old(empty_database_url: str) -> None:
     assert is_empty(snapshot(empty_database_url))
 
 
-def test_a_pg_partman_that_was_not_updated_with_its_files(database_url: str) -> None:
+def test_a_pg_partman_not_updated_with_its_files_is_refused(database_url: str) -> None:
     execute(database_url, INSTALLED.format("4.6.2"))
 
     text = refusal(database_url, with_cron=False)
@@ -150,7 +150,9 @@ def test_a_pg_partman_that_was_not_updated_with_its_files(database_url: str) -> 
     assert text.endswith("ALTER EXTENSION pg_partman UPDATE")
 
 
-def test_a_pg_partman_that_no_update_makes_new_enough(database_url: str) -> None:
+def test_a_pg_partman_that_no_update_makes_new_enough_is_refused(
+    database_url: str,
+) -> None:
     execute(database_url, INSTALLED.format("4.5.1"))
     offer(database_url, OLD_PARTMAN)
 
@@ -166,7 +168,7 @@ def test_a_version_is_compared_by_its_numbers(database_url: str) -> None:
     migrate(database_url, with_cron=False)
 
 
-def test_a_server_that_does_not_load_pg_cron() -> None:
+def test_a_server_that_does_not_load_pg_cron_is_refused() -> None:
     with postgres_server(
         settings={"shared_preload_libraries": ""}, durable=False, docker=False
     ) as bare:
@@ -177,7 +179,7 @@ def test_a_server_that_does_not_load_pg_cron() -> None:
     assert "shared_preload_libraries" in text
 
 
-def test_removing_what_is_not_there(empty_database_url: str) -> None:
+def test_removing_a_missing_schema_does_nothing(empty_database_url: str) -> None:
     with pytest.raises(MigrationError, match="nothing to remove"):
         unmigrate(empty_database_url)
 
@@ -192,7 +194,7 @@ def test_removing_what_is_not_there(empty_database_url: str) -> None:
         ("message", "outbox.message exists, but pillarbox migrate did not create it"),
     ],
 )
-def test_a_relation_in_the_way_is_named(
+def test_a_conflicting_relation_is_named(
     table: str, problem: str, empty_database_url: str
 ) -> None:
     execute(empty_database_url, "CREATE SCHEMA outbox")
@@ -201,7 +203,7 @@ def test_a_relation_in_the_way_is_named(
     assert problem in refusal(empty_database_url, with_cron=False)
 
 
-def test_tables_that_were_restored_without_their_roles(database_url: str) -> None:
+def test_tables_restored_without_their_roles_are_refused(database_url: str) -> None:
     execute(database_url, "ALTER TABLE outbox.message OWNER TO postgres")
 
     assert "restore the roles" in refusal(database_url, with_cron=False)

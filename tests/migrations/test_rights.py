@@ -44,13 +44,13 @@ def acting(server: PostgresServer, template: Template) -> Iterator[As]:
 
 
 @pytest.mark.parametrize(("role", "query"), pairs(ALLOWED))
-def test_a_role_may(acting: As, role: str, query: str) -> None:
+def test_a_role_has_its_privileges(acting: As, role: str, query: str) -> None:
     with acting(role) as connection:
         connection.execute(query)
 
 
 @pytest.mark.parametrize(("role", "query"), pairs(FORBIDDEN))
-def test_a_role_may_not(acting: As, role: str, query: str) -> None:
+def test_a_role_lacks_other_privileges(acting: As, role: str, query: str) -> None:
     with acting(role) as connection, pytest.raises(REFUSED):
         connection.execute(query)
 
@@ -111,7 +111,7 @@ def test_no_partition_or_template_has_a_grant_of_any_kind(acting: As) -> None:
     assert granted == []
 
 
-def test_everybody_else_may_nothing(database_url: str) -> None:
+def test_other_roles_have_no_privileges(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE nobody_in_particular")
         try:
@@ -125,7 +125,9 @@ def test_everybody_else_may_nothing(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_application_adds_by_its_session(database_url: str, count: int) -> None:
+def test_the_application_adds_through_its_session(
+    database_url: str, count: int
+) -> None:
     engine = create_engine(sqlalchemy_url(database_url))
     with Session(engine) as session, session.begin():
         session.execute(text("SET LOCAL ROLE pillarbox_application"))

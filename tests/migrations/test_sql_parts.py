@@ -56,7 +56,7 @@ def printed(part: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return capsys.readouterr().out
 
 
-def test_two_people_make_what_one_administrator_makes(
+def test_two_administrators_make_what_one_makes(
     psql: Psql,
     developer: str,
     empty_database_url: str,
@@ -80,7 +80,7 @@ def test_two_people_make_what_one_administrator_makes(
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
-def test_the_command_goes_on_from_the_parts_and_the_upkeep_runs(
+def test_the_command_continues_from_the_parts_and_the_upkeep_runs(
     psql: Psql,
     developer: str,
     empty_database_url: str,
@@ -116,7 +116,7 @@ def printed_for(version: str, part: Part) -> str:
     return script
 
 
-def test_two_people_go_on_from_a_version_with_rows_in_its_tables(
+def test_two_administrators_upgrade_a_version_with_rows(
     psql: Psql,
     developer: str,
     empty_database_url: str,
@@ -147,7 +147,7 @@ def test_two_people_go_on_from_a_version_with_rows_in_its_tables(
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
-def test_what_the_command_made_is_upgraded_by_two_people_too(
+def test_a_schema_made_by_the_command_is_upgraded_by_two_administrators(
     psql: Psql,
     developer: str,
     empty_database_url: str,
@@ -191,7 +191,7 @@ def test_sql_for_another_version_changes_nothing(
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
-def test_at_the_newest_version_the_sql_brings_back_what_was_lost(
+def test_at_the_newest_version_the_sql_restores_dropped_objects(
     psql: Psql, empty_database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     migrate(empty_database_url, with_cron=False, role_prefix=PREFIX)
@@ -214,7 +214,7 @@ def test_at_the_newest_version_the_sql_brings_back_what_was_lost(
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
 
-def test_the_jobs_are_the_administrator_s(
+def test_the_jobs_belong_to_the_administrator(
     private_server: PostgresServer, psql: Psql
 ) -> None:
     url = private_server.url
@@ -232,7 +232,9 @@ def test_the_jobs_are_the_administrator_s(
     assert is_empty(snapshot(url))
 
 
-def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_of_the_printed_sql_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(ConfigError, match="part='dba': use administrator or owner"):
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="runs the whole removal"):

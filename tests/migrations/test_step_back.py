@@ -27,7 +27,7 @@ def step(url: str, version: str) -> None:
         migrations._run(lambda alembic: alembic.downgrade(config, version))
 
 
-def test_rows_stay_where_they_are_one_version_back_and_forward(
+def test_rows_survive_a_downgrade_and_upgrade_by_one_version(
     empty_database_url: str,
 ) -> None:
     url = empty_database_url
@@ -64,7 +64,7 @@ def detach(url: str) -> str:
     return str(partition)
 
 
-def test_a_detached_partition_is_not_forgotten_on_the_way_back(
+def test_a_detached_partition_is_attached_again_by_a_downgrade(
     empty_database_url: str,
 ) -> None:
     url = empty_database_url
@@ -81,7 +81,7 @@ def test_a_detached_partition_is_not_forgotten_on_the_way_back(
     assert execute(url, f"SELECT to_regclass('{partition}')") == [(None,)]
 
 
-def test_a_table_that_is_kept_is_in_the_way_until_it_is_moved_and_goes_on_alone(
+def test_a_kept_table_blocks_its_partition_until_it_is_moved(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url
@@ -107,7 +107,7 @@ def test_a_table_that_is_kept_is_in_the_way_until_it_is_moved_and_goes_on_alone(
     assert sorted(rows) == [[(0,)], [(1,)]]
 
 
-def test_everything_goes_with_a_detached_partition_left_over(
+def test_removal_includes_a_leftover_detached_partition(
     private_server: PostgresServer,
 ) -> None:
     migrations.migrate(private_server.url)

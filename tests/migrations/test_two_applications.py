@@ -40,7 +40,7 @@ def acting(url: str, role: str) -> psycopg.Connection[Any]:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("mine", "other"), [PREFIXES, PREFIXES[::-1]])
-def test_a_role_of_one_may_nothing_in_the_other(
+def test_a_role_of_one_schema_has_no_privileges_in_the_other(
     mine: str, other: str, role: str, urls: dict[str, str]
 ) -> None:
     with acting(urls[other], f"{mine}_{role}") as connection:
@@ -57,7 +57,7 @@ def test_a_role_of_one_may_nothing_in_the_other(
                 connection.execute(query)
 
 
-def test_each_adds_and_looks_after_its_own(urls: dict[str, str]) -> None:
+def test_each_schema_adds_and_maintains_its_own(urls: dict[str, str]) -> None:
     for prefix, url in urls.items():
         with acting(url, f"{prefix}_application") as application:
             application.execute(ADD)
@@ -72,7 +72,7 @@ def test_each_adds_and_looks_after_its_own(urls: dict[str, str]) -> None:
         assert execute(url, owners, ("outbox.message",)) == [(f"{prefix}_owner",)]
 
 
-def test_jobs_belong_to_the_roles_of_the_one_that_has_them(
+def test_jobs_belong_to_the_roles_of_their_owner(
     urls: dict[str, str],
 ) -> None:
     roles = "SELECT DISTINCT username FROM cron.job ORDER BY 1"
@@ -80,7 +80,7 @@ def test_jobs_belong_to_the_roles_of_the_one_that_has_them(
     assert execute(urls["shop"], roles) == [("shop_detacher",), ("shop_maintainer",)]
 
 
-def test_a_job_finds_nothing_but_the_catalog_by_its_bare_name(
+def test_a_job_resolves_unqualified_names_only_in_the_catalog(
     urls: dict[str, str],
 ) -> None:
     settings = execute(

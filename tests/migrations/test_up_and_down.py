@@ -41,7 +41,9 @@ def test_a_second_migration_changes_nothing(empty_database_url: str) -> None:
     assert snapshot(empty_database_url) == first
 
 
-def test_down_removes_everything_and_up_makes_it_again(empty_database_url: str) -> None:
+def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
+    empty_database_url: str,
+) -> None:
     migrate(empty_database_url, with_cron=False)
     first = snapshot(empty_database_url)
 
@@ -62,7 +64,7 @@ def test_the_printed_sql_makes_what_the_command_makes(
     assert is_empty(snapshot(empty_database_url))
 
 
-def test_what_was_made_by_sql_the_command_knows(
+def test_the_command_recognizes_a_schema_made_with_sql(
     empty_database_url: str, tmp_path: Path
 ) -> None:
     run_in_psql(empty_database_url, migration_sql(with_cron=False), tmp_path)
@@ -86,7 +88,7 @@ def test_threads_that_migrate_at_once_take_turns(empty_database_url: str) -> Non
     assert not is_empty(snapshot(empty_database_url))
 
 
-def test_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
+def test_concurrent_migrations_take_turns(empty_database_url: str) -> None:
     command = (
         "import sys; from outbox.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -99,7 +101,7 @@ def test_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> N
     assert not is_empty(snapshot(empty_database_url))
 
 
-def test_names_of_roles_and_of_the_extension_s_schema_can_be_chosen(
+def test_names_of_roles_and_of_the_extensions_schema_can_be_chosen(
     empty_database_url: str,
 ) -> None:
     names: dict[str, Any] = {"role_prefix": "other_app", "partman_schema": "parts"}
@@ -153,7 +155,7 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
     assert "secret" not in str(refusal.value)
 
 
-def test_no_object_belongs_to_anybody_but_the_owner(database_url: str) -> None:
+def test_every_object_belongs_to_the_owner(database_url: str) -> None:
     owners = execute(
         database_url,
         """
@@ -202,7 +204,7 @@ def test_the_command_migrates_prints_and_asks_before_it_removes(
     assert is_empty(snapshot(empty_database_url))
 
 
-def test_a_user_s_data_in_the_database_is_left_alone(empty_database_url: str) -> None:
+def test_the_users_data_in_the_database_is_left_alone(empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("CREATE TABLE shop_order AS SELECT 7 AS id")
         connection.execute("CREATE TABLE alembic_version AS SELECT 'theirs' AS version")

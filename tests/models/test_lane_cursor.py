@@ -164,7 +164,7 @@ TAKEN_OVER = LaneModel(["jj.", "kk."], Budget(takeovers=1, refusals=1))
         if part
     ),
 )
-def test_a_broken_rule_is_found(broken: LaneModel) -> None:
+def test_a_violated_rule_is_found(broken: LaneModel) -> None:
     with pytest.raises(
         BrokenPromiseError, match=r"the floor is|was published before|never"
     ):

@@ -10,14 +10,14 @@ from tests.models.explore import BrokenPromiseError, explore
 from tests.models.lease import LeaseModel
 
 
-def test_a_relay_in_trouble_beside_a_steady_one_shares_no_lane_and_keeps_none() -> None:
+def test_a_failing_relay_next_to_a_healthy_one_shares_and_keeps_no_lane() -> None:
     model = LeaseModel()
     print(explore(model.start(), model.steps))  # noqa: T201
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.fault
-def test_a_relay_in_trouble_beside_one_that_freezes_shares_no_lane_and_keeps_none(
+def test_a_failing_relay_next_to_a_frozen_one_shares_and_keeps_no_lane(
     pytestconfig: pytest.Config,
 ) -> None:
     if not pytestconfig.getoption("--full"):
@@ -73,6 +73,6 @@ class TakesNothing(Ownership):
         "no idle_session_timeout",
     ],
 )
-def test_a_broken_rule_is_found(broken: LeaseModel, promise: str) -> None:
+def test_a_violated_rule_is_found(broken: LeaseModel, promise: str) -> None:
     with pytest.raises(BrokenPromiseError, match=promise):
         explore(broken.start(), broken.steps)

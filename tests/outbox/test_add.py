@@ -92,7 +92,7 @@ def test_one_message_makes_one_insert_without_returning(
     assert "RETURNING" not in inserts[0]
 
 
-def test_the_order_of_seq_is_that_of_adding(database_url: str, engine: Engine) -> None:
+def test_seq_follows_the_order_of_adding(database_url: str, engine: Engine) -> None:
     expected = [f"t{n}" for n in range(500)]
 
     with Session(engine) as session, session.begin():
@@ -126,7 +126,7 @@ def undo_by_expunging(session: Session) -> None:
     "undo",
     [undo_by_rollback, undo_by_flush_and_rollback, undo_by_close, undo_by_expunging],
 )
-def test_what_is_undone_is_not_added_and_the_session_can_be_used_again(
+def test_after_a_rollback_nothing_is_added_and_the_session_is_usable(
     database_url: str, engine: Engine, undo: Work
 ) -> None:
     with Session(engine) as session:
@@ -140,7 +140,7 @@ def test_what_is_undone_is_not_added_and_the_session_can_be_used_again(
 
 
 @pytest.mark.filterwarnings("ignore:New instance <Order")
-def test_a_failed_business_statement_takes_the_messages_with_it(
+def test_a_failed_statement_rolls_back_the_messages(
     database_url: str, engine: Engine
 ) -> None:
     with Session(engine) as session:
@@ -152,7 +152,9 @@ def test_a_failed_business_statement_takes_the_messages_with_it(
     assert topics(database_url) == []
 
 
-def test_savepoints_keep_and_lose_their_own(database_url: str, engine: Engine) -> None:
+def test_savepoints_keep_or_roll_back_their_messages(
+    database_url: str, engine: Engine
+) -> None:
     with Session(engine) as session, session.begin():
         outbox.add(session, Message("outer", b""))
         with session.begin_nested():
@@ -171,7 +173,7 @@ def test_savepoints_keep_and_lose_their_own(database_url: str, engine: Engine) -
     assert topics(database_url) == ["outer", "released", "after", "last"]
 
 
-def test_a_flush_makes_them_visible_in_the_transaction_only(
+def test_flushed_messages_are_visible_only_in_their_transaction(
     database_url: str, engine: Engine
 ) -> None:
     count = text("SELECT count(*) FROM outbox.message")
@@ -185,7 +187,7 @@ def test_a_flush_makes_them_visible_in_the_transaction_only(
     assert len(topics(database_url)) == 3
 
 
-def test_an_orm_query_flushes_them_like_anything_pending(engine: Engine) -> None:
+def test_an_orm_query_flushes_pending_messages(engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         outbox.add(session, *MESSAGES)
         session.query(Order).all()

@@ -67,7 +67,7 @@ async def test_a_statement_serves_async_connections_too(
     ) == [fields(FULL)]
 
 
-async def test_a_rolled_back_savepoint_takes_its_messages_in_async_too(
+async def test_a_rolled_back_savepoint_removes_its_messages_async(
     database_url: str, async_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     async with async_sessions.begin() as session:

@@ -104,7 +104,7 @@ async def test_autocommit_is_refused_in_an_async_session(
     assert topics(database_url) == []
 
 
-def test_refused_messages_are_refused_again_and_not_left_out(database_url: str) -> None:
+def test_refused_messages_are_retried_and_not_skipped(database_url: str) -> None:
     with session_of(database_url, "engine") as session:
         outbox.add(session, *MESSAGES)
         for _ in range(2):
@@ -113,7 +113,7 @@ def test_refused_messages_are_refused_again_and_not_left_out(database_url: str) 
     assert topics(database_url) == []
 
 
-def test_an_engine_in_autocommit_takes_messages_by_a_transaction_of_its_own(
+def test_an_autocommit_engine_adds_messages_in_their_own_transaction(
     database_url: str,
 ) -> None:
     engine = create_engine(sqlalchemy_url(database_url), isolation_level="AUTOCOMMIT")

@@ -58,7 +58,7 @@ def test_a_listener_of_the_flush_may_add(
     assert execute(database_url, "SELECT count(*) FROM invoice") == [(2,)]
 
 
-def test_a_listener_that_comes_first_does_not_get_ahead(
+def test_a_listener_that_runs_first_does_not_miss_messages(
     database_url: str, engine: Engine
 ) -> None:
     event.listen(Session, "before_flush", add_for_each_invoice, insert=True)

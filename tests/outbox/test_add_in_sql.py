@@ -26,7 +26,7 @@ def add(connection: psycopg.Connection[TupleRow], arguments: str) -> UUID:
     return row[0]
 
 
-def test_json_is_added_as_text_of_json(connection: psycopg.Connection[Any]) -> None:
+def test_json_is_added_as_json_text(connection: psycopg.Connection[Any]) -> None:
     id = add(connection, """'orders.placed', '{"order": 1}'::jsonb, key => 'ä'""")
 
     row = connection.execute(
@@ -40,7 +40,7 @@ def test_json_is_added_as_text_of_json(connection: psycopg.Connection[Any]) -> N
     )
 
 
-def test_bytes_are_added_as_they_are(connection: psycopg.Connection[Any]) -> None:
+def test_bytes_are_added_unchanged(connection: psycopg.Connection[Any]) -> None:
     id = uuid7()
 
     given = add(
@@ -71,7 +71,7 @@ def test_bytes_are_added_as_they_are(connection: psycopg.Connection[Any]) -> Non
         """'t', '{"a": 1}'::varchar""",
     ],
 )
-def test_a_literal_without_a_type_is_json(
+def test_an_untyped_literal_is_json(
     connection: psycopg.Connection[Any], arguments: str
 ) -> None:
     add(connection, arguments)
@@ -80,7 +80,7 @@ def test_a_literal_without_a_type_is_json(
     assert rows == [(b'{"a": 1}',)]
 
 
-def test_a_parameter_without_a_type_is_json(
+def test_an_untyped_parameter_is_json(
     connection: psycopg.Connection[Any],
 ) -> None:
     connection.execute("SELECT outbox.add(%s, %s)", ("t", '{"a": 1.10}'))
@@ -89,7 +89,7 @@ def test_a_parameter_without_a_type_is_json(
     assert rows.fetchall() == [(b'{"a": 1.10}', "application/json")]
 
 
-def test_text_of_a_text_type_is_added_as_it_is(
+def test_text_of_a_text_type_is_added_unchanged(
     connection: psycopg.Connection[Any],
 ) -> None:
     add(connection, "'t', 'Grüße', content_type => 'text/plain'")
@@ -111,7 +111,7 @@ def test_text_of_a_text_type_is_added_as_it_is(
         ("'', '{}'", "topic is empty"),
     ],
 )
-def test_text_that_is_not_what_it_is_called_is_refused(
+def test_text_that_does_not_match_its_content_type_is_refused(
     connection: psycopg.Connection[Any], arguments: str, problem: str
 ) -> None:
     with pytest.raises(psycopg.errors.DataError, match=problem):
@@ -208,7 +208,7 @@ def test_a_trigger_adds_in_the_transaction_of_its_statement(
         ),
     ],
 )
-def test_a_broken_rule_is_named_and_nothing_is_added(
+def test_a_violated_limit_is_named_and_nothing_is_added(
     connection: psycopg.Connection[Any], arguments: str, problem: str
 ) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue) as refusal:

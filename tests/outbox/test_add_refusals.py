@@ -33,7 +33,7 @@ def sessions() -> list[AnySession]:
 
 
 @pytest.mark.parametrize("session", sessions(), ids=lambda s: type(s).__name__)
-def test_one_bad_message_keeps_all_of_its_call_out(session: AnySession) -> None:
+def test_one_bad_message_prevents_its_whole_call(session: AnySession) -> None:
     with pytest.raises(InvalidMessageError, match="message topic '': is empty"):
         outbox.add(session, GOOD, BAD, GOOD)
 
@@ -65,7 +65,7 @@ def test_a_refusal_leaves_what_was_added_before() -> None:
     ],
     ids=lambda thing: type(thing).__name__,
 )
-def test_what_is_not_a_session_is_refused_with_a_remedy(thing: Any) -> None:
+def test_anything_but_a_session_is_refused_with_a_remedy(thing: Any) -> None:
     with pytest.raises(NotASessionError, match=r"isn't a SQLAlchemy session; pass the"):
         outbox.add(thing, GOOD)
 
@@ -79,12 +79,12 @@ def test_what_is_not_a_session_is_refused_with_a_remedy(thing: Any) -> None:
     ],
     ids=lambda thing: type(thing).__name__,
 )
-def test_what_is_taken_for_a_session_is_told_apart(thing: Any, remedy: str) -> None:
+def test_session_like_objects_are_distinguished(thing: Any, remedy: str) -> None:
     with pytest.raises(NotASessionError, match=remedy):
         outbox.add(thing, GOOD)
 
 
-def test_a_connection_is_told_of_the_statement() -> None:
+def test_the_error_for_a_connection_names_the_statement_to_use() -> None:
     with (
         create_engine("sqlite://", poolclass=NullPool).connect() as connection,
         pytest.raises(
@@ -95,7 +95,7 @@ def test_a_connection_is_told_of_the_statement() -> None:
 
 
 @pytest.mark.parametrize("messages", [[GOOD], (GOOD,), iter([GOOD])])
-def test_messages_in_a_collection_are_refused_with_a_star(messages: Any) -> None:
+def test_the_error_for_messages_in_a_list_suggests_a_star(messages: Any) -> None:
     session = Session()
 
     with pytest.raises(InvalidMessageError, match=r"add\(session, \*messages\)"):
@@ -117,7 +117,7 @@ async def test_an_awaited_add_says_what_to_write_instead(
     [None, {"topic": "t"}, b"payload", Message],
     ids=["None", "dict", "bytes", "class"],
 )
-def test_what_is_not_a_message_is_refused_with_a_remedy(thing: Any) -> None:
+def test_anything_but_a_message_is_refused_with_a_remedy(thing: Any) -> None:
     session = Session()
 
     with pytest.raises(InvalidMessageError, match=r"isn't a Message; pass outbox\.Mes"):
@@ -156,7 +156,7 @@ def test_a_statement_checks_its_messages() -> None:
         outbox.insert_statement(GOOD, Message("t", b"", available_at=naive))
 
 
-def test_statements_of_any_number_of_messages_have_one_text() -> None:
+def test_the_statement_text_does_not_depend_on_the_number_of_messages() -> None:
     assert str(outbox.insert_statement(GOOD)) == str(
         outbox.insert_statement(GOOD, GOOD, GOOD)
     )

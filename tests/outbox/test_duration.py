@@ -34,7 +34,7 @@ def test_a_duration_is_a_number_with_a_unit_or_several(text: str, seconds: int) 
 @pytest.mark.parametrize(
     "text", ["", "6", "h", "-1h", "1y", "30m1h", "1h 30m", "9999999h"]
 )
-def test_what_is_no_duration_is_refused_by_its_name(text: str) -> None:
+def test_the_error_for_an_invalid_duration_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--age .*write 90s, 15m"):
         read_duration("--age", text)
 
@@ -50,7 +50,7 @@ def test_a_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> N
 @given(st.timedeltas(timedelta(0), timedelta(seconds=999_999)))
 @example(timedelta(weeks=2))
 @example(timedelta(seconds=0.5))
-def test_an_exact_duration_reads_back_as_itself(duration: timedelta) -> None:
+def test_an_exact_duration_round_trips(duration: timedelta) -> None:
     assert read_duration("--age", exact_duration(duration)) == duration
 
 
@@ -67,7 +67,7 @@ def test_an_exact_duration_reads_back_as_itself(duration: timedelta) -> None:
         (-1.5, "-1.5s"),
     ],
 )
-def test_an_exact_duration_is_what_a_person_would_type(
+def test_an_exact_duration_is_printed_as_a_person_would_type_it(
     seconds: float, text: str
 ) -> None:
     assert exact_duration(timedelta(seconds=seconds)) == text
@@ -76,11 +76,11 @@ def test_an_exact_duration_is_what_a_person_would_type(
 @pytest.mark.parametrize(
     ("text", "per_second"), [("10/s", 10), ("10", 10), ("90/m", 1.5), ("1800/h", 0.5)]
 )
-def test_a_rate_is_a_number_by_time(text: str, per_second: float) -> None:
+def test_a_rate_is_a_number_per_time(text: str, per_second: float) -> None:
     assert read_rate("--rate", text) == per_second
 
 
 @pytest.mark.parametrize("text", ["", "0/s", "-1/s", "fast", "10/d"])
-def test_what_is_no_rate_is_refused_by_its_name(text: str) -> None:
+def test_the_error_for_an_invalid_rate_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--rate .*write 10/s"):
         read_rate("--rate", text)

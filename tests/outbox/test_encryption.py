@@ -113,7 +113,7 @@ async def test_a_relay_without_codec_publishes_what_is_stored(
     assert (published.payload, published.headers) == (payload, headers)
 
 
-async def test_a_message_whose_key_the_relay_has_not_is_a_dead_letter_as_it_was(
+async def test_a_message_whose_key_the_relay_lacks_is_dead_lettered_as_stored(
     database_url: str,
 ) -> None:
     add(database_url, message("lost"), with_codec=forgetful)
@@ -142,7 +142,7 @@ class Clinic:
         self.read.append((message.payload, message.content_type))
 
 
-async def test_a_consumer_decodes_for_its_handler_and_keeps_what_it_can_t(
+async def test_a_consumer_decodes_for_its_handler_and_dead_letters_the_undecodable(
     database_url: str,
 ) -> None:
     lost, kept = encoded(message(), forgetful), encoded(message(), codec)
@@ -183,7 +183,7 @@ async def test_the_remedy_works_once_the_key_is_there_its_dead_letter_is_handled
     assert status == "SUCCEEDED"
 
 
-async def test_a_consumer_checks_schemas_and_lifts_versions_after_the_codec(
+async def test_a_consumer_decodes_before_it_checks_schemas_and_upcasts(
     database_url: str,
 ) -> None:
     registry = SchemaRegistry()

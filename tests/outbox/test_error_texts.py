@@ -107,7 +107,7 @@ async def test_a_violation_names_its_constraint_and_no_value(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_data_exception_does_not_quote_the_datum(people: str, way: Way) -> None:
+async def test_a_data_exception_does_not_quote_the_value(people: str, way: Way) -> None:
     error = await caught(way(people, NO_NUMBER))
 
     assert message_of(error).endswith(
@@ -138,7 +138,7 @@ async def test_a_traceback_shows_where_and_no_value(
     assert SECRET not in one_line(error)
 
 
-async def test_a_session_that_waits_for_its_rollback_quotes_no_row(
+async def test_a_session_that_needs_a_rollback_quotes_no_row(
     people: str,
 ) -> None:
     async def use_it_again() -> None:
@@ -172,7 +172,7 @@ async def test_the_errors_of_a_group_quote_no_row(people: str) -> None:
     assert SECRET not in said
 
 
-def test_a_traceback_without_an_error_of_a_database_is_pythons_own() -> None:
+def test_a_traceback_without_a_database_error_is_pythons_own() -> None:
     def fail() -> None:
         try:
             int("x")

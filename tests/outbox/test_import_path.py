@@ -30,11 +30,11 @@ def test_the_object_of_a_path_is_found(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["app", ":consumer", "app:", ""])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_an_invalid_path_is_refused(path: str) -> None:
     assert "write module:name, e.g. app:consumer" in refusal(path)
 
 
-def test_a_module_that_is_not_there_is_told_from_one_that_fails(folder: Path) -> None:
+def test_a_missing_module_is_distinguished_from_one_that_fails(folder: Path) -> None:
     (folder / "import_missing.py").write_text("import os\n\nimport import_nowhere\n")
 
     not_there = refusal("import_nowhere:consumer")
@@ -46,7 +46,7 @@ def test_a_module_that_is_not_there_is_told_from_one_that_fails(folder: Path) ->
     assert fails.endswith(f"({folder / 'import_missing.py'}, line 3)")
 
 
-def test_a_package_without_the_module_is_told(folder: Path) -> None:
+def test_a_package_without_the_module_is_reported(folder: Path) -> None:
     (folder / "import_package").mkdir()
     (folder / "import_package" / "__init__.py").write_text("")
 
@@ -64,7 +64,7 @@ def test_a_package_without_the_module_is_told(folder: Path) -> None:
         ("import json\n\n\njson.loads('{')\n", "JSONDecodeError: Expecting", 4),
     ],
 )
-def test_the_line_where_an_import_fails_is_told(
+def test_the_error_names_the_line_where_an_import_fails(
     folder: Path, code: str, error: str, line: int
 ) -> None:
     name = f"import_broken_{line}"
@@ -76,7 +76,7 @@ def test_the_line_where_an_import_fails_is_told(
     assert said.endswith(f"({folder / name}.py, line {line})")
 
 
-def test_the_line_of_a_module_further_in_is_told(folder: Path) -> None:
+def test_the_error_names_the_line_in_an_imported_module(folder: Path) -> None:
     (folder / "import_outer.py").write_text("import import_inner\n")
     (folder / "import_inner.py").write_text("\n1 / 0\n")
 
@@ -85,7 +85,7 @@ def test_the_line_of_a_module_further_in_is_told(folder: Path) -> None:
     assert said.endswith(f"({folder / 'import_inner.py'}, line 2)")
 
 
-def test_a_name_that_is_not_there_is_told_with_the_file(folder: Path) -> None:
+def test_the_error_for_a_missing_name_names_the_file(folder: Path) -> None:
     (folder / "import_named.py").write_text("consumers = 1\n")
 
     assert refusal("import_named:consumer").endswith(
@@ -96,7 +96,7 @@ def test_a_name_that_is_not_there_is_told_with_the_file(folder: Path) -> None:
     )
 
 
-def test_a_function_that_fails_to_give_a_consumer_is_told_with_its_line(
+def test_a_factory_that_fails_is_reported_with_its_line(
     folder: Path,
 ) -> None:
     (folder / "import_made.py").write_text("def make():\n    raise KeyError('URL')\n")

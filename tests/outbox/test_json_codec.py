@@ -37,7 +37,7 @@ def well() -> list[Any]:
     ],
     ids=lambda payload: type(payload).__name__,
 )
-def test_a_payload_that_can_not_be_encoded_is_refused_with_a_remedy(
+def test_the_error_for_an_unencodable_payload_has_a_remedy(
     payload: object,
 ) -> None:
     with pytest.raises(CodecError) as refusal:
@@ -51,7 +51,7 @@ def test_a_payload_that_can_not_be_encoded_is_refused_with_a_remedy(
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff\xfe\xfd", b"[" * 100_000])
-def test_what_is_not_json_is_refused(payload: bytes) -> None:
+def test_text_that_is_not_json_is_refused(payload: bytes) -> None:
     with pytest.raises(CodecError, match="isn't JSON"):
         decode(payload)
 
@@ -59,7 +59,7 @@ def test_what_is_not_json_is_refused(payload: bytes) -> None:
 @pytest.mark.parametrize(
     "value", [None, True, 0, -1.5, "", "ä😀\u2028", [], {}, {"a": [{"b": None}]}]
 )
-def test_what_was_encoded_is_decoded_again(value: object) -> None:
+def test_an_encoded_value_is_decoded_again(value: object) -> None:
     assert decode(encode(value)) == value
 
 

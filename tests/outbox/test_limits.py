@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     REFUSED,
     ids=[f"{field}: {problem}" for field, _, problem, _ in REFUSED],
 )
-def test_a_broken_rule_names_field_value_and_remedy(
+def test_the_error_for_a_violated_limit_names_field_value_and_remedy(
     field: str, value: Any, problem: str, remedy: str
 ) -> None:
     with pytest.raises(InvalidMessageError) as refusal:
@@ -109,14 +109,14 @@ def test_a_broken_rule_names_field_value_and_remedy(
     ],
     ids=lambda fields: ", ".join(fields),
 )
-def test_what_is_just_within_the_limits_passes(fields: dict[str, Any]) -> None:
+def test_values_just_within_the_limits_pass(fields: dict[str, Any]) -> None:
     Limits().check(message(**fields))
 
 
 @pytest.mark.parametrize(
     ("field", "most"), [("topic", 2048), ("key", 2048), ("tenant", 1024)]
 )
-def test_what_is_in_an_index_is_bounded_in_bytes_whatever_the_limits(
+def test_indexed_columns_are_bounded_in_bytes_whatever_the_limits(
     field: str, most: int
 ) -> None:
     generous = Limits(max_topic_chars=9999, max_key_chars=9999, max_tenant_chars=9999)
@@ -154,7 +154,7 @@ def test_limits_can_be_raised_and_lowered() -> None:
     ],
     ids=lambda setting: next(iter(setting)),
 )
-def test_limits_that_would_refuse_everything_are_refused(
+def test_limits_that_refuse_every_message_are_refused(
     setting: dict[str, Any],
 ) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*must"):
@@ -171,7 +171,7 @@ def test_limits_above_those_of_the_table_are_refused(setting: dict[str, Any]) ->
         Limits(**setting)
 
 
-def test_headers_that_are_longer_as_json_than_the_table_takes_are_refused() -> None:
+def test_headers_whose_json_exceeds_the_tables_limit_are_refused() -> None:
     roomy = Limits(max_header_bytes=2**18)
     roomy.check(message(headers={"h": "x" * (2**18 - 100)}))
     with pytest.raises(InvalidMessageError, match="over the table's limit of 262144"):

@@ -71,11 +71,11 @@ def test_the_table_refuses_too_much_of(what: str, database_url: str) -> None:
     assert refused.value.diag.constraint_name == constraint
 
 
-def test_the_table_takes_what_is_at_the_limits(database_url: str) -> None:
+def test_the_table_accepts_values_at_the_limits(database_url: str) -> None:
     insert(database_url, **FITS)
 
 
-def test_headers_that_come_compressed_are_measured_as_they_were(
+def test_compressed_headers_are_measured_uncompressed(
     database_url: str,
 ) -> None:
     execute(

@@ -10,7 +10,7 @@ from outbox import CodecError, Message, Priority, uuid7
 from outbox.message_id import is_uuid7
 
 
-def test_bytes_are_taken_as_they_are() -> None:
+def test_bytes_are_accepted_unchanged() -> None:
     message = Message("orders.placed", b"\x00\xff")
 
     assert message.payload == b"\x00\xff"
@@ -37,7 +37,7 @@ def test_anything_else_is_encoded_as_compact_json(
 
 
 @pytest.mark.parametrize("payload", [b"<a/>", {"a": 1}])
-def test_a_content_type_given_is_kept(payload: object) -> None:
+def test_a_given_content_type_is_kept(payload: object) -> None:
     assert Message("t", payload, content_type="text/xml").content_type == "text/xml"
 
 
@@ -46,14 +46,14 @@ def test_a_payload_that_is_not_json_is_not_decoded() -> None:
         Message("t", b"\xff").json()
 
 
-def test_every_message_gets_an_id_of_its_own() -> None:
+def test_every_message_gets_its_own_id() -> None:
     one, other = Message("t", b""), Message("t", b"")
 
     assert is_uuid7(one.id)
     assert one.id != other.id
 
 
-def test_what_is_given_is_kept() -> None:
+def test_given_fields_are_kept() -> None:
     id, moment = uuid7(), datetime(2030, 1, 1, tzinfo=UTC)
 
     message = Message(
@@ -73,7 +73,7 @@ def test_what_is_given_is_kept() -> None:
     assert (message.priority, message.available_at) == (Priority.BULK, moment)
 
 
-def test_a_message_can_not_be_changed() -> None:
+def test_a_message_cannot_be_changed() -> None:
     message = Message("t", b"")
 
     with pytest.raises(FrozenInstanceError):
@@ -99,7 +99,7 @@ def test_a_log_does_not_show_the_payload() -> None:
     )
 
 
-def test_a_copy_differs_in_what_was_replaced_alone() -> None:
+def test_a_copy_differs_only_in_the_replaced_attributes() -> None:
     message = Message(
         "orders",
         b"\xff",
@@ -117,7 +117,7 @@ def test_a_copy_differs_in_what_was_replaced_alone() -> None:
     assert copy.replace(headers={"a": "b"}, schema_version=3) == message
 
 
-def test_a_new_payload_is_encoded_and_says_what_it_is() -> None:
+def test_a_new_payload_is_encoded_and_gets_its_content_type() -> None:
     message = Message("orders", b"\xff", content_type="image/png")
     assert message.replace(payload=b"\xfe").content_type == "image/png"
     assert message.replace(payload={"a": 1}).payload == b'{"a":1}'

@@ -53,14 +53,14 @@ def made_by_threads(make: Callable[[], UUID]) -> list[list[UUID]]:
     return made
 
 
-def test_identifiers_ascend_in_each_of_several_threads() -> None:
+def test_ids_ascend_within_each_thread() -> None:
     made = made_by_threads(uuid7)
     assert all(one < next_ for ids in made for one, next_ in pairwise(ids))
     # Apart from the random bits, too.
     assert len({id.int >> 64 for ids in made for id in ids}) == 4 * MANY
 
 
-def test_identifiers_stay_at_the_present_when_the_clock_was_set_back(
+def test_ids_stay_at_the_present_when_the_clock_is_set_back(
     clock_set_back: Callable[[], None],
 ) -> None:
     first = uuid7()
@@ -72,7 +72,7 @@ def test_identifiers_stay_at_the_present_when_the_clock_was_set_back(
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_child_makes_other_identifiers_than_its_parent() -> None:
+def test_a_forked_child_makes_different_ids_than_its_parent() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -91,7 +91,7 @@ def test_a_forked_child_makes_other_identifiers_than_its_parent() -> None:
 @pytest.mark.skipif(
     not hasattr(uuid, "uuid7"), reason="uuid.uuid7 comes with Python 3.14"
 )
-def test_python_s_own_runs_ahead_when_the_clock_was_set_back(
+def test_the_standard_librarys_ids_run_ahead_when_the_clock_is_set_back(
     clock_set_back: Callable[[], None],
 ) -> None:
     """If this fails, Python has become better: look whether it will do for us."""

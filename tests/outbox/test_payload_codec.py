@@ -51,7 +51,7 @@ def message(**changes: str) -> Message:
 
 
 @pytest.mark.parametrize("with_codec", [codec, Upside()], ids=lambda c: c.name)
-def test_a_message_comes_back_as_it_was(with_codec: PayloadCodec) -> None:
+def test_a_message_is_restored_unchanged(with_codec: PayloadCodec) -> None:
     plain = message()
 
     stored = encoded(plain, with_codec)
@@ -111,7 +111,7 @@ def changed(payload: bytes | None = None, id: UUID | None = None) -> Message:
         ),
     ],
 )
-def test_what_can_t_be_done_names_field_value_and_remedy(
+def test_the_error_for_an_impossible_change_names_field_value_and_remedy(
     attempt: Callable[[], object], problem: str, remedy: str
 ) -> None:
     with pytest.raises(CodecError) as refused:
@@ -122,7 +122,7 @@ def test_what_can_t_be_done_names_field_value_and_remedy(
     assert SECRET not in str(refused.value)
 
 
-def test_a_codec_that_fails_to_encode_is_told_without_the_payload() -> None:
+def test_the_error_of_a_codec_that_fails_to_encode_hides_the_payload() -> None:
     class Broken(Upside):
         @override
         def encode(self, message: Message) -> tuple[str, bytes]:
@@ -134,7 +134,7 @@ def test_a_codec_that_fails_to_encode_is_told_without_the_payload() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "Upper", "a b"])
-def test_a_codec_has_a_name_that_fits_into_a_header(name: str) -> None:
+def test_a_codec_name_that_does_not_fit_into_a_header_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="use lower-case letters"):
         encoded(message(), Upside(name))
 
@@ -169,6 +169,6 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("keys", [{}, {"a": b"short"}])
-def test_keys_that_are_none_are_refused(keys: dict[str, bytes]) -> None:
+def test_invalid_keys_are_refused(keys: dict[str, bytes]) -> None:
     with pytest.raises(ConfigError, match="key"):
         AesGcm(keys)

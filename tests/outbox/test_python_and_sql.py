@@ -68,7 +68,7 @@ def test_a_lane_belongs_to_its_priority(
 
 
 @given(TEXTS, UUIDS, UUIDS)
-def test_a_key_has_one_bucket_whatever_the_id(key: str, one: UUID, other: UUID) -> None:
+def test_a_key_has_one_lane_whatever_the_id(key: str, one: UUID, other: UUID) -> None:
     assert {lane_of(key, id, p) % BUCKETS for id in (one, other) for p in Priority} == {
         lane_of(key, one, Priority.REALTIME)
     }
@@ -97,7 +97,7 @@ def test_python_and_sql_read_the_same_moment_from_an_id(
 
 @given(st.lists(UUIDS, min_size=1), st.sampled_from((-1, 0, 1)))
 @settings(max_examples=300, deadline=None)
-def test_a_receipt_is_taken_at_the_moment_of_its_id_and_at_no_other(
+def test_a_receipt_must_have_the_moment_of_its_id(
     connection: Connection, ids: Sequence[UUID], microseconds: int
 ) -> None:
     off = timedelta(microseconds=microseconds)
@@ -129,7 +129,7 @@ def are_taken(
     return [taken for (taken,) in connection.execute(query, (ids, moments)).fetchall()]
 
 
-def test_ids_made_in_python_ascend_and_tell_their_moment() -> None:
+def test_ids_made_in_python_ascend_and_contain_their_time() -> None:
     before = datetime.now(UTC) - timedelta(milliseconds=1)
     ids = [uuid7() for _ in range(20_000)]
     # The tick counts on when many fall into one, which may run ahead a little.
@@ -141,7 +141,7 @@ def test_ids_made_in_python_ascend_and_tell_their_moment() -> None:
     assert all(before <= moment_of(id) <= after for id in ids)
 
 
-def test_ids_made_in_sql_are_valid_and_tell_their_moment(
+def test_ids_made_in_sql_are_valid_and_contain_their_time(
     connection: Connection,
 ) -> None:
     rows = connection.execute(
@@ -160,7 +160,7 @@ def test_ids_made_in_sql_are_valid_and_tell_their_moment(
 
 
 @given(st.integers(0, 2**128 - 1))
-def test_an_id_is_told_by_its_version_and_variant(value: int) -> None:
+def test_a_uuid7_is_recognized_by_version_and_variant(value: int) -> None:
     id = UUID(int=value)
 
     assert is_uuid7(id) == (id.version == 7)

@@ -42,5 +42,5 @@ def test_other_names_are_free(name: str) -> None:
     insert_statement(Message("t", b"", headers={name: "1"}))
 
 
-def test_what_a_codec_stores_is_reserved() -> None:
+def test_a_codecs_headers_are_reserved() -> None:
     assert all(reserved_header([name]) for name in STORED_HEADERS)

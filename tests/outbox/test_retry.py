@@ -21,12 +21,12 @@ def test_a_policy_without_attempts_is_refused(attempts: int) -> None:
 @pytest.mark.parametrize(
     ("first", "longest"), [(0, 1), (-1, 1), (2, 1)], ids=["none", "negative", "swapped"]
 )
-def test_delays_that_make_no_sense_are_refused(first: int, longest: int) -> None:
+def test_invalid_delays_are_refused(first: int, longest: int) -> None:
     with pytest.raises(ConfigError, match=r"first_delay=.*max_delay=.*above 0"):
         RetryPolicy(first_delay=seconds(first), max_delay=seconds(longest))
 
 
-def test_the_last_attempt_spends_them() -> None:
+def test_the_last_attempt_is_the_last() -> None:
     policy = RetryPolicy(max_attempts=3)
 
     assert [policy.spent(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
@@ -36,13 +36,13 @@ def test_a_single_attempt_is_a_policy() -> None:
     assert RetryPolicy(max_attempts=1).spent(1)
 
 
-def test_two_that_failed_together_do_not_come_back_together() -> None:
+def test_messages_that_failed_together_are_retried_at_different_times() -> None:
     policy = RetryPolicy()
 
     assert len({policy.delay(4) for _ in range(20)}) > 10
 
 
-def test_equal_delays_leave_no_choice() -> None:
+def test_equal_delays_give_exactly_that_delay() -> None:
     policy = RetryPolicy(first_delay=seconds(2), max_delay=seconds(2))
 
     assert policy.delay(1) == policy.delay(1000) == seconds(2)

@@ -24,5 +24,5 @@ def test_a_delay_lies_between_the_first_and_the_longest(
 
 
 @given(st.integers(1, 1000), st.integers(0, 2000))
-def test_attempts_are_spent_from_the_last_on(limit: int, attempts: int) -> None:
+def test_attempts_are_spent_at_the_last_one(limit: int, attempts: int) -> None:
     assert RetryPolicy(max_attempts=limit).spent(attempts) == (attempts >= limit)

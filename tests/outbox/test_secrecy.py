@@ -59,7 +59,7 @@ def leaks(said: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__qualname__)
-def test_no_event_has_a_place_for_a_payload(kind: type[Event]) -> None:
+def test_no_event_has_a_field_for_a_payload(kind: type[Event]) -> None:
     hints = get_type_hints(kind)
 
     for field in fields(kind):
@@ -70,7 +70,7 @@ def test_no_event_has_a_place_for_a_payload(kind: type[Event]) -> None:
         assert hints[field.name] not in {object, Any}
 
 
-def test_the_events_of_all_packages_are_looked_at() -> None:
+def test_the_events_of_all_packages_are_tested() -> None:
     assert {kind.__module__.partition(".")[0] for kind in KINDS} == {*PACKAGES}
     assert len(KINDS) > 30
 
@@ -83,7 +83,7 @@ def refuse(message: Message) -> Confirmation:
     return Acked() if message.topic == "good" else Nacked("refused", message.key == "p")
 
 
-async def test_a_relay_tells_no_payload(
+async def test_a_relay_reveals_no_payload(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -109,7 +109,7 @@ async def test_a_relay_tells_no_payload(
     assert not leaks(repr(it.events.events))
 
 
-async def test_a_consumer_tells_no_payload(
+async def test_a_consumer_reveals_no_payload(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -117,7 +117,7 @@ def test_a_session_that_is_used_again_after_a_close_is_reported_each_time(
     assert len(reported) == 2
 
 
-def test_a_rollback_is_no_loss(reported: list[MessagesUnsent]) -> None:
+def test_a_rollback_is_not_a_loss(reported: list[MessagesUnsent]) -> None:
     with Session() as session:
         outbox.add(session, ORDER)
         session.rollback()
@@ -129,7 +129,7 @@ def test_a_rollback_is_no_loss(reported: list[MessagesUnsent]) -> None:
     assert reported == []
 
 
-async def test_a_rollback_of_an_async_session_is_no_loss(
+async def test_a_rollback_of_an_async_session_is_not_a_loss(
     reported: list[MessagesUnsent],
 ) -> None:
     async with AsyncSession() as session:
@@ -189,7 +189,7 @@ def add_and_fail(session: Session | AsyncSession) -> None:
 
 
 @pytest.mark.parametrize("leave", [close_in_the_end, leave_block, leave_transaction])
-def test_an_exception_is_no_loss(
+def test_an_exception_is_not_a_loss(
     leave: Callable[[Session], None], reported: list[MessagesUnsent]
 ) -> None:
     with pytest.raises(ZeroDivisionError):
@@ -207,7 +207,7 @@ def test_an_exception_is_no_loss(
         leave_generator_async,
     ],
 )
-async def test_an_exception_around_an_async_session_is_no_loss(
+async def test_an_exception_around_an_async_session_is_not_a_loss(
     leave: Callable[[AsyncSession], Awaitable[None]], reported: list[MessagesUnsent]
 ) -> None:
     with pytest.raises(ZeroDivisionError):
@@ -216,7 +216,7 @@ async def test_an_exception_around_an_async_session_is_no_loss(
     assert reported == []
 
 
-async def test_a_cancelled_task_is_no_loss(reported: list[MessagesUnsent]) -> None:
+async def test_a_cancelled_task_is_not_a_loss(reported: list[MessagesUnsent]) -> None:
     is_added = asyncio.Event()
 
     async def handle() -> None:
@@ -233,7 +233,7 @@ async def test_a_cancelled_task_is_no_loss(reported: list[MessagesUnsent]) -> No
     assert reported == []
 
 
-def test_an_exception_that_is_handled_before_hides_no_loss(
+def test_an_earlier_handled_exception_hides_no_loss(
     reported: list[MessagesUnsent],
 ) -> None:
     try:
@@ -245,7 +245,7 @@ def test_an_exception_that_is_handled_before_hides_no_loss(
     assert len(reported) == 1
 
 
-async def test_an_exception_that_is_handled_before_hides_no_loss_async(
+async def test_an_earlier_handled_exception_hides_no_loss_async(
     reported: list[MessagesUnsent],
 ) -> None:
     try:
@@ -257,7 +257,7 @@ async def test_an_exception_that_is_handled_before_hides_no_loss_async(
     assert len(reported) == 1
 
 
-def test_what_is_expunged_is_no_loss(reported: list[MessagesUnsent]) -> None:
+def test_expunged_messages_are_not_a_loss(reported: list[MessagesUnsent]) -> None:
     with Session() as session:
         outbox.add(session, ORDER)
         session.expunge_all()
@@ -265,7 +265,9 @@ def test_what_is_expunged_is_no_loss(reported: list[MessagesUnsent]) -> None:
     assert reported == []
 
 
-def test_what_a_test_asked_for_is_no_loss(reported: list[MessagesUnsent]) -> None:
+def test_messages_that_a_test_read_are_not_a_loss(
+    reported: list[MessagesUnsent],
+) -> None:
     with Session() as session:
         outbox.add(session, ORDER)
         assert added(session) == [ORDER]
@@ -273,7 +275,7 @@ def test_what_a_test_asked_for_is_no_loss(reported: list[MessagesUnsent]) -> Non
     assert reported == []
 
 
-def test_a_loss_is_logged_and_warned_of_with_topic_and_remedy(
+def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(unsent, "on_unsent", [])
@@ -294,7 +296,7 @@ def test_a_loss_is_logged_and_warned_of_with_topic_and_remedy(
     )
 
 
-def test_a_warning_that_is_an_error_keeps_no_session_from_being_closed(
+def test_a_session_closes_even_if_warnings_are_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unsent, "on_unsent", [])
@@ -322,7 +324,7 @@ outbox.add(session, outbox.Message("orders.placed", b""))
     ("end", "is_reported"),
     [("", True), ("session.rollback()", False), ("1 / 0", False)],
 )
-def test_a_script_that_forgets_the_commit_is_told_as_it_ends(
+def test_a_script_that_forgets_the_commit_is_warned_at_exit(
     end: str, is_reported: bool
 ) -> None:
     done = subprocess.run(

@@ -114,7 +114,7 @@ def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: q.split("\n")[0][3:40])
 @pytest.mark.parametrize("schema", ["outbox", "inbox"])
-def test_the_questions_of_the_page_are_answered_by_their_index(
+def test_the_pages_queries_use_their_index(
     ask: Ask, question: str, schema: Schema
 ) -> None:
     plan = ask(question.replace("inbox.", f"{schema}."))
@@ -127,12 +127,12 @@ def test_the_questions_of_the_page_are_answered_by_their_index(
         assert len(plan.partitions) == 1
 
 
-def test_the_page_asks_by_each_of_the_four_indexes() -> None:
+def test_the_pages_queries_use_each_of_the_four_indexes() -> None:
     asked = re.findall(r"dead_letter_(\w+)_idx", "".join(QUESTIONS))
     assert asked == ["status", "topic", "reason", "retry"]
 
 
-def test_what_is_due_is_found_by_the_retry_index(ask: Ask) -> None:
+def test_due_dead_letters_are_found_by_the_retry_index(ask: Ask) -> None:
     plan = ask(
         statement("inbox", Statement.FIND_DUE),
         {"origin": "consumer:billing", "max_retries": 240, "max_rows": 50},
@@ -159,7 +159,7 @@ def test_a_list_is_read_from_indexes(
         assert plan.indexes == {"dead_letter_topic_idx"}
 
 
-def test_one_is_locked_by_its_key_in_its_day(
+def test_a_dead_letter_is_locked_by_its_primary_key(
     ask: Ask, filled: psycopg.Connection[Any]
 ) -> None:
     row = filled.execute("SELECT id, created_at FROM inbox.dead_letter").fetchone()
@@ -170,7 +170,7 @@ def test_one_is_locked_by_its_key_in_its_day(
         assert (len(plan.partitions), plan.sequential) == (1, set())
 
 
-def test_whether_a_message_is_given_up_is_found_by_its_id(ask: Ask) -> None:
+def test_a_dead_letter_is_found_by_its_message_id(ask: Ask) -> None:
     plan = ask(
         "SELECT id FROM inbox.dead_letter WHERE status = 'PENDING'"
         " AND message_id = '102' AND origin = 'consumer:billing'"

@@ -144,7 +144,7 @@ def test_a_claim_reads_the_days_between_its_bounds_by_the_ready_index(
 
 
 @pytest.mark.parametrize("floor", [-1, 10])
-def test_a_look_for_tenants_steps_over_the_flood(
+def test_a_look_for_tenants_skips_the_flood(
     explain: Explain, today: datetime, floor: int
 ) -> None:
     plan = explain("claim_tenants", **look(today, floors=[floor] * len(LANES)))
@@ -155,7 +155,7 @@ def test_a_look_for_tenants_steps_over_the_flood(
     assert plan.rows_read() <= FEW
 
 
-def test_a_look_takes_of_an_unknown_flood_no_more_than_its_share(
+def test_a_look_reads_no_more_than_its_share_of_an_unknown_flood(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain("claim_tenants", **look(today, known=[], blocked=["k1", "k2"]))
@@ -164,7 +164,7 @@ def test_a_look_takes_of_an_unknown_flood_no_more_than_its_share(
     assert plan.rows_read() <= 300
 
 
-def test_a_look_over_all_days_still_steps_over_the_flood(
+def test_a_look_over_all_partitions_still_skips_the_flood(
     explain: Explain, today: datetime
 ) -> None:
     beginning = datetime(2000, 1, 1, tzinfo=UTC)

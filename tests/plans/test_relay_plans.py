@@ -183,14 +183,14 @@ def test_settling_finds_the_rows_by_key_in_the_days_of_the_batch(
     assert plan.indexes() == {"message_pkey"}
 
 
-def test_what_is_due_is_found_by_the_waiting_index(explain: Explain) -> None:
+def test_due_messages_are_found_by_the_waiting_index(explain: Explain) -> None:
     plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500, max_total=1000)
 
     assert plan.sequential() == []
     assert plan.indexes() == {"message_waiting_idx", "message_pkey"}
 
 
-def test_what_waits_for_later_does_not_lie_in_the_way(explain: Explain) -> None:
+def test_delayed_messages_do_not_slow_down_a_claim(explain: Explain) -> None:
     plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500, max_total=1000)
 
     assert any("available_at" in condition for condition in plan.conditions())
@@ -212,7 +212,7 @@ def test_the_heads_of_lanes_are_found_by_the_ready_index(explain: Explain) -> No
     assert plan.indexes() == {"message_ready_idx"}
 
 
-def test_there_are_days_to_be_left_out(filled_url: str) -> None:
+def test_there_are_partitions_to_skip(filled_url: str) -> None:
     with psycopg.connect(filled_url) as connection:
         row = connection.execute(
             "SELECT count(DISTINCT created_at::date) FROM outbox.message"
@@ -232,7 +232,7 @@ WHICH = dict.fromkeys(("topic", "topic_prefix", "key", "tenant"))
 
 @pytest.mark.parametrize("name", ["find_published", "count_published"])
 @pytest.mark.parametrize("topic", [None, "t"])
-def test_a_replay_reads_the_days_that_are_asked_for(
+def test_a_replay_reads_only_the_requested_days(
     explain: Explain, today: datetime, name: str, topic: str | None
 ) -> None:
     bounds = {"since": today - 2 * DAY + timedelta(hours=1), "until": today}
@@ -244,7 +244,7 @@ def test_a_replay_reads_the_days_that_are_asked_for(
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_a_batch_of_a_replay_is_found_by_key_in_its_days(
+def test_a_batch_of_a_replay_is_found_by_primary_key_in_its_partitions(
     explain: Explain, filled_url: str, today: datetime, count: int
 ) -> None:
     with psycopg.connect(filled_url) as connection:
@@ -312,7 +312,7 @@ def test_keys_that_catch_up_are_found_among_what_was_passed(
     assert "message_ready_idx" in plan.indexes()
 
 
-def test_how_far_a_look_got_is_told_by_the_ready_index(
+def test_the_reach_of_a_look_is_read_from_the_ready_index(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain(

@@ -129,7 +129,7 @@ def read(connection: psycopg.Connection[Any], day: str) -> list[Any]:
     return connection.execute(READ, (day,)).fetchall()
 
 
-def test_every_table_that_holds_rows_is_here(
+def test_every_table_with_rows_is_tested(
     looking: psycopg.Connection[Any],
 ) -> None:
     held = looking.execute(
@@ -166,7 +166,7 @@ def test_the_fallback_reads_none_before_it_locks_the_table(
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_what_is_detached_is_not_read_either(
+def test_detached_partitions_are_not_read_either(
     table: str, looking: psycopg.Connection[Any]
 ) -> None:
     day = old_day(looking, table)
@@ -186,7 +186,7 @@ def test_what_is_detached_is_not_read_either(
     assert read(looking, day) == UNREAD
 
 
-def test_each_partition_of_one_table_is_looked_at_once(
+def test_each_partition_is_visited_once(
     looking: psycopg.Connection[Any],
 ) -> None:
     looking.execute("SELECT outbox.finish_detached('outbox.message')")
@@ -196,7 +196,7 @@ def test_each_partition_of_one_table_is_looked_at_once(
 
 
 @pytest.mark.parametrize("table", [*TABLES, "inbox.receipt"])
-def test_an_hour_with_nothing_to_do_reads_the_bounds_twice_and_asks_no_pg_partman(
+def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
     table: str, database_url: str
 ) -> None:
     with psycopg.connect(database_url) as connection:
@@ -208,7 +208,7 @@ def test_an_hour_with_nothing_to_do_reads_the_bounds_twice_and_asks_no_pg_partma
             assert readings == (calls,)
 
 
-def test_no_function_that_forbids_reading_compiles_what_that_makes_dear(
+def test_functions_that_forbid_reads_avoid_expensive_plans(
     database_url: str,
 ) -> None:
     with psycopg.connect(database_url) as connection:

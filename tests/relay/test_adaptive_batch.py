@@ -11,7 +11,7 @@ TIMEOUT = timedelta(seconds=30)
 SECONDS = TIMEOUT.total_seconds()
 
 
-def test_a_call_carries_the_whole_batch_as_long_as_nothing_takes_too_long() -> None:
+def test_a_call_carries_the_whole_batch_until_one_times_out() -> None:
     batch_limit = BatchLimit(TIMEOUT)
 
     batch_limit.record_success(29.0)
@@ -20,7 +20,7 @@ def test_a_call_carries_the_whole_batch_as_long_as_nothing_takes_too_long() -> N
     assert batch_limit.max_messages > 1_000_000
 
 
-def test_after_one_that_took_too_long_it_carries_half_of_that() -> None:
+def test_after_a_timeout_the_limit_is_half_of_that_call() -> None:
     batch_limit = BatchLimit(TIMEOUT)
 
     batch_limit.record_timeout(500)
@@ -28,7 +28,7 @@ def test_after_one_that_took_too_long_it_carries_half_of_that() -> None:
     assert batch_limit.max_messages == 250
 
 
-def test_a_larger_one_that_was_under_way_does_not_raise_it_again() -> None:
+def test_a_larger_call_still_running_does_not_raise_the_limit() -> None:
     batch_limit = BatchLimit(TIMEOUT)
 
     batch_limit.record_timeout(100)
@@ -37,7 +37,7 @@ def test_a_larger_one_that_was_under_way_does_not_raise_it_again() -> None:
     assert batch_limit.max_messages == 50
 
 
-def test_it_grows_only_after_a_call_that_had_time_for_twice_as_much() -> None:
+def test_the_limit_grows_only_after_a_call_with_time_for_twice_as_much() -> None:
     batch_limit = BatchLimit(TIMEOUT)
     batch_limit.record_timeout(100)
 
@@ -48,7 +48,7 @@ def test_it_grows_only_after_a_call_that_had_time_for_twice_as_much() -> None:
     assert batch_limit.max_messages == 100
 
 
-def test_where_growing_was_wrong_it_waits_for_more_calls_each_time() -> None:
+def test_after_growing_too_far_more_calls_are_needed_each_time() -> None:
     batch_limit = BatchLimit(TIMEOUT)
     batch_limit.record_timeout(14)
     calls = []
@@ -63,7 +63,7 @@ def test_where_growing_was_wrong_it_waits_for_more_calls_each_time() -> None:
     assert calls == [1, 2, 4, 8, 16, 32, 64, 64]
 
 
-def test_an_outage_does_not_make_it_hesitate() -> None:
+def test_an_outage_does_not_reduce_the_batch_limit() -> None:
     batch_limit = BatchLimit(TIMEOUT)
     for _ in range(20):
         batch_limit.record_timeout(min(500, batch_limit.max_messages))
@@ -80,7 +80,7 @@ def test_an_outage_does_not_make_it_hesitate() -> None:
     pace=st.floats(min_value=0.001, max_value=29.0),
     quick=st.integers(0, 40),
 )
-def test_at_any_pace_it_gets_through_and_fails_no_more_at_that_pace(
+def test_at_any_speed_the_batch_gets_through_and_then_stops_failing(
     batch: int, pace: float, quick: int
 ) -> None:
     batch_limit = BatchLimit(TIMEOUT)

@@ -63,7 +63,7 @@ def test_no_key_is_blocked_where_nothing_waits(
     assert main(["blocked", "--limit", "0", "--database", database_url]) == 2
 
 
-async def test_a_refused_message_without_a_key_is_told_listed_and_counted(
+async def test_a_refused_message_without_a_key_is_reported_listed_and_counted(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = Message("orders", b"")
@@ -118,7 +118,7 @@ DELIVERY_REFUSED = """
 """
 
 
-def test_deliveries_that_a_consumer_gave_back_are_listed_beside(
+def test_deliveries_nacked_by_a_consumer_are_listed_too(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, REFUSED)

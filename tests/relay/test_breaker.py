@@ -30,7 +30,7 @@ class Heard:
         return [e.seconds for e in self.events if isinstance(e, BrokerLost)]
 
 
-async def test_closed_it_lets_all_through_at_once(waits: list[float]) -> None:
+async def test_a_closed_breaker_admits_everything(waits: list[float]) -> None:
     heard = Heard()
 
     async with heard.breaker.admit(), heard.breaker.admit():
@@ -40,7 +40,7 @@ async def test_closed_it_lets_all_through_at_once(waits: list[float]) -> None:
     assert (waits, heard.events) == ([], [])
 
 
-async def test_open_it_makes_the_next_batch_wait(waits: list[float]) -> None:
+async def test_an_open_breaker_makes_the_next_batch_wait(waits: list[float]) -> None:
     heard = Heard()
     heard.breaker.open("gone")
 
@@ -86,7 +86,7 @@ async def test_a_failed_trial_makes_the_next_one_wait_again(
     assert waits == heard.delays()[:3]
 
 
-async def test_a_trial_without_anything_to_try_costs_no_second_wait(
+async def test_a_trial_without_messages_costs_no_second_wait(
     waits: list[float],
 ) -> None:
     heard = Heard()
@@ -99,7 +99,7 @@ async def test_a_trial_without_anything_to_try_costs_no_second_wait(
     assert len(waits) == 1
 
 
-async def test_it_says_once_that_the_broker_is_back(waits: list[float]) -> None:
+async def test_the_return_of_the_broker_is_reported_once(waits: list[float]) -> None:
     heard = Heard()
     heard.breaker.open("gone")
 

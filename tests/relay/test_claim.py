@@ -50,7 +50,7 @@ async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_it
     assert [row.topic for row in batch.rows] == ["head", "next"]
 
 
-async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follows_it(
+async def test_messages_passed_while_their_key_was_blocked_come_first(
     database_url: str,
 ) -> None:
     board = board_of_all_lanes()

@@ -76,7 +76,7 @@ async def test_a_message_arrives_at_the_publisher_as_it_was_added(
         assert await publisher.until_acked(1) == [message]
 
 
-async def test_a_refused_message_holds_up_its_key_and_no_other(
+async def test_a_refused_message_delays_its_key_and_no_other(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("abc", 3))
@@ -97,7 +97,7 @@ async def test_a_refused_message_holds_up_its_key_and_no_other(
     assert unsettled(database_url) == 0
 
 
-async def test_a_refusal_is_written_down(database_url: str) -> None:
+async def test_a_refusal_is_recorded(database_url: str) -> None:
     insert(database_url, Message("t", b"", key="k"))
     publisher = refuse("t")
 
@@ -205,7 +205,7 @@ async def test_a_scheduled_message_is_not_published_before_its_time(
     assert unsettled(database_url) == 1
 
 
-async def test_a_scheduled_message_holds_up_no_other_of_its_key(
+async def test_a_scheduled_message_delays_no_other_of_its_key(
     database_url: str,
 ) -> None:
     now = datetime.now(UTC)
@@ -250,7 +250,7 @@ async def test_an_old_message_that_is_due_goes_before_younger_ones_of_its_key(
     assert publisher.of_key("k") == ["old", "young"]
 
 
-async def test_a_key_goes_on_when_somebody_else_settles_what_blocks_it(
+async def test_a_key_goes_on_when_another_relay_settles_its_head(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("a", 3))
@@ -287,7 +287,7 @@ async def test_another_relay_reads_the_blocked_keys_from_the_database(
     assert second.of_key("a") == ["a/0", "a/1"]
 
 
-async def test_a_message_that_is_put_off_blocks_its_key_and_is_never_given_up(
+async def test_a_postponed_message_blocks_its_key_and_is_never_dead_lettered(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("a", 2))

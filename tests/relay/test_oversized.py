@@ -22,7 +22,7 @@ def lengthen(url: str, column: str, topic: str) -> None:
     )
 
 
-async def test_a_topic_is_shortened_and_published_whole_by_a_retry(
+async def test_a_long_topic_is_shortened_and_published_in_full_by_a_retry(
     database_url: str,
 ) -> None:
     insert(database_url, Message("orders", b"", headers={"h": "v"}))
@@ -45,7 +45,7 @@ async def test_a_topic_is_shortened_and_published_whole_by_a_retry(
     assert (message.topic, message.headers) == (LONG, {"h": "v"})
 
 
-async def test_headers_that_are_none_are_kept_beside_a_topic(database_url: str) -> None:
+async def test_invalid_headers_are_kept_beside_a_topic(database_url: str) -> None:
     insert(database_url, Message("orders", b""))
     execute(database_url, "UPDATE outbox.message SET headers = '[1]'")
     lengthen(database_url, "topic", "orders")

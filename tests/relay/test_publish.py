@@ -25,7 +25,7 @@ def nack(*topics: str, permanent: bool = False) -> ScriptedPublisher:
     )
 
 
-async def test_a_batch_goes_down_in_one_call_in_its_order() -> None:
+async def test_a_batch_is_published_in_one_call_in_order() -> None:
     desk = Desk()
 
     answers, lost = await desk.publish(
@@ -49,7 +49,7 @@ async def test_answers_stay_with_their_rows() -> None:
     assert answers == [ACKED, Nacked("no"), ACKED]
 
 
-async def test_a_row_that_can_not_be_read_is_a_permanent_nack_and_not_sent() -> None:
+async def test_an_unreadable_row_is_nacked_permanently_and_not_sent() -> None:
     desk = Desk()
 
     answers, _ = await desk.publish(
@@ -60,7 +60,7 @@ async def test_a_row_that_can_not_be_read_is_a_permanent_nack_and_not_sent() -> 
     assert desk.calls() == [["a", "c"]]
 
 
-async def test_nothing_readable_makes_no_call() -> None:
+async def test_a_batch_without_readable_rows_makes_no_call() -> None:
     desk = Desk()
 
     answers, lost = await desk.publish(claimed("a", problem="odd"))
@@ -69,7 +69,7 @@ async def test_nothing_readable_makes_no_call() -> None:
     assert (lost, desk.calls(), desk.events) == (None, [], [])
 
 
-async def test_what_was_refused_before_goes_ahead_of_the_rest_of_its_key() -> None:
+async def test_a_refused_message_goes_ahead_of_the_rest_of_its_key() -> None:
     desk = Desk()
 
     answers, _ = await desk.publish(
@@ -96,7 +96,7 @@ async def test_a_head_refused_again_holds_its_key_back_and_no_other() -> None:
     assert answers == [Nacked("no"), ACKED, None, ACKED, ACKED]
 
 
-async def test_a_head_refused_for_good_lets_its_key_go_on() -> None:
+async def test_a_permanently_refused_head_unblocks_its_key() -> None:
     desk = Desk()
     desk.publisher = nack("a1", permanent=True)
 
@@ -153,7 +153,7 @@ async def test_a_lease_lost_between_two_calls_stops_the_second() -> None:
     assert desk.events[-1] == StaleBatchDropped(messages=1)
 
 
-async def test_an_absent_broker_gives_no_answers_and_its_reason() -> None:
+async def test_an_unavailable_broker_gives_a_reason_and_no_answers() -> None:
     desk = Desk()
     desk.publisher.away = "gone fishing"
 
@@ -163,7 +163,7 @@ async def test_an_absent_broker_gives_no_answers_and_its_reason() -> None:
     assert str(lost) == "gone fishing"
 
 
-async def test_what_was_acked_before_the_broker_went_stays_acked() -> None:
+async def test_messages_acked_before_an_outage_stay_acked() -> None:
     desk = Desk(STRICT)
 
     def leave_after_the_first(_: Message) -> Confirmation:
@@ -177,7 +177,7 @@ async def test_what_was_acked_before_the_broker_went_stays_acked() -> None:
     assert str(lost) == "gone"
 
 
-async def test_a_broker_that_does_not_answer_counts_as_away() -> None:
+async def test_a_broker_that_does_not_answer_is_considered_unavailable() -> None:
     desk = Desk(RelayConfig(publish_timeout=timedelta(milliseconds=10)))
     desk.publisher.open.clear()
 
@@ -188,7 +188,7 @@ async def test_a_broker_that_does_not_answer_counts_as_away() -> None:
     assert desk.batch_limit.max_messages == 1
 
 
-async def test_a_batch_above_the_portion_goes_down_in_several_calls() -> None:
+async def test_a_batch_above_the_limit_is_published_in_several_calls() -> None:
     desk = Desk()
     desk.publisher = nack("a2")
     desk.batch_limit.record_timeout(4)
@@ -202,7 +202,7 @@ async def test_a_batch_above_the_portion_goes_down_in_several_calls() -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), OSError("no route")])
-async def test_an_error_of_the_network_counts_as_away(error: OSError) -> None:
+async def test_a_network_error_means_unavailable(error: OSError) -> None:
     desk = Desk()
 
     def fail(_: Message) -> Confirmation:
@@ -216,7 +216,7 @@ async def test_an_error_of_the_network_counts_as_away(error: OSError) -> None:
     assert lost.__cause__ is error
 
 
-async def test_a_message_that_makes_the_publisher_stumble_spares_its_neighbours() -> (
+async def test_a_message_that_makes_the_publisher_raise_does_not_affect_others() -> (
     None
 ):
     desk = Desk()
@@ -234,7 +234,7 @@ async def test_a_message_that_makes_the_publisher_stumble_spares_its_neighbours(
     assert desk.publisher.topics() == ["a", "b"]
 
 
-async def test_what_follows_a_stumbling_block_of_its_key_waits_for_it() -> None:
+async def test_messages_behind_one_that_makes_the_publisher_raise_wait() -> None:
     desk = Desk()
 
     def stumble(message: Message) -> Confirmation:
@@ -253,7 +253,7 @@ async def test_what_follows_a_stumbling_block_of_its_key_waits_for_it() -> None:
     assert desk.publisher.topics() == ["b1"]
 
 
-async def test_a_broker_that_goes_during_the_search_is_away() -> None:
+async def test_a_broker_that_is_lost_during_the_lookup_is_unavailable() -> None:
     desk = Desk()
 
     def stumble_then_go(message: Message) -> Confirmation:
@@ -275,7 +275,7 @@ class Miscounting(ScriptedPublisher):
         return [*await super().publish(batch), ACKED][: 3 - len(self.calls)]
 
 
-async def test_a_publisher_that_miscounts_is_no_reason_to_believe_it() -> None:
+async def test_the_answers_of_a_publisher_that_miscounts_are_ignored() -> None:
     desk = Desk()
     desk.publisher = Miscounting()
 

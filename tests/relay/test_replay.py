@@ -64,7 +64,7 @@ def last_hour(**changes: object) -> Choice:
     ],
     ids=lambda value: " ".join(value),
 )
-def test_what_is_asked_for_is_ready_once_more(
+def test_matching_messages_are_made_ready_again(
     url: str,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
@@ -102,7 +102,7 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
     assert ready(url) == []
 
 
-def test_what_waits_or_was_given_up_is_left_alone(url: str) -> None:
+def test_waiting_and_dead_lettered_messages_are_left_alone(url: str) -> None:
     insert(url, Message("waits", b""), Message("given up", b""))
     execute(
         url,
@@ -114,7 +114,7 @@ def test_what_waits_or_was_given_up_is_left_alone(url: str) -> None:
     assert ready(url) == ["waits"]
 
 
-def test_a_replayed_message_has_all_its_attempts(url: str) -> None:
+def test_a_replayed_message_starts_with_no_attempts(url: str) -> None:
     insert(url, Message("orders", b"", key="k"))
     execute(url, f"{PUBLISH}, attempts = 7, last_error = 'no', available_at = now()")
 
@@ -148,7 +148,7 @@ async def test_a_relay_at_work_publishes_it_again_with_each_key_in_order(
     assert len(topics) == 80
 
 
-def test_batches_are_told_and_paced(url: str) -> None:
+def test_batches_are_reported_and_rate_limited(url: str) -> None:
     published(url, *numbered("a", 5))
     told: list[int] = []
     waits: list[float] = []
@@ -166,7 +166,7 @@ def test_batches_are_told_and_paced(url: str) -> None:
     assert waits == pytest.approx([2000, 4000, 5000], abs=60)
 
 
-def test_a_batch_is_ready_before_the_next_one(url: str) -> None:
+def test_each_batch_of_a_replay_is_committed_before_the_next(url: str) -> None:
     published(url, *numbered("a", 4))
     seen: list[list[str]] = []
     with psycopg.connect(conninfo(url), autocommit=True) as connection:
@@ -180,7 +180,7 @@ def test_a_batch_is_ready_before_the_next_one(url: str) -> None:
     assert seen == [["a/0", "a/1"], ["a/0", "a/1", "a/2", "a/3"]]
 
 
-def test_who_may_only_look_may_count_and_is_told_what_to_ask_for(
+def test_a_read_only_role_may_count_and_learns_which_grant_it_needs(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published(url, Message("orders", b""))
@@ -211,7 +211,7 @@ def test_who_may_only_look_may_count_and_is_told_what_to_ask_for(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_makes_no_sense_is_told_in_one_line(
+def test_the_error_for_invalid_input_is_one_line(
     url: str, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
     assert main(["replay", *options]) == 2

@@ -19,7 +19,7 @@ def settle(*pairs: tuple[Claimed, Answer]) -> Settlement:
     return decide([row for row, _ in pairs], [answer for _, answer in pairs], POLICY)
 
 
-def test_what_was_acked_is_published() -> None:
+def test_acked_messages_are_published() -> None:
     one, other = claimed("a", "k"), claimed("b")
 
     settlement = settle((one, ACKED), (other, ACKED))
@@ -28,7 +28,7 @@ def test_what_was_acked_is_published() -> None:
     assert not settlement.empty
 
 
-def test_without_an_answer_nothing_is_written() -> None:
+def test_without_an_answer_nothing_is_recorded() -> None:
     row = claimed("a", "k")
 
     settlement = settle((row, None))
@@ -68,7 +68,7 @@ def test_other_keys_are_charged_on_their_own() -> None:
     assert [row for row, _, _ in settlement.retried] == rows
 
 
-def test_the_last_refusal_gives_a_message_up() -> None:
+def test_the_last_refusal_dead_letters_a_message() -> None:
     row = claimed("a", "k", attempts=2)
 
     settlement = settle((row, REFUSED))
@@ -77,13 +77,13 @@ def test_the_last_refusal_gives_a_message_up() -> None:
     assert settlement.retried == []
 
 
-def test_the_last_but_one_does_not() -> None:
+def test_the_last_but_one_refusal_is_retried() -> None:
     row = claimed("a", "k", attempts=1)
 
     assert settle((row, REFUSED)).retried == [(row, "no", 1.0)]
 
 
-def test_a_permanent_refusal_gives_a_message_up_at_once() -> None:
+def test_a_permanent_refusal_dead_letters_a_message_at_once() -> None:
     row = claimed("a", "k")
 
     assert settle((row, FORBIDDEN)).dead_lettered == [(row, "never")]
@@ -115,7 +115,7 @@ def test_an_ack_behind_a_refused_head_is_still_an_ack() -> None:
     assert settlement.published == [behind]
 
 
-def test_the_follower_of_a_spent_head_is_not_at_fault() -> None:
+def test_the_message_behind_a_spent_head_is_not_charged() -> None:
     head, behind = claimed("a", "k", attempts=2), claimed("b", "k", attempts=0)
 
     settlement = settle((head, REFUSED), (behind, REFUSED))
@@ -125,7 +125,7 @@ def test_the_follower_of_a_spent_head_is_not_at_fault() -> None:
     assert settlement.untouched == [behind]
 
 
-def test_who_is_put_off_comes_again_after_what_was_asked_for() -> None:
+def test_a_postponed_message_is_retried_after_the_requested_time() -> None:
     row = claimed("a", "k", attempts=2)
 
     settlement = settle((row, LATER))
@@ -136,7 +136,7 @@ def test_who_is_put_off_comes_again_after_what_was_asked_for() -> None:
     assert not settlement.empty
 
 
-def test_nobody_is_put_off_for_less_than_the_first_delay() -> None:
+def test_nothing_is_postponed_for_less_than_the_first_delay() -> None:
     row = claimed("a", "k")
 
     settlement = settle((row, Nacked("now", retry_after=timedelta(0))))
@@ -144,7 +144,7 @@ def test_nobody_is_put_off_for_less_than_the_first_delay() -> None:
     assert settlement.put_off == [(row, "now", 1.0)]
 
 
-def test_what_follows_one_that_was_put_off_waits_uncharged() -> None:
+def test_messages_behind_a_postponed_one_wait_without_charge() -> None:
     head, behind, last = (claimed(topic, "k", attempts=2) for topic in "abc")
 
     settlement = settle((head, LATER), (behind, REFUSED), (last, LATER))

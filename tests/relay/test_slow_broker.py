@@ -26,7 +26,7 @@ class Narrow(ScriptedPublisher):
         return await super().publish(batch)
 
 
-async def test_a_batch_that_takes_too_long_gets_through_in_portions(
+async def test_a_batch_that_times_out_is_published_in_smaller_calls(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("ab", 50))

@@ -38,7 +38,7 @@ from tests.fixtures.relay import (
 MIB = 1024 * 1024
 
 
-async def test_a_refusal_that_comes_after_the_lease_is_lost_blocks_no_key(
+async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("a", 3))
@@ -64,7 +64,7 @@ async def test_a_refusal_that_comes_after_the_lease_is_lost_blocks_no_key(
     assert execute(database_url, "SELECT max(attempts) FROM outbox.message") == [(0,)]
 
 
-async def test_an_absent_broker_costs_no_attempts_and_is_found_again(
+async def test_an_unavailable_broker_costs_no_attempts_and_is_found_again(
     database_url: str,
 ) -> None:
     insert(database_url, *numbered("ab", 20))
@@ -87,7 +87,7 @@ async def test_an_absent_broker_costs_no_attempts_and_is_found_again(
     assert dead_letters(database_url) == []
 
 
-async def test_who_commits_late_is_found_by_the_sweep(database_url: str) -> None:
+async def test_late_commits_are_found_by_the_sweep(database_url: str) -> None:
     publisher = ScriptedPublisher()
     with psycopg.connect(conninfo(database_url)) as slow:
         slow.execute("SELECT outbox.add('late', '{}'::jsonb, key => 'k')")
@@ -114,7 +114,7 @@ async def test_a_claim_is_bounded_in_bytes(database_url: str) -> None:
     assert sizes == [3, 3, 3, 1]
 
 
-async def test_one_message_over_the_bound_of_a_claim_passes(database_url: str) -> None:
+async def test_a_single_message_over_the_claims_limit_passes(database_url: str) -> None:
     insert(database_url, *[Message(f"t{n}", b"x" * MIB, key="k") for n in range(3)])
     publisher = ScriptedPublisher()
 
@@ -164,7 +164,7 @@ def insert_by_hand(url: str, column: str, value: str) -> None:
     )
 
 
-async def test_nonsense_inserted_by_hand_ends_in_the_dead_letters(
+async def test_invalid_rows_inserted_by_hand_are_dead_lettered(
     database_url: str,
 ) -> None:
     lift_limits(database_url)
@@ -245,7 +245,7 @@ async def test_cancelling_drains_too(database_url: str) -> None:
     assert unsettled(database_url) == 0
 
 
-async def test_a_relay_outlives_its_connections(database_url: str) -> None:
+async def test_a_relay_survives_the_loss_of_its_connections(database_url: str) -> None:
     publisher = ScriptedPublisher()
     async with running(database_url, publisher) as relay:
         for n in range(2):
@@ -266,7 +266,7 @@ async def test_a_relay_outlives_its_connections(database_url: str) -> None:
     assert unsettled(database_url) == 0
 
 
-async def test_a_database_without_the_schema_is_refused_at_the_start(
+async def test_a_database_without_the_schema_is_refused_at_start(
     empty_database_url: str,
 ) -> None:
     with pytest.raises(ConfigError, match="no outbox: run pillarbox migrate"):
@@ -274,7 +274,7 @@ async def test_a_database_without_the_schema_is_refused_at_the_start(
             pass
 
 
-async def test_a_role_without_rights_is_refused_at_the_start(
+async def test_a_role_without_privileges_is_refused_at_start(
     server: PostgresServer, database_url: str
 ) -> None:
     execute(database_url, "CREATE ROLE powerless LOGIN")
@@ -287,7 +287,7 @@ async def test_a_role_without_rights_is_refused_at_the_start(
         execute(server.url, "DROP ROLE powerless")
 
 
-async def test_an_unreachable_database_is_refused_at_the_start() -> None:
+async def test_an_unreachable_database_is_refused_at_start() -> None:
     url = f"postgresql://someone:secret@127.0.0.1:{free_port()}/nowhere"
     with pytest.raises(DatabaseUnavailableError, match="can't reach") as refusal:
         async with running(url, ScriptedPublisher()):
@@ -295,7 +295,7 @@ async def test_an_unreachable_database_is_refused_at_the_start() -> None:
     assert "secret" not in str(refusal.value)
 
 
-async def test_an_absent_broker_is_refused_at_the_start(database_url: str) -> None:
+async def test_an_unavailable_broker_is_refused_at_start(database_url: str) -> None:
     publisher = ScriptedPublisher()
     publisher.away = "no such host"
     with pytest.raises(BrokerUnavailableError, match="no such host"):

@@ -32,7 +32,7 @@ async def test_a_failure_of_the_upkeep_is_an_event_and_a_metric(
     assert metrics.registry.get_sample_value("upkeep_age_seconds") is not None
 
 
-async def test_an_upkeep_that_is_well_is_measured_and_no_failure(
+async def test_a_healthy_upkeep_is_measured_and_not_failing(
     database_url: str,
 ) -> None:
     execute(database_url, "CALL outbox.maintain()")

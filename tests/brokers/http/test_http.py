@@ -51,7 +51,7 @@ async def test_a_message_is_a_signed_cloudevent(target: Target) -> None:
     assert abs(time.time() - int(headers["webhook-timestamp"])) < 300
 
 
-async def test_while_a_secret_is_changed_both_sign(
+async def test_during_a_secret_rotation_both_secrets_sign(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET_ENV, f"{OTHER_SECRET} {SECRET}")
@@ -61,7 +61,7 @@ async def test_while_a_secret_is_changed_both_sign(
         assert Verifier([secret]).read(arrival.headers, arrival.body) == ONE
 
 
-async def test_the_receivers_own_query_and_password_are_kept(target: Target) -> None:
+async def test_the_receivers_query_and_password_are_kept(target: Target) -> None:
     url = target.url("token=a%20b", path="/in?shop=7&").replace("//", "//me:pw@", 1)
     url = url.replace("&?", "&")
     async with HttpPublisher.from_url(url) as publisher:
@@ -86,7 +86,9 @@ async def test_any_success_is_an_ack(target: Target, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", FOR_ALL + FOR_ONE)
-async def test_what_may_pass_is_nacked_for_now(target: Target, status: int) -> None:
+async def test_a_temporary_failure_is_nacked_temporarily(
+    target: Target, status: int
+) -> None:
     target.script = answers(status)
     (answer,) = await publish(target, ONE)
     assert isinstance(answer, Nacked)
@@ -95,7 +97,7 @@ async def test_what_may_pass_is_nacked_for_now(target: Target, status: int) -> N
 
 
 @pytest.mark.parametrize("status", [400, 410, 413, 415, 422, 431])
-async def test_what_will_not_pass_is_nacked_for_ever(
+async def test_a_permanent_failure_is_nacked_permanently(
     target: Target, status: int
 ) -> None:
     target.script = answers(status)
@@ -106,7 +108,7 @@ async def test_what_will_not_pass_is_nacked_for_ever(
 
 
 @pytest.mark.parametrize("status", [401, 403, 407, 503])
-async def test_a_host_that_refuses_all_alike_is_away_and_charges_few(
+async def test_a_host_that_refuses_everything_is_unavailable_and_few_are_charged(
     target: Target, status: int
 ) -> None:
     target.script = answers(*[status] * 20)
@@ -115,7 +117,7 @@ async def test_a_host_that_refuses_all_alike_is_away_and_charges_few(
             await publisher.publish(numbered(20, keys=20))
 
 
-async def test_a_topic_that_nobody_knows_yet_holds_up_no_other(target: Target) -> None:
+async def test_an_unknown_topic_delays_no_other(target: Target) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
         known = arrival.message().topic == "orders"
         return web.Response(status=204 if known else 404)
@@ -129,7 +131,7 @@ async def test_a_topic_that_nobody_knows_yet_holds_up_no_other(target: Target) -
     assert await publish(target, *batch) == [Acked()] * 21
 
 
-async def test_the_receivers_words_are_in_the_reason_but_not_all_of_them(
+async def test_the_reason_quotes_the_beginning_of_the_receivers_answer(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
@@ -145,7 +147,7 @@ async def test_the_receivers_words_are_in_the_reason_but_not_all_of_them(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_redirects_are_not_followed_and_charge_nobody(
+async def test_redirects_are_not_followed_and_cost_no_attempt(
     target: Target, status: int
 ) -> None:
     where = target.url(path="/elsewhere")
@@ -156,7 +158,7 @@ async def test_redirects_are_not_followed_and_charge_nobody(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_pause_that_is_asked_for_is_kept_and_charges_nobody(
+async def test_a_requested_pause_is_respected_and_costs_no_attempt(
     target: Target, status: int
 ) -> None:
     arrived_at: list[float] = []
@@ -178,7 +180,7 @@ async def test_a_pause_that_is_asked_for_is_kept_and_charges_nobody(
     assert arrived_at[1] - arrived_at[0] >= 2.99
 
 
-async def test_a_message_that_is_put_off_holds_back_its_key_and_not_the_host(
+async def test_a_postponed_message_holds_back_its_key_but_not_the_host(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
@@ -194,7 +196,7 @@ async def test_a_message_that_is_put_off_holds_back_its_key_and_not_the_host(
     assert answers[6:] == [Acked(), Nacked("waits for an earlier message of its key")]
 
 
-async def test_a_message_is_put_off_no_longer_than_allowed(target: Target) -> None:
+async def test_a_message_is_postponed_no_longer_than_allowed(target: Target) -> None:
     target.script = answers(425, headers={"Retry-After": "86400"})
     (answer,) = await publish(target, ONE, options="max_retry_after=3s")
     assert isinstance(answer, Nacked)
@@ -215,7 +217,7 @@ async def test_a_pause_may_be_a_date_and_has_a_bound(
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "1e9", ""])
-async def test_a_pause_that_makes_no_sense_is_none(target: Target, value: str) -> None:
+async def test_an_invalid_pause_is_ignored(target: Target, value: str) -> None:
     for status in (425, 429):
         target.script = answers(status, headers={"Retry-After": value})
         (answer,) = await publish(target, ONE)
@@ -238,7 +240,7 @@ async def test_a_refused_message_holds_back_its_key_and_no_other(
     assert {m.id for m in target.messages()} == {first.id, other.id}
 
 
-async def test_a_message_that_is_refused_for_ever_holds_nothing_back(
+async def test_a_permanently_refused_message_holds_nothing_back(
     target: Target,
 ) -> None:
     target.script = answers(422)
@@ -247,7 +249,7 @@ async def test_a_message_that_is_refused_for_ever_holds_nothing_back(
     assert [second, third] == [Acked()] * 2
 
 
-async def test_a_slow_answer_is_waited_for(target: Target) -> None:
+async def test_a_slow_answer_is_awaited(target: Target) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
         await answer_after(0.5)
         return web.Response(status=204)
@@ -256,7 +258,7 @@ async def test_a_slow_answer_is_waited_for(target: Target) -> None:
     assert await publish(target, ONE, options="timeout=60s") == [Acked()]
 
 
-async def test_the_status_counts_and_an_endless_answer_is_not_read(
+async def test_the_status_decides_and_an_endless_answer_is_not_read(
     target: Target,
 ) -> None:
     async def endless(arrival: Arrival) -> web.StreamResponse:

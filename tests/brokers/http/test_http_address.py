@@ -78,7 +78,7 @@ def test_the_internet_is_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", [*NOT_PUBLIC, *METADATA, *NO_ADDRESS])
-def test_everything_else_is_not(address: str) -> None:
+def test_other_content_types_are_not_json(address: str) -> None:
     assert not is_public(address)
 
 
@@ -87,7 +87,7 @@ def test_the_mapped_form_of_a_public_address_is_public() -> None:
 
 
 @pytest.mark.parametrize("address", [*NOT_PUBLIC, *METADATA, *NO_ADDRESS])
-def test_there_is_no_socket_for_it_unless_it_is_allowed(address: str) -> None:
+def test_no_socket_is_opened_to_a_private_address_unless_allowed(address: str) -> None:
     info = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
     with pytest.raises(PermissionError, match="no public address"):
         socket_maker(allow_private=False)(info)

@@ -52,9 +52,7 @@ async def entered_without_a_look(
         "[fd00::1]",
     ],
 )
-async def test_an_address_of_our_own_network_is_refused_at_the_start(
-    target: Target, host: str
-) -> None:
+async def test_a_private_address_is_refused_at_start(target: Target, host: str) -> None:
     url = target.url(host=host).replace("allow_private=true", "allow_private=false")
     with pytest.raises(ConfigError, match=r"no public address; write allow_private"):
         async with HttpPublisher.from_url(url):
@@ -65,7 +63,7 @@ async def test_an_address_of_our_own_network_is_refused_at_the_start(
 @pytest.mark.parametrize(
     "host", ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "2130706433", "127.1"]
 )
-async def test_what_resolves_to_it_only_later_is_refused_when_connecting(
+async def test_a_name_that_later_resolves_to_a_private_address_is_refused(
     target: Target, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = target.url(host=host).replace("&allow_private=true", "")
@@ -76,13 +74,13 @@ async def test_what_resolves_to_it_only_later_is_refused_when_connecting(
     assert target.arrivals == []
 
 
-async def test_a_name_may_be_allowed(target: Target) -> None:
+async def test_a_name_with_a_private_address_may_be_allowed(target: Target) -> None:
     async with HttpPublisher.from_url(target.url(host="localhost")) as publisher:
         assert await publisher.publish([ONE]) == [Acked()]
     assert target.arrivals[0].headers["host"] == f"localhost:{target.port}"
 
 
-async def test_a_redirect_into_our_own_network_is_not_followed(
+async def test_a_redirect_to_a_private_address_is_not_followed(
     make_target: MakeTarget,
 ) -> None:
     outside, inside = make_target(), make_target()
@@ -95,7 +93,7 @@ async def test_a_redirect_into_our_own_network_is_not_followed(
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
 @pytest.mark.usefixtures("target")
-async def test_a_host_that_is_away_is_told_at_the_start(url: str) -> None:
+async def test_an_unavailable_host_is_reported_at_start(url: str) -> None:
     url = f"{url}/?secret_env={SECRET_ENV}&allow_private=true"
     with pytest.raises(BrokerUnavailableError, match="can't be reached"):
         async with HttpPublisher.from_url(url):
@@ -103,7 +101,7 @@ async def test_a_host_that_is_away_is_told_at_the_start(url: str) -> None:
 
 
 @pytest.mark.usefixtures("target")
-async def test_a_name_that_nobody_has_is_told_at_the_start() -> None:
+async def test_an_unknown_name_is_reported_at_start() -> None:
     url = f"https://nobody.invalid/?secret_env={SECRET_ENV}"
     with pytest.raises(BrokerUnavailableError, match="can't be reached"):
         async with HttpPublisher.from_url(url):
@@ -120,13 +118,13 @@ class TestTls:
         self.ca_file = tmp_path / "ca.pem"
         authority.cert_pem.write_to_path(self.ca_file)
 
-    async def test_an_authority_of_our_own_can_be_named(self) -> None:
+    async def test_a_private_certificate_authority_can_be_configured(self) -> None:
         url = self.target.url(f"ca_file={self.ca_file}", host="localhost")
         async with HttpPublisher.from_url(url) as publisher:
             assert await publisher.publish([ONE]) == [Acked()]
         assert self.target.messages() == [ONE]
 
-    async def test_a_certificate_of_nobody_we_know_is_refused_at_the_start(
+    async def test_a_certificate_of_an_unknown_authority_is_refused_at_start(
         self,
     ) -> None:
         with pytest.raises(ConfigError, match=r"isn't trusted.*ca_file"):
@@ -167,13 +165,13 @@ class TestTls:
         ("ftp://h/?unsigned=true", "write https://host/path"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(url: str, said: str) -> None:
+def test_an_invalid_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as told:
         HttpPublisher.from_url(url)
     assert SECRET not in str(told.value)
 
 
-def test_a_secret_that_is_none_is_refused_without_showing_it(
+def test_an_invalid_secret_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(SECRET_ENV, "whsec_hunter2!")
@@ -198,6 +196,6 @@ def test_the_publisher_is_found_by_its_scheme(scheme: str) -> None:
     assert implementation("relay.publishers", f"{scheme}://h/") is HttpPublisher
 
 
-def test_there_is_no_source_to_pull_from() -> None:
+def test_the_http_broker_has_no_source() -> None:
     with pytest.raises(ConfigError, match="no source for the scheme 'http'"):
         implementation("inbox.sources", "http://h/")

@@ -37,7 +37,7 @@ class TestHttp(BrokerFaults):
         self.hook.start()
 
     @pytest.mark.timeout(900)
-    def test_a_gateway_that_answers_for_a_dead_receiver(self) -> None:
+    def test_a_gateway_answers_for_a_dead_receiver(self) -> None:
         relay = self.drain()
         self.hook.close()
         relay.wait_for_log("BrokerLost", times=3)

@@ -18,7 +18,9 @@ from tests.fixtures.waiting import answer_after
 ONE = Message("orders", b"1")
 
 
-async def test_keys_go_side_by_side_and_a_key_one_by_one(target: Target) -> None:
+async def test_different_keys_run_concurrently_and_one_key_in_sequence(
+    target: Target,
+) -> None:
     under_way: Counter[str | None] = Counter()
     most: Counter[str | None] = Counter()
 
@@ -42,7 +44,7 @@ async def test_keys_go_side_by_side_and_a_key_one_by_one(target: Target) -> None
     assert by_key == {m.key: [n.id for n in batch if n.key == m.key] for m in batch}
 
 
-async def test_calls_side_by_side_share_the_connections(target: Target) -> None:
+async def test_concurrent_calls_share_the_connections(target: Target) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
         await target.crowd(3)
         await answer_after(0.005)
@@ -60,7 +62,7 @@ async def test_calls_side_by_side_share_the_connections(target: Target) -> None:
     assert target.most_at_once == 3
 
 
-async def test_a_connection_that_was_closed_while_idle_is_no_outage(
+async def test_a_connection_closed_while_idle_is_not_an_outage(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
@@ -76,7 +78,9 @@ async def test_a_connection_that_was_closed_while_idle_is_no_outage(
             assert await publisher.publish([message]) == [Acked()]
 
 
-async def test_a_host_that_refuses_everything_is_left_alone(target: Target) -> None:
+async def test_a_host_that_refuses_everything_gets_no_more_requests(
+    target: Target,
+) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
         return web.Response(status=503)
 
@@ -96,7 +100,7 @@ async def test_a_host_that_refuses_everything_is_left_alone(target: Target) -> N
         assert await publisher.publish(batch) == [Acked()] * 400
 
 
-async def test_who_is_refused_alone_is_charged_until_it_may_be_the_host(
+async def test_a_message_refused_alone_is_charged_unless_the_host_may_be_the_cause(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
@@ -116,7 +120,7 @@ async def test_who_is_refused_alone_is_charged_until_it_may_be_the_host(
         assert isinstance(answer, Nacked)
 
 
-async def test_who_is_refused_on_and_on_is_charged_once_others_are_answered(
+async def test_a_message_refused_repeatedly_is_charged_once_others_succeed(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.publishers.http.host._DOUBT", 0.0)
@@ -136,7 +140,7 @@ async def test_who_is_refused_on_and_on_is_charged_once_others_are_answered(
     assert Counter(m.id for m in target.messages("good")) == {m.id: 1 for m in good}
 
 
-async def test_a_host_that_gives_no_answer_is_away_and_what_it_took_is_not_repeated(
+async def test_a_silent_host_is_unavailable_and_what_it_accepted_is_not_repeated(
     target: Target,
 ) -> None:
     stalled = asyncio.Event()
@@ -158,7 +162,7 @@ async def test_a_host_that_gives_no_answer_is_away_and_what_it_took_is_not_repea
     assert times == {m.id: 1 for m in others} | {one.id: 2}
 
 
-async def test_what_was_taken_in_a_call_that_was_cancelled_is_not_repeated(
+async def test_messages_accepted_in_a_cancelled_call_are_not_repeated(
     target: Target,
 ) -> None:
     async def script(arrival: Arrival) -> web.StreamResponse:
@@ -185,7 +189,7 @@ async def test_what_was_taken_in_a_call_that_was_cancelled_is_not_repeated(
     assert sum(times.values()) <= 100 + calls
 
 
-async def test_a_suspect_does_not_hold_up_the_others(target: Target) -> None:
+async def test_a_suspect_does_not_delay_the_others(target: Target) -> None:
     bad, *others = numbered(5, keys=5)
     tried: list[UUID] = []
 

@@ -24,11 +24,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_the_first_time_the_host_is_to_blame(clock: Clock) -> None:
+def test_the_first_failure_blames_the_host(clock: Clock) -> None:
     assert not Host("it").blames(uuid7())
 
 
-def test_a_message_that_fails_on_while_others_are_answered_is_to_blame(
+def test_a_message_that_keeps_failing_while_others_succeed_is_charged(
     clock: Clock,
 ) -> None:
     host, bad = Host("it"), uuid7()
@@ -42,7 +42,7 @@ def test_a_message_that_fails_on_while_others_are_answered_is_to_blame(
     assert not host.blames(bad)
 
 
-def test_an_outage_blames_nobody_however_long_it_lasts(clock: Clock) -> None:
+def test_an_outage_costs_no_attempt_however_long_it_lasts(clock: Clock) -> None:
     host, unlucky = Host("it"), uuid7()
     for _ in range(100):
         assert not host.blames(unlucky)
@@ -66,7 +66,7 @@ def test_suspects_are_bounded(clock: Clock) -> None:
     assert not host.suspects(first)
 
 
-def test_five_refusals_in_a_row_are_the_hosts_and_an_answer_ends_the_row() -> None:
+def test_five_refusals_in_a_row_blame_the_host_until_one_succeeds() -> None:
     host = Host("it")
     for _ in range(4):
         host.refused("HTTP 503")

@@ -54,7 +54,7 @@ async def test_a_record_is_a_cloud_event(
     }
 
 
-async def test_a_key_has_the_partition_that_javas_client_would_give_it(
+async def test_a_key_gets_the_same_partition_as_from_the_java_client(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     shared_kafka.create_topic(topic, partitions=7)
@@ -76,7 +76,7 @@ async def test_messages_without_a_key_are_spread(
 
 
 @pytest.mark.parametrize("name", ["a/b", "ä", "with space", "..", "x" * 250])
-async def test_a_name_that_is_no_topic_is_nacked_for_ever(
+async def test_an_invalid_topic_name_is_nacked_permanently(
     shared_kafka: KafkaCluster, topic: str, name: str
 ) -> None:
     first, bad, last = await publish(
@@ -128,7 +128,7 @@ async def test_a_refused_topic_holds_back_what_follows_of_the_key(
     assert sorted(m.payload for m in arrived) == [b"1", b"4", b"5"]
 
 
-async def test_a_topic_that_is_not_there_is_nacked_until_it_is(
+async def test_a_missing_topic_is_nacked_until_it_exists(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
     url = f"{private_kafka.url}/?allow.auto.create.topics=false"
@@ -140,7 +140,7 @@ async def test_a_topic_that_is_not_there_is_nacked_until_it_is(
     assert await publish(private_kafka, Message(topic, b"")) == [Acked()]
 
 
-async def test_a_request_that_is_refused_is_nobodys_fault_until_one_is_refused_alone(
+async def test_a_refused_request_costs_no_attempt_until_one_message_is_refused_alone(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
     private_kafka.create_topic(topic, partitions=1)
@@ -165,7 +165,7 @@ async def test_a_request_that_is_refused_is_nobodys_fault_until_one_is_refused_a
     assert list(dict.fromkeys(numbers)) == expected
 
 
-async def test_another_leader_takes_over_unnoticed(
+async def test_a_new_leader_takes_over_without_an_error(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     shared_kafka.create_topic(topic, partitions=1)
@@ -179,7 +179,7 @@ async def test_another_leader_takes_over_unnoticed(
     assert list(dict.fromkeys(arrived)) == list(range(300))
 
 
-async def test_a_queue_that_is_full_is_waited_for(
+async def test_a_full_queue_is_waited_for(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     url = f"{shared_kafka.url}/?queue.buffering.max.messages=10"
@@ -187,7 +187,7 @@ async def test_a_queue_that_is_full_is_waited_for(
         assert await publisher.publish(numbered(topic, 500)) == [Acked()] * 500
 
 
-async def test_no_answer_in_time_is_told_as_such(
+async def test_an_answer_that_takes_too_long_is_reported(
     private_kafka: KafkaCluster, topic: str
 ) -> None:
     publisher = KafkaPublisher(f"{private_kafka.url}?timeout=3s")
@@ -217,7 +217,7 @@ async def test_no_answer_in_time_is_told_as_such(
         ("kafka://h/?max_payload_bytes=0", "whole number"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(url: str, reason: str) -> None:
+def test_an_invalid_url_is_refused(url: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         KafkaPublisher.from_url(url)
 

@@ -15,7 +15,7 @@ def logs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(logs())
-def test_the_position_is_the_end_of_the_settled_beginning(
+def test_the_position_is_the_end_of_the_settled_prefix(
     log: tuple[list[int], list[int]],
 ) -> None:
     offsets, order = log
@@ -37,7 +37,7 @@ def test_the_position_is_the_end_of_the_settled_beginning(
 
 
 @given(logs(), st.data())
-def test_it_makes_no_difference_when_offsets_come(
+def test_the_order_of_offsets_makes_no_difference(
     log: tuple[list[int], list[int]], data: st.DataObject
 ) -> None:
     offsets, order = log
@@ -59,7 +59,7 @@ def test_it_makes_no_difference_when_offsets_come(
 
 
 @given(st.lists(st.integers(0, 50), min_size=1))
-def test_what_does_not_follow_is_refused(offsets: list[int]) -> None:
+def test_an_upcaster_that_skips_a_version_is_refused(offsets: list[int]) -> None:
     tracked = Offsets()
     highest = -1
     for offset in offsets:

@@ -77,7 +77,7 @@ def committed(kafka: KafkaCluster, topic: str, partition: int = 0) -> int:
     return int(found.offset)
 
 
-async def test_only_the_settled_beginning_is_committed(
+async def test_only_the_settled_prefix_is_committed(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 10))
@@ -88,7 +88,7 @@ async def test_only_the_settled_beginning_is_committed(
     assert committed(shared_kafka, topic) == 3
 
 
-async def test_a_commit_that_is_forbidden_is_told_and_tried_again(
+async def test_a_forbidden_offset_commit_is_reported_and_retried(
     private_kafka: KafkaCluster,
 ) -> None:
     private_kafka.create_topic("orders", partitions=1)
@@ -121,7 +121,7 @@ def history_of(delivery: Delivery) -> History | None:
     return getattr(delivery, "history", None)
 
 
-async def test_what_was_written_before_the_takeover_may_have_been_started(
+async def test_messages_written_before_the_takeover_may_have_been_started(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))
@@ -133,7 +133,7 @@ async def test_what_was_written_before_the_takeover_may_have_been_started(
     assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
 
 
-async def test_what_is_given_back_comes_in_the_order_of_its_key(
+async def test_nacked_deliveries_come_in_the_order_of_their_key(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 6))
@@ -144,7 +144,7 @@ async def test_what_is_given_back_comes_in_the_order_of_its_key(
         assert payloads(await receive(consumer, 6)) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_topics_are_found_by_their_beginning(shared_kafka: KafkaCluster) -> None:
+async def test_topics_are_found_by_prefix(shared_kafka: KafkaCluster) -> None:
     name = uuid4().hex
     topics = [f"{name}.a", f"{name}xa", f"{name}.b"]
     await publish(shared_kafka, *(Message(each, b"1") for each in topics))
@@ -154,7 +154,7 @@ async def test_topics_are_found_by_their_beginning(shared_kafka: KafkaCluster) -
     assert {d.message.topic for d in deliveries} == {topics[0], topics[2]}
 
 
-async def test_a_missing_topic_is_told_at_the_start(
+async def test_a_missing_topic_is_reported_at_start(
     private_kafka: KafkaCluster,
 ) -> None:
     never = "allow.auto.create.topics=false"
@@ -164,12 +164,12 @@ async def test_a_missing_topic_is_told_at_the_start(
 
 
 @pytest.mark.parametrize("option", ["nonsense=1", "group.id=x", "auto.commit=no"])
-def test_a_url_that_makes_no_sense_is_refused(option: str) -> None:
+def test_an_invalid_url_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         KafkaSource.from_url(f"kafka://h/?{option}", consumer="c", topics=["t"])
 
 
-async def test_foreign_records_come_with_what_is_wrong(
+async def test_foreign_records_are_delivered_with_their_problem(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     producer = Producer(client_config(shared_kafka.url))
@@ -186,7 +186,7 @@ async def test_foreign_records_come_with_what_is_wrong(
     assert [d.message.payload for d in deliveries] == [b"", b"1", b"2"]
 
 
-async def test_what_is_not_fetched_waits_in_kafka(
+async def test_unfetched_records_wait_in_kafka(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3000, keys=10))
@@ -201,7 +201,7 @@ async def test_what_is_not_fetched_waits_in_kafka(
 
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
-async def test_a_rebalance_waits_for_what_is_in_work(
+async def test_a_rebalance_waits_for_handlers_in_progress(
     shared_kafka: KafkaCluster, strategy: str
 ) -> None:
     topic = f"orders.{uuid4().hex}"
@@ -231,7 +231,7 @@ async def test_a_rebalance_waits_for_what_is_in_work(
     assert sorted(n for n in arrived if n >= 40) == list(range(40, 80))
 
 
-async def test_who_holds_on_too_long_loses_it_and_its_acks_move_nothing(
+async def test_a_consumer_that_holds_a_partition_too_long_loses_it(
     shared_kafka: KafkaCluster, topic: str
 ) -> None:
     await publish(shared_kafka, *numbered(topic, 3))

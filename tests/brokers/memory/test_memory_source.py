@@ -21,7 +21,7 @@ async def test_messages_come_in_order_and_within_the_limit() -> None:
     assert [d.message for d in (*first, *rest)] == messages
 
 
-async def test_a_nack_without_delay_puts_it_before_all_others() -> None:
+async def test_a_nack_without_delay_redelivers_before_all_others() -> None:
     async with MemorySource(*numbered(2)) as source:
         (first,) = await source.receive(limit=1)
         await first.nack()
@@ -37,7 +37,7 @@ async def test_a_nack_with_delay_counts_an_attempt() -> None:
             await delivery.nack(SOON)
 
 
-async def test_what_was_not_acked_is_there_again_in_order_afterwards() -> None:
+async def test_unacked_messages_are_redelivered_in_order() -> None:
     source = MemorySource(*numbered(3))
     async with source:
         deliveries = await source.receive(limit=3)
@@ -48,11 +48,11 @@ async def test_what_was_not_acked_is_there_again_in_order_afterwards() -> None:
     assert [d.message for d in again] == [d.message for d in deliveries[::2]]
 
 
-async def test_nothing_comes_when_there_is_nothing() -> None:
+async def test_an_empty_source_delivers_nothing() -> None:
     assert await MemorySource(poll_interval=SOON).receive(limit=1) == []
 
 
-async def test_what_is_added_wakes_a_waiting_receive() -> None:
+async def test_an_added_message_wakes_a_waiting_receive() -> None:
     source = MemorySource(poll_interval=timedelta(minutes=1))
     receiving = asyncio.create_task(source.receive(limit=1))
     message = Message("orders", b"")

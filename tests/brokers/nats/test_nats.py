@@ -30,7 +30,7 @@ from tests.fixtures.nats import ask, make_stream, put_raw, stored
         "_INBOX.x",
     ],
 )
-async def test_what_can_be_no_subject_is_refused_for_ever(
+async def test_an_invalid_subject_is_refused_permanently(
     shared_nats: NatsServer, nats_topics: str, topic: str
 ) -> None:
     good = Message(f"{nats_topics}.ä", b"")
@@ -56,7 +56,7 @@ async def test_a_topic_without_a_stream_is_refused_until_it_has_one(
         assert await publisher.publish(batch) == [Acked()] * 2
 
 
-async def test_the_urls_stream_that_is_gone_is_away_until_it_is_there_again(
+async def test_the_missing_stream_of_a_url_is_unavailable_until_it_exists(
     private_nats: NatsServer,
 ) -> None:
     url = private_nats.url
@@ -68,7 +68,7 @@ async def test_the_urls_stream_that_is_gone_is_away_until_it_is_there_again(
         assert await publisher.publish([Message("orders.x", b"")]) == [Acked()]
 
 
-async def test_the_urls_stream_that_is_gone_is_made_again_if_it_may_be(
+async def test_the_missing_stream_of_a_url_is_created_again_if_allowed(
     private_nats: NatsServer,
 ) -> None:
     url = f"{private_nats.url}?stream=ORDERS&create=orders.>"
@@ -84,7 +84,7 @@ async def test_the_urls_stream_that_is_gone_is_made_again_if_it_may_be(
     assert await stored(private_nats.url, "ORDERS") == [message]
 
 
-async def test_headers_that_nats_acts_on_are_refused(
+async def test_headers_with_a_meaning_for_nats_are_refused(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
@@ -121,7 +121,7 @@ async def test_the_servers_limit_counts_headers_and_is_kept_to_the_byte(
         assert await publisher.publish([exact]) == [Acked()]
 
 
-async def test_what_is_too_large_for_its_stream_is_refused_for_ever(
+async def test_a_message_too_large_for_its_stream_is_refused_permanently(
     shared_nats: NatsServer,
 ) -> None:
     await make_stream(shared_nats.url, "SMALL", "small.>", max_msg_size=1000)
@@ -135,7 +135,7 @@ async def test_what_is_too_large_for_its_stream_is_refused_for_ever(
     assert acked == Acked()
 
 
-async def test_a_stream_that_is_full_is_away_unless_other_streams_go_on(
+async def test_a_full_stream_is_unavailable_unless_other_streams_accept(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     await make_stream(
@@ -153,7 +153,7 @@ async def test_a_stream_that_is_full_is_away_unless_other_streams_go_on(
 
 
 @pytest.mark.parametrize("limit", [{"max_msgs": 3}, {"max_bytes": 1500}])
-async def test_a_stream_that_fills_up_in_mid_batch_charges_nobody(
+async def test_a_stream_that_fills_up_in_mid_batch_costs_no_attempt(
     private_nats: NatsServer, limit: dict[str, int]
 ) -> None:
     url, settings = private_nats.url, {"name": "FULL", "subjects": ["full.>"]}
@@ -169,7 +169,7 @@ async def test_a_stream_that_fills_up_in_mid_batch_charges_nobody(
     assert await stored(url, "FULL") == batch
 
 
-async def test_who_is_too_large_for_what_is_left_of_a_stream_is_nacked(
+async def test_a_message_too_large_for_the_rest_of_a_stream_is_nacked(
     private_nats: NatsServer,
 ) -> None:
     url = private_nats.url
@@ -183,7 +183,7 @@ async def test_who_is_too_large_for_what_is_left_of_a_stream_is_nacked(
     assert acked == Acked()
 
 
-async def test_the_stream_of_the_url_is_made_on_demand_and_held_to(
+async def test_the_stream_of_the_url_is_created_on_demand_and_enforced(
     private_nats: NatsServer,
 ) -> None:
     url = f"{private_nats.url}?stream=BILLS"
@@ -203,7 +203,7 @@ async def test_the_stream_of_the_url_is_made_on_demand_and_held_to(
     assert "captured by another stream" in answers[2].reason
 
 
-async def test_a_server_without_jetstream_is_told_at_the_start() -> None:
+async def test_a_server_without_jetstream_is_reported_at_start() -> None:
     with nats_server({"jetstream": None}) as server:
         with pytest.raises(BrokerUnavailableError, match="JetStream isn't available"):
             async with NatsPublisher.from_url(server.url):
@@ -217,7 +217,7 @@ async def test_a_server_without_jetstream_is_told_at_the_start() -> None:
     "query",
     ["stream=a.b", "stream=a%20b", "create=x", "nonsense=1", "max_payload_bytes=0"],
 )
-def test_a_publishers_url_that_makes_no_sense_is_refused(query: str) -> None:
+def test_an_invalid_publisher_url_is_refused(query: str) -> None:
     with pytest.raises(ConfigError):
         NatsPublisher.from_url(f"nats://h:4222?{query}")
 
@@ -235,7 +235,7 @@ def test_a_publishers_url_that_makes_no_sense_is_refused(query: str) -> None:
         "nats://h?ack_wait=0s",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="broker URL"):
         NatsSource.from_url(url, consumer="billing", topics=["x"])
 

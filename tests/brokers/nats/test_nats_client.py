@@ -33,7 +33,7 @@ def fingerprint(method: Callable[..., object]) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__qualname__)
-def test_a_private_method_is_the_one_that_we_know(
+def test_an_overridden_private_method_is_the_known_one(
     method: Callable[..., object],
 ) -> None:
     assert fingerprint(method) == METHODS[method], (

@@ -25,7 +25,7 @@ from relay.publishers.nats import NatsPublisher
 _INFO = b'INFO {"version":"2.10.0","max_payload":1048576,"auth_required":true}\r\n'
 
 
-async def test_users_and_what_they_may_publish() -> None:
+async def test_a_user_publishes_only_what_its_permissions_allow() -> None:
     user = {
         "user": "relay",
         "password": "p@ss",
@@ -53,7 +53,7 @@ async def test_users_and_what_they_may_publish() -> None:
             assert "wrong" not in str(told.value)
 
 
-async def test_tls_is_not_given_up_for_a_server_that_offers_none(
+async def test_tls_is_required_even_if_the_server_offers_none(
     shared_nats: NatsServer,
 ) -> None:
     url = shared_nats.url.replace("nats://", "tls://relay:secret@")
@@ -88,7 +88,7 @@ async def test_tls_is_verified_and_used(certificate: Path) -> None:
                 pass
 
 
-async def test_why_a_server_refuses_us_is_told_however_it_closes() -> None:
+async def test_the_servers_reason_is_reported_however_it_closes() -> None:
     def refuse(listening: socket.socket) -> None:
         for _ in range(20):
             connection, _ = listening.accept()
@@ -111,7 +111,7 @@ async def test_why_a_server_refuses_us_is_told_however_it_closes() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["nats", "tls"])
-def test_a_missing_client_library_is_told_by_the_extra(scheme: str) -> None:
+def test_the_error_for_a_missing_client_library_names_the_extra(scheme: str) -> None:
     assert implementation("relay.publishers", f"{scheme}://h") is NatsPublisher
     script = (
         "import sys; sys.modules['nats'] = None\n"
@@ -140,7 +140,7 @@ async def listening(
         await connection.drop()
 
 
-async def test_what_stops_the_reading_ends_the_connection_and_is_told(
+async def test_an_error_while_reading_ends_the_connection_and_is_reported(
     shared_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stumble(*_: object) -> None:
@@ -154,7 +154,7 @@ async def test_what_stops_the_reading_ends_the_connection_and_is_told(
         assert str(connection.lost).endswith("can't be used: no number")
 
 
-async def test_a_connection_that_is_given_up_names_the_last_error(
+async def test_a_connection_that_was_closed_for_good_names_the_last_error(
     shared_nats: NatsServer,
 ) -> None:
     heard = asyncio.Event()

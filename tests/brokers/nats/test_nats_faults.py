@@ -38,7 +38,7 @@ class TestNats(BrokerFaults):
         self.server.start()
 
     @pytest.mark.timeout(900)
-    def test_a_full_stream_is_not_the_messages_fault(self) -> None:
+    def test_a_full_stream_costs_no_attempt(self) -> None:
         stream = {"name": "NUMBERS", "subjects": ["numbers.>"], "discard": "new"}
         self.ask("STREAM.CREATE", **stream, max_msgs=self.count // 2)
         relay = self.drain()
@@ -53,7 +53,7 @@ class TestNats(BrokerFaults):
         asyncio.run(ask(self.server.url, f"{what}.NUMBERS", **settings))
 
     @pytest.mark.timeout(900)
-    def test_full_storage_is_not_the_messages_fault(self) -> None:
+    def test_full_storage_costs_no_attempt(self) -> None:
         self.server.stop()
         self.server.configure({"jetstream": {"max_file_store": self.count * 100}})
         self.server.start()

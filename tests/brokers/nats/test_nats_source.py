@@ -74,7 +74,7 @@ async def test_a_topic_that_nats_cannot_filter_by_is_refused(
             pass
 
 
-async def test_topics_and_beginnings_that_overlap_hand_over_once(
+async def test_overlapping_topics_and_prefixes_deliver_once(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topics = [f"{nats_topics}.{t}" for t in ("a", "b.c", "b.d.e")]
@@ -109,7 +109,7 @@ async def test_options_are_brought_to_a_durable_that_is_there(
     assert changed == made | {"ack_wait": 7_000_000_000, "max_ack_pending": 1}
 
 
-async def test_after_a_crash_later_messages_do_not_overtake_what_comes_again(
+async def test_after_a_crash_later_messages_do_not_overtake_redelivered_ones(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"
@@ -135,7 +135,7 @@ async def test_after_a_crash_later_messages_do_not_overtake_what_comes_again(
     assert numbers_by_key(arrived) == numbers_by_key(messages)
 
 
-async def test_what_would_not_come_again_has_a_problem(
+async def test_an_entry_that_cannot_be_redelivered_has_a_problem(
     shared_nats: NatsServer, nats_topics: str
 ) -> None:
     topic = f"{nats_topics}.x"

@@ -96,7 +96,7 @@ NO_ROOM = "".join(sha256(b"%d" % n).hexdigest() for n in range(100))
 @pytest.mark.parametrize(
     "odd", [{"key": "a\0b"}, {"tenant": NO_ROOM}], ids=["key", "tenant"]
 )
-async def test_what_cannot_be_stored_is_refused_alone_and_for_ever(
+async def test_a_message_that_cannot_be_stored_is_refused_alone_and_permanently(
     url: str, odd: dict[str, Any]
 ) -> None:
     subscribe(url, ("billing", "orders"))
@@ -114,7 +114,7 @@ async def test_what_cannot_be_stored_is_refused_alone_and_for_ever(
     assert [payload for _, _, payload in delivered(url)] == [b"1", b"3"]
 
 
-async def test_it_connects_again_after_a_broken_connection(url: str) -> None:
+async def test_it_reconnects_after_a_broken_connection(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     async with PostgresPublisher.from_url(url) as publisher:
         execute(
@@ -127,7 +127,7 @@ async def test_it_connects_again_after_a_broken_connection(url: str) -> None:
         assert await publisher.publish([Message("orders", b"")]) == [Acked()]
 
 
-async def test_a_missing_partition_is_nobodys_message(url: str) -> None:
+async def test_a_missing_partition_costs_no_attempt(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     with psycopg.connect(url) as connection:
         for (partition,) in connection.execute(
@@ -140,7 +140,7 @@ async def test_a_missing_partition_is_nobodys_message(url: str) -> None:
             await publisher.publish([Message("orders", b"")])
 
 
-async def test_a_database_that_takes_no_writes_is_away(url: str) -> None:
+async def test_a_read_only_database_is_unavailable(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     read_only = f"{url}?options=-cdefault_transaction_read_only%3Don"
     publisher = PostgresPublisher.from_url(read_only)
@@ -149,7 +149,7 @@ async def test_a_database_that_takes_no_writes_is_away(url: str) -> None:
             await publisher.publish([Message("orders", b"")])
 
 
-async def test_a_right_that_is_taken_away_is_nobodys_message(url: str) -> None:
+async def test_a_revoked_privilege_costs_no_attempt(url: str) -> None:
     subscribe(url, ("billing", "orders"))
     as_relay = f"{url}?options=-crole%3Dpillarbox_relay"
     async with PostgresPublisher.from_url(as_relay) as publisher:
@@ -165,7 +165,7 @@ async def test_the_relays_role_is_enough(url: str) -> None:
         assert await publisher.publish([Message("orders", b"")]) == [Acked()]
 
 
-async def test_a_database_without_the_inbox_is_told_at_the_start(
+async def test_a_database_without_the_inbox_is_reported_at_start(
     empty_database_url: str,
 ) -> None:
     with pytest.raises(ConfigError, match="run pillarbox migrate"):
@@ -173,7 +173,7 @@ async def test_a_database_without_the_inbox_is_told_at_the_start(
             pass
 
 
-async def test_a_missing_right_is_told_at_the_start(url: str) -> None:
+async def test_a_missing_privilege_is_reported_at_start(url: str) -> None:
     with pytest.raises(ConfigError, match="grant the role pillarbox_relay"):
         async with PostgresPublisher.from_url(
             f"{url}?options=-crole%3Dpillarbox_application"

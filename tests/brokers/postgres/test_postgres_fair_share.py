@@ -68,7 +68,7 @@ def positions(taken: list[Delivery], tenant: str) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
-async def test_another_tenants_message_is_among_the_first_whatever_the_flood(
+async def test_another_tenants_message_is_among_the_first_despite_a_flood(
     database_url: str, count: int
 ) -> None:
     flood(database_url, count)
@@ -80,7 +80,9 @@ async def test_another_tenants_message_is_among_the_first_whatever_the_flood(
     assert positions(taken, "other")[0] < 2
 
 
-async def test_without_tenants_it_comes_last(database_url: str) -> None:
+async def test_without_tenants_a_message_behind_a_flood_comes_last(
+    database_url: str,
+) -> None:
     flood(database_url, 2_000, tenant=None)
     last = Message("orders", b"", key="k")
     await publish(database_url, last)
@@ -93,7 +95,7 @@ async def test_without_tenants_it_comes_last(database_url: str) -> None:
     assert at > IN_MEMORY
 
 
-async def test_what_comes_during_a_flood_is_seen_soon(database_url: str) -> None:
+async def test_a_message_during_a_flood_is_found_soon(database_url: str) -> None:
     flood(database_url, 20_000)
     async with PostgresSource(
         database_url, consumer="billing", topics=["orders"]
@@ -104,7 +106,7 @@ async def test_what_comes_during_a_flood_is_seen_soon(database_url: str) -> None
     assert len(positions(taken, "other")) == 1
 
 
-async def test_two_floods_share_alike_and_each_keeps_its_order(
+async def test_two_floods_get_equal_shares_in_order(
     database_url: str,
 ) -> None:
     flood(database_url, 3_000)
@@ -139,7 +141,9 @@ async def test_many_tenants_all_get_their_turn(database_url: str) -> None:
     assert len({d.message.tenant for d in taken}) == 201
 
 
-async def test_all_is_handed_out_once_whatever_the_order(database_url: str) -> None:
+async def test_everything_is_delivered_once_whatever_the_order(
+    database_url: str,
+) -> None:
     flood(database_url, 3_000)
     flood(database_url, 700, tenant="b")
     flood(database_url, 300, tenant=None)
@@ -154,7 +158,7 @@ async def test_all_is_handed_out_once_whatever_the_order(database_url: str) -> N
     ) == [(0,)]
 
 
-async def test_a_key_of_a_hidden_tenant_that_failed_blocks_its_key_only(
+async def test_a_failure_of_a_hidden_tenant_blocks_only_its_key(
     database_url: str,
 ) -> None:
     flood(database_url, 2_000)

@@ -50,7 +50,7 @@ def claim(
     return lanes.hand_out(100, ALL)
 
 
-def test_a_floor_follows_what_was_claimed(lanes: DeliveryLanes) -> None:
+def test_the_floor_follows_the_claimed_rows(lanes: DeliveryLanes) -> None:
     assert claim(lanes, row(5), row(7), row(3, lane=2)) == [
         row(5),
         row(7),
@@ -60,7 +60,7 @@ def test_a_floor_follows_what_was_claimed(lanes: DeliveryLanes) -> None:
     assert lanes.floors(ALL) == {1: 7, 2: 3, 3: -1}
 
 
-def test_a_floor_waits_for_the_transactions_that_were_open(
+def test_the_floor_waits_for_transactions_that_were_open(
     lanes: DeliveryLanes,
 ) -> None:
     claim(lanes, row(5), snapshot=Snapshot(90, 100))
@@ -86,7 +86,9 @@ def test_a_full_claim_says_nothing_about_lanes_after_its_last_row(
     assert lanes.floors(ALL) == {3: 1, 1: 9, 2: 4}
 
 
-def test_what_is_held_is_left_out_of_a_claim_below_it(lanes: DeliveryLanes) -> None:
+def test_held_deliveries_are_excluded_from_a_claim_below_them(
+    lanes: DeliveryLanes,
+) -> None:
     claim(lanes, row(5), row(6))
     claim(lanes)
     assert lanes.held_above(lanes.floors(ALL)) == []
@@ -106,7 +108,7 @@ def test_a_rewind_during_a_claim_is_not_lost(lanes: DeliveryLanes) -> None:
     assert lanes.floors(ALL)[1] == 4
 
 
-def test_a_lane_is_in_use_until_nothing_of_it_is_held(
+def test_a_lane_is_in_use_while_one_of_its_deliveries_is_held(
     lanes: DeliveryLanes, used: Used
 ) -> None:
     first, second = claim(lanes, row(5), row(6))
@@ -117,7 +119,7 @@ def test_a_lane_is_in_use_until_nothing_of_it_is_held(
     assert used == set()
 
 
-def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: DeliveryLanes) -> None:
+def test_a_blocked_key_is_neither_claimed_nor_delivered(lanes: DeliveryLanes) -> None:
     lanes.claimed(
         [row(5, key="a"), row(6, key="a"), row(7, key="b")],
         [1, 2, 3],
@@ -137,7 +139,7 @@ def test_a_blocked_key_is_neither_claimed_nor_handed_out(lanes: DeliveryLanes) -
     assert lanes.floors(ALL)[1] == 4
 
 
-def test_what_is_given_back_comes_before_the_rest_of_its_key(
+def test_a_nacked_delivery_comes_before_the_rest_of_its_key(
     lanes: DeliveryLanes,
 ) -> None:
     a, b = row(5, key="a"), row(6, key="b")
@@ -157,7 +159,7 @@ def test_a_key_is_blocked_until_the_last_of_it_is_ready(lanes: DeliveryLanes) ->
     assert lanes.blocked == []
 
 
-def test_a_new_lane_is_not_claimed_from_before_it_was_looked_into(
+def test_a_new_lane_is_not_claimed_from_before_a_look(
     lanes: DeliveryLanes,
 ) -> None:
     lanes.take([4])
@@ -167,7 +169,7 @@ def test_a_new_lane_is_not_claimed_from_before_it_was_looked_into(
     assert lanes.floors(ALL)[4] < 10
 
 
-def test_nothing_is_handed_out_from_a_lane_that_is_not_leased(
+def test_nothing_is_delivered_from_a_lane_that_is_not_leased(
     lanes: DeliveryLanes, used: Used
 ) -> None:
     lanes.claimed([row(5), row(6, lane=2)], [1, 2, 3], QUIET, full=False)
@@ -176,7 +178,7 @@ def test_nothing_is_handed_out_from_a_lane_that_is_not_leased(
     assert lanes.floors(ALL)[1] < 5
 
 
-def test_a_lost_lane_is_forgotten_but_what_was_handed_out_stays_held(
+def test_a_lost_lane_is_forgotten_but_its_deliveries_stay_held(
     lanes: DeliveryLanes, used: Used
 ) -> None:
     (given,) = claim(lanes, row(5))

@@ -87,7 +87,7 @@ async def test_a_message_arrives_as_it_was_published(database_url: str) -> None:
     assert (delivery.attempts, delivery.problem) == (0, None)
 
 
-async def test_keys_are_in_order_and_nothing_comes_twice(database_url: str) -> None:
+async def test_keys_are_in_order_without_duplicates(database_url: str) -> None:
     async with source(database_url, prefetch=7) as consumer:
         await publish(database_url, *numbered(100, keys=10))
         deliveries = await receive(consumer, 100, limit=5)
@@ -107,7 +107,7 @@ async def test_the_limit_holds(database_url: str) -> None:
         assert len(await receive(consumer, 1, limit=3)) == 3
 
 
-async def test_what_was_not_acked_comes_again_elsewhere(database_url: str) -> None:
+async def test_unacked_messages_are_redelivered_elsewhere(database_url: str) -> None:
     async with source(database_url) as consumer:
         await publish(database_url, *numbered(4, keys=4))
         deliveries = await receive(consumer, 4)
@@ -119,7 +119,7 @@ async def test_what_was_not_acked_comes_again_elsewhere(database_url: str) -> No
         assert {delivery.attempts for delivery in again} == {0}
 
 
-async def test_a_nack_without_delay_comes_back_at_once_and_in_order(
+async def test_a_nack_without_delay_redelivers_at_once_and_in_order(
     database_url: str,
 ) -> None:
     async with source(database_url) as consumer:
@@ -160,7 +160,7 @@ async def test_a_nack_with_delay_blocks_its_key_and_no_other(
     assert [delivery.attempts for delivery in again] == [1, 0]
 
 
-async def test_a_nacked_delivery_comes_back_when_it_is_due(database_url: str) -> None:
+async def test_a_nacked_delivery_is_redelivered_when_due(database_url: str) -> None:
     async with source(database_url, sweep_interval=HOUR) as consumer:
         await publish(database_url, *numbered(1))
         for attempts in range(3):
@@ -170,7 +170,7 @@ async def test_a_nacked_delivery_comes_back_when_it_is_due(database_url: str) ->
 
 
 @pytest.mark.parametrize("began", ["earlier", "later"])
-async def test_what_commits_late_is_not_overtaken_by_what_follows_it(
+async def test_a_message_that_commits_late_is_not_overtaken(
     began: str, database_url: str
 ) -> None:
     late, after = (Message("orders", b"", key="late") for _ in range(2))
@@ -192,7 +192,7 @@ async def test_what_commits_late_is_not_overtaken_by_what_follows_it(
     assert [delivery.message.id for delivery in received] == [late.id, after.id]
 
 
-async def test_replicas_share_the_lanes_and_hand_out_nothing_twice(
+async def test_replicas_share_the_lanes_and_deliver_nothing_twice(
     database_url: str,
 ) -> None:
     async with source(database_url) as one, source(database_url) as other:
@@ -215,7 +215,7 @@ async def test_replicas_share_the_lanes_and_hand_out_nothing_twice(
     assert len(set(handed_out)) == len(handed_out)
 
 
-async def test_a_broken_connection_is_told_and_mended(database_url: str) -> None:
+async def test_a_broken_connection_is_reported_and_replaced(database_url: str) -> None:
     async with source(database_url) as consumer:
         await publish(database_url, *numbered(1))
         (delivery,) = await receive(consumer, 1)
@@ -238,7 +238,7 @@ async def test_a_broken_connection_is_told_and_mended(database_url: str) -> None
     assert unacked(database_url) == 0
 
 
-async def test_rows_inserted_by_hand_are_handed_out_with_what_is_wrong(
+async def test_rows_inserted_by_hand_are_delivered_with_their_problem(
     database_url: str,
 ) -> None:
     async with source(database_url) as consumer:
@@ -263,7 +263,7 @@ async def test_rows_inserted_by_hand_are_handed_out_with_what_is_wrong(
         (lambda url: "postgresql://127.0.0.1:1/x", BrokerUnavailableError, "reach"),
     ],
 )
-async def test_a_url_that_leads_nowhere_is_told_at_the_start(
+async def test_a_url_without_a_server_is_reported_at_start(
     database_url: str, change: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -271,7 +271,7 @@ async def test_a_url_that_leads_nowhere_is_told_at_the_start(
             pass
 
 
-async def test_a_database_without_the_inbox_is_told_at_the_start(
+async def test_a_database_without_the_inbox_is_reported_at_start(
     empty_database_url: str,
 ) -> None:
     with pytest.raises(ConfigError, match="run pillarbox migrate"):

@@ -45,7 +45,7 @@ def test_tenants_take_turns_each_in_its_order() -> None:
     assert len(line) == 0
 
 
-def test_a_round_goes_on_where_the_last_one_ended() -> None:
+def test_a_round_resumes_where_the_last_one_ended() -> None:
     line = ready("a1", "a2", "b1", "b2", "c1")
     assert [taken(line, 1) for _ in range(5)] == [
         ["a1"],
@@ -56,14 +56,14 @@ def test_a_round_goes_on_where_the_last_one_ended() -> None:
     ]
 
 
-def test_who_is_left_out_keeps_its_place() -> None:
+def test_a_skipped_tenant_keeps_its_position() -> None:
     line = ready("a1", "b1", "a2", "b2")
     assert taken(line, 9, "a") == ["b1", "b2"]
     assert line.tenants == ["a"]
     assert taken(line, 9) == ["a1", "a2"]
 
 
-def test_what_is_unwanted_is_taken_out_and_given() -> None:
+def test_unwanted_items_are_removed_and_returned() -> None:
     line = ready("a1", "b1", "a2")
     removed = line.remove(lambda item: item.message.topic in {"a1", "b1"})
     assert [item.message.topic for item in removed] == ["a1", "b1"]
@@ -74,7 +74,7 @@ def due(tenants: Tenants, *in_memory: str, ready: int = 10) -> bool:
     return tenants.is_due(ready, list(in_memory), stuck=False)
 
 
-def test_a_claim_that_gives_all_there_is_needs_no_look(tenants: Tenants) -> None:
+def test_a_claim_that_returns_everything_needs_no_look(tenants: Tenants) -> None:
     tenants.claimed(["a"] * 3, full=False)
     assert not due(tenants, "a")
 
@@ -90,7 +90,7 @@ def test_a_full_claim_needs_one_and_another_after_a_while(
     assert due(tenants, "a")
 
 
-def test_a_flood_without_tenants_is_looked_behind_only_by_the_clock(
+def test_a_flood_without_tenants_is_looked_past_only_at_intervals(
     tenants: Tenants, clock: Clock
 ) -> None:
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_a_flood_without_tenants_is_looked_behind_only_by_the_clock(
         assert not due(tenants)
 
 
-def test_a_tenant_that_ran_out_is_looked_for_when_enough_was_handed_out(
+def test_a_tenant_without_messages_is_looked_for_after_enough_deliveries(
     tenants: Tenants,
 ) -> None:
     tenants.claimed(["a", "b"] * 32, full=True)
@@ -128,7 +128,7 @@ def test_a_look_that_was_cut_short_goes_on_behind_its_last_tenant(
     assert tenants.after == ""
 
 
-def test_what_is_in_memory_is_bounded(tenants: Tenants) -> None:
+def test_no_look_follows_when_memory_is_full(tenants: Tenants) -> None:
     tenants.claimed(["a"] * 64, full=True)
     assert not due(tenants, "a", ready=10_000)
 

@@ -39,7 +39,7 @@ def small_rabbitmq() -> Iterator[RabbitMQServer]:
         yield running
 
 
-async def test_the_wire_is_as_the_page_says(rabbitmq_url: str) -> None:
+async def test_the_wire_format_is_as_documented(rabbitmq_url: str) -> None:
     message = Message(
         "orders.placed",
         {"n": 1},
@@ -78,7 +78,7 @@ async def test_the_wire_is_as_the_page_says(rabbitmq_url: str) -> None:
     }
 
 
-async def test_what_no_queue_gets_is_nacked_and_not_lost(rabbitmq_url: str) -> None:
+async def test_unroutable_messages_are_nacked_and_not_lost(rabbitmq_url: str) -> None:
     bind(rabbitmq_url, "orders")
     lost, found = Message("nowhere", b"1"), Message("orders", b"2")
     async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
@@ -92,12 +92,14 @@ async def test_what_no_queue_gets_is_nacked_and_not_lost(rabbitmq_url: str) -> N
     assert [m.id for m in drain(rabbitmq_url, "nowhere", 1)] == [lost.id]
 
 
-async def test_what_no_queue_gets_is_dropped_if_asked_for(rabbitmq_url: str) -> None:
+async def test_unroutable_messages_are_dropped_on_request(rabbitmq_url: str) -> None:
     async with RabbitMQPublisher.from_url(f"{rabbitmq_url}&unroutable=drop") as each:
         assert await each.publish([Message("nowhere", b"1")]) == [Acked()]
 
 
-async def test_what_amqp_cannot_carry_is_refused_for_ever(rabbitmq_url: str) -> None:
+async def test_messages_that_amqp_cannot_carry_are_refused_permanently(
+    rabbitmq_url: str,
+) -> None:
     bind(rabbitmq_url, "orders")
     bad = [
         Message("ä" * 128, b""),
@@ -115,7 +117,7 @@ async def test_what_amqp_cannot_carry_is_refused_for_ever(rabbitmq_url: str) -> 
     assert answers[-1] == Acked()
 
 
-async def test_what_the_server_finds_too_large_is_refused_alone(
+async def test_a_message_too_large_for_the_server_is_refused_alone(
     small_rabbitmq: RabbitMQServer,
 ) -> None:
     url = f"{small_rabbitmq.url}?exchange=test"
@@ -160,7 +162,7 @@ async def test_a_topic_that_may_not_be_written_is_refused_alone(
             assert "access to topic 'secret'" in refused.reason
 
 
-async def test_an_exchange_that_may_not_be_made_is_told_at_the_start(
+async def test_an_exchange_that_cannot_be_declared_is_reported_at_start(
     rabbitmq_url: str, writer: str
 ) -> None:
     url = rabbitmq_url.replace("guest:guest", f"{writer}:secret")
@@ -169,7 +171,7 @@ async def test_an_exchange_that_may_not_be_made_is_told_at_the_start(
             pass
 
 
-async def test_what_was_confirmed_before_time_ran_out_is_not_published_again(
+async def test_messages_confirmed_before_a_timeout_are_not_published_again(
     rabbitmq_url: str, proxy: MakeProxy
 ) -> None:
     topic = f"orders.{uuid4().hex}"
@@ -187,7 +189,7 @@ async def test_what_was_confirmed_before_time_ran_out_is_not_published_again(
     assert [len(message.payload) for message in arrived] == [1, 1, len(large.payload)]
 
 
-async def test_an_exchange_that_was_deleted_is_made_again(rabbitmq_url: str) -> None:
+async def test_a_deleted_exchange_is_declared_again(rabbitmq_url: str) -> None:
     bind(rabbitmq_url, "orders")
     messages = numbered(3)
     async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
@@ -208,7 +210,7 @@ async def test_an_exchange_that_was_deleted_is_made_again(rabbitmq_url: str) -> 
         (("amqp:", "amqps:"), "can't be reached"),
     ],
 )
-async def test_what_is_wrong_with_the_url_is_told_at_the_start(
+async def test_an_invalid_url_is_reported_at_start(
     rabbitmq_url: str, change: tuple[str, str], reason: str
 ) -> None:
     with pytest.raises(BrokerUnavailableError, match=reason) as told:
@@ -233,7 +235,7 @@ async def test_what_is_wrong_with_the_url_is_told_at_the_start(
         "http://h",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         RabbitMQPublisher.from_url(url)
 
@@ -258,7 +260,7 @@ def is_listening(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_amqps_checks_who_the_server_is(authority: Path) -> None:
+async def test_amqps_verifies_the_servers_certificate(authority: Path) -> None:
     port = free_port()
     settings = {
         "listeners.ssl.1": f"127.0.0.1:{port}",

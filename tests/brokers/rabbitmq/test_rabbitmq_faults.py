@@ -77,12 +77,12 @@ class RabbitMQFaults(BrokerFaults):
 
 class TestRabbitMQ(RabbitMQFaults):
     @pytest.mark.timeout(300)
-    def test_an_alarm_for_want_of_memory_is_not_the_messages_fault(self) -> None:
+    def test_a_memory_alarm_costs_no_attempt(self) -> None:
         relay = self.drain()
         self.expect_blocked(relay, "set_vm_memory_high_watermark", "0.00001", "0.4")
 
     @pytest.mark.timeout(300)
-    def test_an_alarm_for_want_of_disk_is_not_the_messages_fault(self) -> None:
+    def test_a_disk_alarm_costs_no_attempt(self) -> None:
         relay = self.drain()
         self.expect_blocked(relay, "set_disk_free_limit", "1000000000000000", "50MB")
 

@@ -34,7 +34,7 @@ async def is_published(publisher: RabbitMQPublisher, batch: Sequence[Message]) -
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_a_full_queue_is_away_and_gets_each_message_once(
+async def test_a_full_queue_is_unavailable_and_gets_each_message_once(
     rabbitmq_url: str, topic: str, kind: str
 ) -> None:
     bind(rabbitmq_url, topic, {"x-queue-type": kind, "x-max-length": 20} | REJECTS)
@@ -55,7 +55,7 @@ async def test_a_full_queue_is_away_and_gets_each_message_once(
     assert sorted(m.id for m in arrived) == sorted(m.id for m in expected)
 
 
-async def test_a_full_queue_beside_others_is_to_blame_itself(
+async def test_a_full_queue_among_others_is_charged_itself(
     rabbitmq_url: str, topic: str
 ) -> None:
     bind(rabbitmq_url, "orders")
@@ -73,7 +73,7 @@ async def test_a_full_queue_beside_others_is_to_blame_itself(
 
 
 @pytest.mark.fault
-async def test_a_queue_that_is_down_is_away_until_it_is_up(
+async def test_a_queue_that_is_down_is_unavailable_until_it_is_up(
     shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, topic: str
 ) -> None:
     bind(rabbitmq_url, topic, {"x-queue-type": "quorum"})
@@ -92,7 +92,7 @@ async def test_a_queue_that_is_down_is_away_until_it_is_up(
 
 
 @pytest.mark.fault
-async def test_a_server_without_room_on_its_disk_is_away_until_it_has_some(
+async def test_a_server_with_a_full_disk_is_unavailable_until_there_is_room(
     shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, topic: str
 ) -> None:
     bind(rabbitmq_url, topic)

@@ -29,7 +29,7 @@ with rabbitmq_server() as server:
 
 
 @pytest.mark.fault
-def test_a_server_ends_with_an_owner_that_was_killed() -> None:
+def test_a_server_stops_when_its_owner_is_killed() -> None:
     owner = subprocess.run(
         [sys.executable, "-c", OWNER], capture_output=True, text=True, check=False
     )
@@ -42,7 +42,7 @@ def test_a_server_ends_with_an_owner_that_was_killed() -> None:
 
 
 @pytest.mark.fault
-def test_what_is_durable_survives_a_stop_and_a_kill(
+def test_durable_data_survives_a_stop_and_a_kill(
     private_rabbitmq: RabbitMQServer,
 ) -> None:
     private_rabbitmq.control("add_vhost", "kept")
@@ -52,7 +52,7 @@ def test_what_is_durable_survives_a_stop_and_a_kill(
         assert "kept" in private_rabbitmq.control("list_vhosts")
 
 
-def test_a_machine_without_the_server_is_told_what_to_install(
+def test_without_the_server_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -68,7 +68,7 @@ def test_each_scheme_finds_its_adapter(group: str, scheme: str) -> None:
     assert found.__name__ in {"RabbitMQPublisher", "RabbitMQSource"}
 
 
-def test_without_the_client_library_the_extra_is_told() -> None:
+def test_without_the_client_library_the_error_names_the_extra() -> None:
     program = (
         "import sys; sys.modules['pika'] = None\n"
         "from outbox.brokers.plugins import implementation\n"

@@ -108,7 +108,7 @@ def test_a_topic_that_no_key_matches_is_refused(topic: str) -> None:
         binding_key(topic)
 
 
-async def test_a_beginning_matches_what_begins_with_it_and_nothing_else(
+async def test_a_prefix_matches_topics_that_start_with_it_and_no_others(
     rabbitmq_url: str, consumer: str
 ) -> None:
     topics = ["orders", "orders.", "orders.a", "orders.a.b", "ordersx.a", "x.orders.a"]
@@ -174,7 +174,7 @@ async def test_one_replica_works_at_a_time_and_order_holds_when_it_is_left(
     assert payloads(rest) == list(range(5, 50))
 
 
-async def test_a_queue_made_without_single_active_consumer_is_told(
+async def test_a_queue_without_single_active_consumer_is_reported(
     rabbitmq_url: str, consumer: str
 ) -> None:
     async with source(rabbitmq_url, consumer):
@@ -184,7 +184,7 @@ async def test_a_queue_made_without_single_active_consumer_is_told(
             pass
 
 
-async def test_a_queue_that_is_there_is_used_as_it_is(
+async def test_an_existing_queue_is_used_as_it_is(
     rabbitmq_url: str, consumer: str
 ) -> None:
     with channel_of(rabbitmq_url) as channel:
@@ -194,7 +194,7 @@ async def test_a_queue_that_is_there_is_used_as_it_is(
         assert payloads(await receive(only, 3)) == [0, 1, 2]
 
 
-async def test_a_queue_that_was_deleted_is_made_again(
+async def test_a_deleted_queue_is_declared_again(
     rabbitmq_url: str, consumer: str
 ) -> None:
     async with source(rabbitmq_url, consumer) as only:
@@ -209,7 +209,7 @@ async def test_a_queue_that_was_deleted_is_made_again(
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_what_the_server_took_back_comes_again_with_its_attempts(
+async def test_a_redelivered_message_keeps_its_attempts(
     shared_rabbitmq: RabbitMQServer, rabbitmq_url: str, consumer: str, queue_type: str
 ) -> None:
     with ExitStack() as trouble:
@@ -239,12 +239,12 @@ async def test_what_the_server_took_back_comes_again_with_its_attempts(
         f"queue={'x' * 256}",
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(options: str) -> None:
+def test_an_invalid_option_is_refused(options: str) -> None:
     with pytest.raises(ConfigError):
         RabbitMQSource.from_url(f"amqp://h?{options}", consumer="c", topics=["t"])
 
 
-def test_the_options_of_a_url_are_taken() -> None:
+def test_the_options_of_a_url_are_used() -> None:
     RabbitMQSource.from_url(
         "amqp://h/v?exchange=e&queue=q&queue_type=classic&prefetch=10"
         "&single_active_consumer=true&heartbeat=30",

@@ -99,7 +99,7 @@ async def test_the_limit_holds_over_several_streams(redis_url: str) -> None:
         assert [len(await consumer.receive(limit=4)) for _ in range(4)] == [4, 4, 4, 3]
 
 
-async def test_streams_are_found_by_their_beginning(redis_url: str) -> None:
+async def test_streams_are_found_by_prefix(redis_url: str) -> None:
     await publish(redis_url, Message("a[1].x", b"1"), Message("a1.x", b"2"))
     async with source(redis_url, "a[1].*") as consumer:
         assert payloads(await receive(consumer, 1)) == [1]
@@ -117,7 +117,7 @@ async def test_acked_entries_are_settled_when_the_source_is_left(
     assert pending(redis_url) == 0
 
 
-async def test_what_was_not_acked_goes_to_the_next_at_once(redis_url: str) -> None:
+async def test_unacked_messages_go_to_the_next_consumer_at_once(redis_url: str) -> None:
     await publish(redis_url, *numbered(4))
     async with source(redis_url) as consumer:
         deliveries = await receive(consumer, 4)
@@ -130,7 +130,7 @@ async def test_what_was_not_acked_goes_to_the_next_at_once(redis_url: str) -> No
     assert attempts == {1: 0, 2: 1, 3: 0}
 
 
-async def test_what_a_dead_replica_left_is_taken_over(redis_url: str) -> None:
+async def test_deliveries_of_a_dead_replica_are_taken_over(redis_url: str) -> None:
     await publish(redis_url, *numbered(3))
     async with Redis.from_url(redis_url, protocol=2) as client:
         async with source(redis_url):
@@ -145,7 +145,7 @@ async def test_what_a_dead_replica_left_is_taken_over(redis_url: str) -> None:
     }
 
 
-async def test_what_the_living_hold_does_not_hide_what_a_dead_replica_left(
+async def test_deliveries_of_live_replicas_do_not_hide_those_of_a_dead_one(
     redis_url: str,
 ) -> None:
     async with source(redis_url, reclaim_after=timedelta(seconds=3)) as living:
@@ -163,7 +163,7 @@ async def test_what_the_living_hold_does_not_hide_what_a_dead_replica_left(
     assert pending(redis_url) == 0
 
 
-async def test_a_heartbeat_keeps_what_is_in_work_from_being_taken_over(
+async def test_a_heartbeat_keeps_deliveries_in_progress_from_being_taken_over(
     redis_url: str,
 ) -> None:
     await publish(redis_url, *numbered(1))
@@ -190,7 +190,7 @@ async def test_a_source_can_be_left_at_any_moment_of_its_heartbeat(
                 await answer_after(0.002 + moment * 0.00005)
 
 
-async def test_an_entry_that_is_no_message_is_handed_out_with_what_is_wrong(
+async def test_a_foreign_entry_is_delivered_with_its_problem(
     redis_url: str,
 ) -> None:
     with SyncRedis.from_url(redis_url) as client:
@@ -204,7 +204,7 @@ async def test_an_entry_that_is_no_message_is_handed_out_with_what_is_wrong(
     assert "payload" in (second.problem or "")
 
 
-async def test_a_deleted_stream_begins_anew(redis_url: str) -> None:
+async def test_a_deleted_stream_starts_again(redis_url: str) -> None:
     async with source(redis_url) as consumer:
         with SyncRedis.from_url(redis_url) as client:
             client.delete("orders")
@@ -212,7 +212,7 @@ async def test_a_deleted_stream_begins_anew(redis_url: str) -> None:
         assert payloads(await receive(consumer, 1)) == [0]
 
 
-async def test_streams_that_a_restart_lost_begin_anew(
+async def test_streams_lost_in_a_restart_are_created_again(
     private_redis: RedisServer,
 ) -> None:
     # So that it is the look for what the dead left that finds the group gone.
@@ -229,7 +229,7 @@ async def test_streams_that_a_restart_lost_begin_anew(
         assert payloads(found) == [0]
 
 
-async def test_a_restart_is_told_and_survived(private_redis: RedisServer) -> None:
+async def test_a_restart_is_reported_and_survived(private_redis: RedisServer) -> None:
     url = private_redis.url
     async with RedisPublisher.from_url(url) as publisher, source(url) as consumer:
         private_redis.kill()
@@ -244,7 +244,7 @@ async def test_a_restart_is_told_and_survived(private_redis: RedisServer) -> Non
     assert delivery.message == FULL
 
 
-async def test_a_topic_that_is_no_stream_is_refused_at_the_start(
+async def test_a_topic_that_is_not_a_stream_is_refused_at_start(
     redis_url: str,
 ) -> None:
     with SyncRedis.from_url(redis_url) as client:
@@ -255,7 +255,7 @@ async def test_a_topic_that_is_no_stream_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
-async def test_a_redis_that_is_away_is_told_at_the_start(scheme: str) -> None:
+async def test_an_unavailable_redis_is_reported_at_start(scheme: str) -> None:
     url = f"{scheme}://127.0.0.1:1/0"
     with pytest.raises(BrokerUnavailableError, match="can't be reached"):
         async with RedisPublisher.from_url(url):

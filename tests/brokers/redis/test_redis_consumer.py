@@ -35,7 +35,7 @@ async def publish(url: str, message: Message) -> None:
     [(None, "id"), (b"evt_1", "isn't a UUID"), (b"", "id"), (b"\xff", "id")],
     ids=["no id", "an id of another shape", "an empty id", "an id that is no text"],
 )
-async def test_a_delivery_without_a_sound_id_is_given_up_and_the_next_one_handled(
+async def test_a_delivery_with_an_invalid_id_is_dead_lettered_and_the_next_one_handled(
     database_url: str, redis_url: str, id: bytes | None, says: str
 ) -> None:
     handled: list[bytes] = []
@@ -89,7 +89,7 @@ async def test_a_url_says_when_another_gets_what_a_dead_replica_held(
     assert taken[0].message.payload == b"left"
 
 
-def test_a_url_with_a_moment_that_is_none_is_told(redis_url: str) -> None:
+def test_a_url_with_an_invalid_moment_is_reported(redis_url: str) -> None:
     with pytest.raises(ConfigError, match="reclaim_after='soon': write a duration"):
         RedisSource.from_url(
             f"{redis_url}?reclaim_after=soon", consumer="billing", topics=["orders"]

@@ -32,7 +32,7 @@ def put(client: Redis, topic: str) -> None:
     client.xadd(topic, fields)
 
 
-async def test_what_comes_while_a_replica_leaves_goes_to_the_next(
+async def test_messages_that_arrive_while_a_replica_leaves_go_to_the_next(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Redis.from_url(redis_url, protocol=2) as client:
@@ -60,7 +60,7 @@ async def test_what_comes_while_a_replica_leaves_goes_to_the_next(
         assert [member["name"] for member in members] == [b"returned"]
 
 
-async def test_who_may_not_leave_the_group_gives_back_all_the_same(
+async def test_a_source_that_may_not_leave_the_group_still_releases_its_entries(
     private_redis: RedisServer,
 ) -> None:
     url = private_redis.url
@@ -78,7 +78,7 @@ async def test_who_may_not_leave_the_group_gives_back_all_the_same(
 
 
 @pytest.mark.parametrize("command", ["xack", "xclaim", "xautoclaim", "xpending"])
-async def test_who_may_not_keep_or_settle_what_it_reads_is_told_at_its_start(
+async def test_a_missing_ack_permission_is_reported_at_start(
     private_redis: RedisServer, command: str
 ) -> None:
     url = private_redis.url

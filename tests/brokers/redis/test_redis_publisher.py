@@ -11,7 +11,7 @@ from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import numbered
 
 
-async def test_a_full_redis_takes_all_of_a_batch_or_nothing(
+async def test_a_full_redis_accepts_all_of_a_batch_or_nothing(
     private_redis: RedisServer,
 ) -> None:
     with SyncRedis.from_url(private_redis.url) as client:
@@ -24,7 +24,7 @@ async def test_a_full_redis_takes_all_of_a_batch_or_nothing(
             assert await publisher.publish(numbered(3)) == [Acked()] * 3
 
 
-async def test_a_topic_that_is_no_stream_is_nacked_and_its_neighbours_are_not(
+async def test_a_topic_that_is_not_a_stream_is_nacked_and_others_are_not(
     redis_url: str,
 ) -> None:
     with SyncRedis.from_url(redis_url) as client:
@@ -52,7 +52,7 @@ async def test_a_topic_that_we_may_not_write_to_is_nacked_alone(
     assert second == Acked()
 
 
-async def test_a_payload_over_the_limit_is_nacked_for_ever_and_not_sent(
+async def test_a_payload_over_the_limit_is_nacked_permanently_and_not_sent(
     redis_url: str,
 ) -> None:
     url = f"{redis_url}?max_payload_bytes=3"
@@ -86,6 +86,6 @@ async def test_streams_are_trimmed_to_about_the_length_in_the_url(
         "http://h",
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="broker URL"):
         RedisPublisher.from_url(url)

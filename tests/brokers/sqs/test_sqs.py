@@ -106,9 +106,7 @@ async def test_a_message_comes_through_sns_with_an_envelope_or_without(
         assert differences(message, arrived[message.id].message) == {}
 
 
-async def test_queues_are_found_by_their_beginning(
-    shared_sqs: SqsServer, aws: Aws
-) -> None:
+async def test_queues_are_found_by_prefix(shared_sqs: SqsServer, aws: Aws) -> None:
     start = fresh()
     url = f"{shared_sqs.url()}&queue_prefix=app-"
     for topic in (f"{start}.a", f"{start}.b"):
@@ -161,14 +159,16 @@ async def test_a_delay_survives_the_replica(shared_sqs: SqsServer, aws: Aws) -> 
             assert not await other.receive(limit=10)
 
 
-async def test_a_missing_queue_is_named_at_the_start(shared_sqs: SqsServer) -> None:
+async def test_a_missing_queue_is_named_at_start(shared_sqs: SqsServer) -> None:
     with pytest.raises(ConfigError, match="has no queue nowhere: create it"):
         async with source(shared_sqs.url(), "nowhere"):
             pass
 
 
 @pytest.mark.parametrize("scheme", ["sqs", "sns"])
-async def test_a_server_that_is_away_is_told_without_the_secret(scheme: str) -> None:
+async def test_the_error_for_an_unavailable_server_hides_the_secret(
+    scheme: str,
+) -> None:
     url = f"{scheme}://key:hush@eu-west-1/?endpoint_url=http://127.0.0.1:{free_port()}"
     with pytest.raises(BrokerUnavailableError) as told:
         async with SqsPublisher.from_url(url):
@@ -190,14 +190,16 @@ async def test_a_server_that_is_away_is_told_without_the_secret(scheme: str) -> 
         ("", "with space"),
     ],
 )
-def test_what_sqs_cannot_do_is_refused(options: str, topic: str) -> None:
+def test_options_that_sqs_does_not_support_are_refused(
+    options: str, topic: str
+) -> None:
     with pytest.raises(ConfigError):
         SqsSource.from_url(
             f"sqs://eu-west-1/?{options}", consumer="billing", topics=[topic]
         )
 
 
-async def test_a_reader_that_fails_is_told_and_tried_again(
+async def test_a_failing_reader_is_reported_and_retried(
     shared_sqs: SqsServer, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await aws.create_queue(topic := fresh())

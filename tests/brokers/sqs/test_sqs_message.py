@@ -36,7 +36,7 @@ def through(message: Message) -> Message:
 
 
 @given(messages)
-def test_what_is_written_is_read_and_aws_takes_it(message: Message) -> None:
+def test_messages_round_trip_in_a_form_that_aws_accepts(message: Message) -> None:
     written = write(message)
     assert differences(message, through(message)) == {}
     assert len(written.attributes) <= 10
@@ -75,7 +75,7 @@ def test_text_is_plain_and_the_trace_is_found_by_others() -> None:
     assert "body-encoding" not in written.attributes
 
 
-def test_the_trace_gives_way_when_there_is_no_room() -> None:
+def test_the_stack_trace_is_dropped_when_there_is_no_room() -> None:
     headers = {"traceparent": TRACEPARENT, "x": "1"}
     full = Message("t", b"\xff", key="k", tenant="a", headers=headers)
     written = write(full)
@@ -99,7 +99,7 @@ def test_an_empty_value_is_refused() -> None:
         ("?", {"body-encoding": "rot13"}, "isn't 'rot13'"),
     ],
 )
-def test_what_is_no_message_is_kept_with_its_problem(
+def test_a_foreign_message_is_kept_with_its_problem(
     body: str, attributes: dict[str, Any], problem: str
 ) -> None:
     foreign, said = read(body, typed(attributes), place="orders")
@@ -110,7 +110,7 @@ def test_what_is_no_message_is_kept_with_its_problem(
     assert foreign.headers == attributes
 
 
-def test_a_key_that_is_no_group_is_hashed_and_others_are_left() -> None:
+def test_a_key_that_is_not_a_valid_group_is_hashed() -> None:
     assert group_of(Message("t", b"", key="order-1")) == "order-1"
     hashed = {group_of(Message("t", b"", key=k)) for k in ("a b", "a  b", "x" * 129)}
     assert len(hashed) == 3
@@ -119,7 +119,7 @@ def test_a_key_that_is_no_group_is_hashed_and_others_are_left() -> None:
     assert group_of(alone) == str(alone.id)
 
 
-def test_separators_of_topics_become_hyphens() -> None:
+def test_separators_in_topics_become_hyphens() -> None:
     assert resource_name("orders.placed/v1:x", fifo=False) == "orders-placed-v1-x"
     assert resource_name("orders.placed", fifo=True) == "orders-placed.fifo"
     for bad in ("with space", "ünicode", "", "x" * 76):
@@ -139,7 +139,7 @@ def test_separators_of_topics_become_hyphens() -> None:
         "sqs://eu-west-1/?endpoint_url=localhost",
     ],
 )
-def test_a_url_that_means_nothing_is_refused(url: str) -> None:
+def test_an_invalid_sqs_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         SqsSettings.from_url(url)
 

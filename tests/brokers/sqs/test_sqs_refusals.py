@@ -38,7 +38,7 @@ def kinds(answers: Sequence[Confirmation]) -> str:
     )
 
 
-async def test_the_senders_fault_is_permanent_and_holds_nobody_back() -> None:
+async def test_a_sender_fault_is_permanent_and_holds_nothing_back() -> None:
     bad = {"a1": fault("InvalidMessageContents", sender=True)}
     async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
         batch = messages("a1", "b1", "a2")
@@ -61,13 +61,15 @@ async def test_the_services_fault_holds_back_the_rest_of_the_key() -> None:
 @pytest.mark.parametrize(
     "code", ["RequestThrottled", "ThrottlingException", "KMS.DisabledException"]
 )
-async def test_what_may_mend_is_not_for_ever_though_aws_blames_us(code: str) -> None:
+async def test_a_temporary_failure_is_not_permanent_although_aws_blames_the_sender(
+    code: str,
+) -> None:
     bad = {"a1": fault(code, sender=True)}
     async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
         assert kinds(await publish(sqs, *messages("a1", "b1"))) == "-+"
 
 
-async def test_a_request_of_which_everything_is_throttled_blames_no_message() -> None:
+async def test_a_completely_throttled_request_costs_no_attempt() -> None:
     bad = {b: fault("ThrottlingException", sender=True) for b in ("a1", "b1")}
     async with scripted_sqs(lambda entries: taken(entries, bad)) as sqs:
         with pytest.raises(BrokerUnavailableError, match="takes nothing now"):
@@ -84,13 +86,13 @@ async def test_a_request_of_which_everything_is_throttled_blames_no_message() ->
     ],
     ids=str,
 )
-async def test_a_service_in_trouble_blames_no_message(answer: Answer) -> None:
+async def test_a_failing_service_costs_no_attempt(answer: Answer) -> None:
     async with scripted_sqs(lambda _: answer) as sqs:
         with pytest.raises(BrokerUnavailableError):
             await publish(sqs, *messages("a1", "b1"))
 
 
-async def test_what_was_taken_before_it_went_away_is_not_sent_again() -> None:
+async def test_messages_accepted_before_an_outage_are_not_sent_again() -> None:
     def go_away_after_two(entries: Sequence[Entry]) -> Answer:
         if len(sqs.requests) > 2:
             return error("ServiceUnavailable", 503)
@@ -121,7 +123,7 @@ async def test_one_entry_that_spoils_a_request_is_found() -> None:
         assert kinds(await publish(sqs, *batch)) == "+x++"
 
 
-async def test_a_queue_that_vanished_is_named_and_may_come_back() -> None:
+async def test_a_queue_that_disappeared_is_named_and_may_come_back() -> None:
     missing = error("QueueDoesNotExist")
     async with (
         scripted_sqs(lambda _: missing) as sqs,
@@ -133,12 +135,12 @@ async def test_a_queue_that_vanished_is_named_and_may_come_back() -> None:
         assert await publisher.publish(messages("a1")) == [Acked()]
 
 
-async def test_an_answer_that_leaves_a_message_out_is_no_ack() -> None:
+async def test_an_answer_without_a_message_does_not_ack_it() -> None:
     async with scripted_sqs(lambda entries: taken(entries[:1])) as sqs:
         assert kinds(await publish(sqs, *messages("a1", "b1"))) == "+-"
 
 
-async def test_a_request_has_ten_messages_and_with_fifo_one_of_a_key() -> None:
+async def test_a_request_holds_ten_messages_and_with_fifo_one_of_each_key() -> None:
     batch = messages(*(f"{key}{n}" for n in range(3) for key in "abcdefghijkl"))
     async with scripted_sqs() as sqs:
         assert kinds(await publish(sqs, *batch, options="&fifo=true")) == "+" * 36
@@ -150,7 +152,7 @@ async def test_a_request_has_ten_messages_and_with_fifo_one_of_a_key() -> None:
 
 
 @pytest.mark.parametrize("options", ["", "&fifo=true&strict=false"])
-async def test_otherwise_a_key_fills_requests(options: str) -> None:
+async def test_without_fifo_one_key_fills_requests(options: str) -> None:
     batch = messages(*(f"a{n}" for n in range(25)))
     async with scripted_sqs() as sqs:
         assert kinds(await publish(sqs, *batch, options=options)) == "+" * 25
@@ -164,14 +166,14 @@ async def test_requests_are_no_larger_than_aws_takes() -> None:
         assert sorted(len(request) for request in sqs.requests) == [1, 3, 3]
 
 
-async def test_refused_credentials_are_told_at_the_start() -> None:
+async def test_refused_credentials_are_reported_at_start() -> None:
     async with scripted_sqs() as sqs:
         sqs.other = error("UnrecognizedClientException")
         with pytest.raises(ConfigError, match="give them in the URL"):
             await publish(sqs)
 
 
-async def test_missing_rights_to_look_around_are_no_obstacle() -> None:
+async def test_a_missing_privilege_to_inspect_the_queue_is_no_obstacle() -> None:
     async with scripted_sqs() as sqs:
         sqs.other = error("AccessDeniedException", 403)
         (answer,) = await publish(sqs, *messages("a1"))

@@ -127,7 +127,7 @@ class TestScriptedSqs(BrokerFaults):
         self.service.start()
 
     @pytest.mark.timeout(900)
-    def test_a_service_that_rejects_everything_is_not_the_messages_fault(self) -> None:
+    def test_a_service_that_rejects_everything_costs_no_attempt(self) -> None:
         relay = self.drain()
         self.service.reject()
         relay.wait_for_log("BrokerLost", times=5)

@@ -53,7 +53,7 @@ async def test_a_handler_that_hangs_does_not_keep_the_process(site: Site) -> Non
     assert site.unacked() == 1
 
 
-async def test_what_a_killed_consumer_was_doing_is_done_once_by_the_next(
+async def test_work_of_a_killed_consumer_is_done_once_by_the_next(
     site: Site,
 ) -> None:
     await site.publish(Message("orders", b"wait", key="key 0"), *numbered(5))
@@ -86,7 +86,7 @@ async def test_what_a_killed_consumer_was_doing_is_done_once_by_the_next(
         ),
     ],
 )
-def test_what_is_wrong_at_the_start_is_one_line_and_status_2(
+def test_an_error_at_start_prints_one_line_and_exits_with_2(
     site: Site, path: str, variables: dict[str, str], words: str
 ) -> None:
     process = site.run(path, **variables)
@@ -124,7 +124,7 @@ def test_subscriptions_are_made_and_ended_by_command(
         (["billing", "a", "--database", "postgresql://127.0.0.1:1/x"], "can't reach"),
     ],
 )
-def test_what_is_wrong_with_a_subscription_is_one_line_and_status_2(
+def test_an_invalid_subscription_prints_one_line_and_exits_with_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["subscribe", *arguments]) == 2

@@ -14,7 +14,7 @@ PAYLOADS_LEFT = """
 """
 
 
-async def test_once_handles_what_is_there_and_exits_with_0(site: Site) -> None:
+async def test_once_handles_what_is_waiting_and_exits_with_0(site: Site) -> None:
     await site.publish(*numbered(20, keys=5), Message("bulk.a", b"bulk"))
     process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()
@@ -32,7 +32,7 @@ async def test_once_exits_with_1_if_something_became_a_dead_letter(site: Site) -
     ]
 
 
-async def test_once_does_not_wait_for_what_is_to_be_tried_later(site: Site) -> None:
+async def test_once_does_not_wait_for_later_retries(site: Site) -> None:
     await site.publish(Message("orders", b"later", key="k"), Message("orders", b"now"))
     process = site.run(CONSUMER, "--once", "--idle=0.5s")
     assert process.wait(60) == 0, process.log()
@@ -65,7 +65,7 @@ async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
         (["--health-listen=::1:80"], "health-listen=::1:80: not an address"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_one_line_and_status_2(
+def test_an_invalid_option_prints_one_line_and_exits_with_2(
     site: Site, options: list[str], words: str
 ) -> None:
     process = site.run(CONSUMER, *options)

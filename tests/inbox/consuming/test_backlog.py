@@ -29,7 +29,7 @@ def taken(backlog: Backlog[Item]) -> list[int]:
     return [item.place for item in backlog.take(100)]
 
 
-def test_items_come_by_their_place_whenever_they_were_added() -> None:
+def test_items_come_in_order_of_position_whenever_they_were_added() -> None:
     backlog: Backlog[Item] = Backlog()
     for place in (3, 1, 2):
         backlog.add(Item(place, "a"))
@@ -38,7 +38,7 @@ def test_items_come_by_their_place_whenever_they_were_added() -> None:
     assert not backlog.ready
 
 
-def test_a_key_that_waits_holds_back_what_is_there_and_what_comes() -> None:
+def test_a_waiting_key_holds_back_its_current_and_later_messages() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     for item in (Item(2, "a"), Item(3, "b")):
@@ -64,7 +64,7 @@ def test_the_longest_wait_of_a_key_counts() -> None:
     assert taken(backlog) == [1, 2]
 
 
-def test_a_wait_that_was_made_longer_ends_once() -> None:
+def test_the_longest_wait_of_a_key_ends_once() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     backlog.put_aside(Item(1, "a"), 1)
@@ -75,7 +75,7 @@ def test_a_wait_that_was_made_longer_ends_once() -> None:
     assert taken(backlog) == [1, 2]
 
 
-def test_without_a_key_each_waits_alone() -> None:
+def test_messages_without_a_key_wait_individually() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     backlog.put_aside(Item(1, None), 5)
@@ -85,7 +85,7 @@ def test_without_a_key_each_waits_alone() -> None:
     assert taken(backlog) == [1]
 
 
-def test_nothing_is_left_when_it_was_cleared() -> None:
+def test_nothing_is_left_after_clear() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     backlog.put_aside(Item(1, "a"), 5)
@@ -96,14 +96,14 @@ def test_nothing_is_left_when_it_was_cleared() -> None:
     assert taken(backlog) == []
 
 
-def test_no_more_is_taken_than_the_limit() -> None:
+def test_no_more_than_the_limit_is_received() -> None:
     backlog: Backlog[Item] = Backlog()
     for place in range(5):
         backlog.add(Item(place, None))
     assert [len(backlog.take(3)) for _ in range(3)] == [3, 2, 0]
 
 
-def test_what_has_the_same_place_comes_as_it_was_added() -> None:
+def test_items_at_the_same_position_come_in_the_order_added() -> None:
     clock = Clock()
     backlog: Backlog[Entry] = Backlog(clock)
     first, second, third = Entry("a"), Entry("b"), Entry(None)
@@ -113,7 +113,7 @@ def test_what_has_the_same_place_comes_as_it_was_added() -> None:
     assert backlog.take(3) == [second, first, third]
 
 
-def test_what_waits_is_told_with_what_it_holds_back() -> None:
+def test_waiting_messages_are_listed_with_those_they_hold_back() -> None:
     clock = Clock()
     backlog: Backlog[Item] = Backlog(clock)
     for item in (Item(2, "a"), Item(3, "b"), Item(4, None)):

@@ -110,7 +110,7 @@ def test_a_key_is_blocked_since_its_head_failed_first(
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_every_outcome_of_the_head_ends_it(
+def test_every_outcome_of_the_head_unblocks_the_key(
     keys: BlockedKeys, outcome: DeliveryEvent | ConsumerStopped
 ) -> None:
     keys(failed())
@@ -118,13 +118,13 @@ def test_every_outcome_of_the_head_ends_it(
     assert keys.oldest_first() == []
 
 
-def test_what_has_no_key_blocks_none(keys: BlockedKeys) -> None:
+def test_a_message_without_a_key_blocks_none(keys: BlockedKeys) -> None:
     keys(failed(key=None))
     keys(MessageHandled(**about(uuid7()), seconds=0.1))
     assert keys.tell() == {"count": 0, "since": None, "keys": []}
 
 
-def test_who_has_waited_longest_comes_first(keys: BlockedKeys, clock: Clock) -> None:
+def test_the_longest_waiting_key_comes_first(keys: BlockedKeys, clock: Clock) -> None:
     keys(failed())
     clock.now += 1
     keys(failed(id=uuid7(), key="customer 8"))

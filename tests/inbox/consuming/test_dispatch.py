@@ -82,7 +82,7 @@ class Work:
                 await self._changed.wait()
 
 
-async def test_messages_of_a_key_are_handled_in_order_and_keys_side_by_side() -> None:
+async def test_messages_of_a_key_are_handled_in_order_and_keys_concurrently() -> None:
     work = Work()
     work.dispatcher.accept(
         [delivery("a1", "a"), delivery("a2", "a"), delivery("b1", "b")]
@@ -116,7 +116,7 @@ async def test_room_counts_running_keys_and_not_what_waits_behind_them() -> None
     await work.dispatcher.stop(HOUR)
 
 
-async def test_parked_messages_make_room_until_too_many_wait() -> None:
+async def test_parked_messages_free_slots_until_too_many_wait() -> None:
     work = Work(max_in_flight=1, max_waiting=1)
     work.dispatcher.accept([delivery("park a", "a")])
     assert await work.dispatcher.wait_for_room() == 1
@@ -126,7 +126,7 @@ async def test_parked_messages_make_room_until_too_many_wait() -> None:
     await work.dispatcher.stop(HOUR)
 
 
-async def test_a_stop_waits_for_running_handlers_and_gives_back_the_rest() -> None:
+async def test_a_stop_waits_for_running_handlers_and_releases_the_rest() -> None:
     work = Work()
     last = delivery("a2", "a")
     parked, behind = delivery("park b", "b"), delivery("b2", "b")
@@ -139,7 +139,7 @@ async def test_a_stop_waits_for_running_handlers_and_gives_back_the_rest() -> No
     assert work.done == ["a1"]
 
 
-async def test_handlers_that_outlast_the_drain_are_cancelled_and_given_back() -> None:
+async def test_handlers_that_outlast_the_drain_are_cancelled_and_nacked() -> None:
     work = Work()
     stuck = delivery("a1", "a")
     work.dispatcher.accept([stuck])
@@ -164,7 +164,7 @@ async def test_an_internal_error_is_not_swallowed() -> None:
         await work.dispatcher.wait_for_room()
 
 
-async def test_a_stop_gives_back_messages_that_wait_for_a_slot() -> None:
+async def test_a_stop_releases_messages_that_wait_for_a_slot() -> None:
     work = Work(max_in_flight=1, max_waiting=3, max_lines=3)
     late = [delivery("b1"), delivery("c1")]
     work.dispatcher.accept([delivery("a1"), *late])
@@ -190,9 +190,7 @@ async def test_messages_of_a_tenant_at_its_limit_take_no_room_from_others() -> N
     await work.dispatcher.stop(HOUR)
 
 
-async def test_a_tenant_with_one_long_line_is_reported_before_it_takes_all_room() -> (
-    None
-):
+async def test_a_tenants_long_backlog_is_reported_before_it_fills_the_buffer() -> None:
     work = Work(max_in_flight=2, max_waiting=8)
     work.dispatcher.accept([delivery(f"a{n}", "a", tenant="a") for n in range(5)])
     assert work.dispatcher.tenants_over_share == set()
@@ -214,7 +212,7 @@ def large(size: int) -> Delivery:
     return MemoryDelivery(MemorySource(), Message("large", bytes(size)), 0)
 
 
-async def test_payloads_take_room_and_give_it_back() -> None:
+async def test_payloads_reserve_and_release_memory() -> None:
     work = Work(max_in_flight=100, max_bytes=1000)
     assert work.dispatcher.room == 100
 
@@ -230,7 +228,7 @@ async def test_payloads_take_room_and_give_it_back() -> None:
     await work.dispatcher.stop(NOW)
 
 
-async def test_room_that_payloads_took_is_back_when_their_handlers_are_done() -> None:
+async def test_memory_of_payloads_is_released_when_their_handlers_finish() -> None:
     work = Work(max_in_flight=100, max_bytes=1000)
     work.dispatcher.accept([large(5000)])
     assert work.dispatcher.room == 0

@@ -97,7 +97,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     st.none() | st.integers(1, 3),
     st.lists(arrivals | choices, max_size=40),
 )
-def test_slots_are_never_too_many_nor_idle_and_none_is_lost(
+def test_slots_are_never_exceeded_idle_or_lost(
     places: int, cap: int | None, steps: list[tuple[str, Any, Any]]
 ) -> None:
     async def test() -> None:

@@ -37,7 +37,7 @@ def count(url: str) -> int:
     return int(rows)
 
 
-async def test_a_redelivery_of_what_is_given_up_writes_nothing_new(
+async def test_a_redelivered_dead_letter_writes_nothing_new(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -62,7 +62,7 @@ async def test_a_redelivery_of_what_is_given_up_writes_nothing_new(
     assert count(database_url) == 2
 
 
-async def test_a_crash_between_dead_letter_and_ack_leaves_one_of_it_and_an_ack(
+async def test_a_crash_between_dead_letter_and_ack_leaves_one_dead_letter(
     database_url: str,
 ) -> None:
     execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
@@ -115,7 +115,7 @@ async def test_a_redelivery_that_succeeds_settles_the_dead_letter_at_its_retry(
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-async def test_many_that_give_up_one_message_at_once_write_one_dead_letter(
+async def test_concurrent_consumers_write_one_dead_letter(
     database_url: str, level: str
 ) -> None:
     engine = create_engine(
@@ -136,7 +136,7 @@ async def test_many_that_give_up_one_message_at_once_write_one_dead_letter(
     assert count(database_url) == 1
 
 
-async def test_what_was_settled_may_be_given_up_again(database_url: str) -> None:
+async def test_a_settled_dead_letter_may_be_opened_again(database_url: str) -> None:
     with sessions_of(database_url) as sessions:
         writer = DeadLetterWriter("billing", make_executor(sessions, "billing", 1))
         message = Message("orders", b"")
@@ -149,7 +149,7 @@ async def test_what_was_settled_may_be_given_up_again(database_url: str) -> None
     assert count(database_url) == 3
 
 
-async def test_what_can_not_be_read_is_known_by_all_that_came(
+async def test_an_unreadable_message_is_identified_by_all_its_content(
     database_url: str,
 ) -> None:
     with sessions_of(database_url) as sessions:
@@ -170,7 +170,7 @@ async def test_what_can_not_be_read_is_known_by_all_that_came(
     assert all(id.startswith("sha256:") for (id,) in rows)
 
 
-async def test_redact_hides_secrets_wherever_an_error_is_told(
+async def test_redact_hides_secrets_wherever_an_error_appears(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -203,7 +203,7 @@ async def test_redact_hides_secrets_wherever_an_error_is_told(
     assert "hunter2" not in trace.replace('said.replace("hunter2"', "")
 
 
-async def test_a_redact_that_fails_leaves_nothing_of_the_error(
+async def test_a_failing_redact_function_hides_the_whole_error(
     database_url: str,
 ) -> None:
     def redact(said: str) -> str:
@@ -221,7 +221,7 @@ async def test_a_redact_that_fails_leaves_nothing_of_the_error(
     assert execute(database_url, query) == [(left_out, left_out)]
 
 
-async def test_what_was_started_too_often_without_an_end_is_not_started_again(
+async def test_a_message_started_too_often_without_an_end_is_not_restarted(
     database_url: str,
 ) -> None:
     source = MemorySource()

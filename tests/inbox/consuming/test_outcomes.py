@@ -24,7 +24,7 @@ class Written:
         self.batches.append(list(batch))
 
 
-async def test_what_is_added_while_one_batch_is_written_makes_up_the_next() -> None:
+async def test_writes_during_a_batch_form_the_next_batch() -> None:
     written = Written()
     outcomes = Outcomes(written, max_batch=3)
     for number in range(7):
@@ -34,7 +34,7 @@ async def test_what_is_added_while_one_batch_is_written_makes_up_the_next() -> N
     assert written.batches == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-async def test_a_broker_that_is_away_loses_nothing() -> None:
+async def test_an_unavailable_broker_loses_nothing() -> None:
     written = Written(failures=2)
     outcomes = Outcomes(written)
     outcomes.add(1)
@@ -45,7 +45,7 @@ async def test_a_broker_that_is_away_loses_nothing() -> None:
     assert [number for batch in written.batches for number in batch] == [1, 2]
 
 
-async def test_after_some_failures_in_a_row_a_check_tells_until_one_succeeds() -> None:
+async def test_after_repeated_failures_a_check_decides_until_one_succeeds() -> None:
     written = Written(failures=5)
     outcomes = Outcomes(written)
     writing = asyncio.create_task(outcomes.run())
@@ -67,7 +67,7 @@ async def test_after_some_failures_in_a_row_a_check_tells_until_one_succeeds() -
     await writing
 
 
-async def test_with_much_to_write_the_first_failure_is_enough() -> None:
+async def test_with_many_writes_the_first_failure_is_enough() -> None:
     failed = asyncio.Event()
 
     async def fail(batch: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ async def test_a_check_ends_when_the_writer_does() -> None:
     assert isinstance(writing.exception(), RuntimeError)
 
 
-async def test_a_fault_of_the_writer_ends_the_task() -> None:
+async def test_an_error_of_the_writer_ends_the_task() -> None:
     async def fail(batch: Sequence[int]) -> None:
         raise RuntimeError("bug")
 

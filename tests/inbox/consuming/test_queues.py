@@ -27,7 +27,7 @@ def flood(count: int = 500, *, tenant: str | None = None) -> list[Message]:
     return [Message("bulk", b"", key=f"{n}", tenant=tenant) for n in range(count)]
 
 
-async def test_a_flood_in_one_queue_holds_up_no_other(
+async def test_a_flood_in_one_queue_delays_no_other(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     bulk, urgent = MemorySource(*flood()), MemorySource()

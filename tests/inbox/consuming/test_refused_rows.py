@@ -52,7 +52,7 @@ CHECK = "ALTER TABLE inbox.dead_letter ADD CONSTRAINT taken CHECK ({})"
     ],
     ids=["topic", "schema_version", "id"],
 )
-async def test_what_the_table_has_no_room_for_is_kept_beside(
+async def test_text_that_the_table_cannot_hold_is_kept_in_the_headers(
     database_url: str,
     driver: str,
     odd: Message,
@@ -79,7 +79,7 @@ async def test_what_the_table_has_no_room_for_is_kept_beside(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_what_is_no_text_to_postgresql_is_no_matter_to_a_long_handler(
+async def test_a_long_handler_accepts_text_that_postgresql_cannot_store(
     database_url: str, driver: str
 ) -> None:
     odd = Message("or\0ders", b"", key="k\0\ud800", tenant="t\0")
@@ -102,7 +102,7 @@ async def test_what_is_no_text_to_postgresql_is_no_matter_to_a_long_handler(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_row_that_is_refused_is_written_with_no_more_than_its_payload(
+async def test_the_dead_letter_of_a_refused_row_takes_no_more_than_its_payload(
     database_url: str, driver: str
 ) -> None:
     execute(database_url, CHECK.format("tenant IS NULL"))
@@ -151,7 +151,7 @@ async def test_a_row_that_is_refused_is_written_with_no_more_than_its_payload(
     assert "SQLSTATE 23514)" in reason
 
 
-async def test_what_no_row_gets_past_is_waited_for_and_then_written_whole(
+async def test_a_dead_letter_that_no_variant_can_store_is_retried_and_then_complete(
     database_url: str,
 ) -> None:
     execute(database_url, CHECK.format("origin = ''"))

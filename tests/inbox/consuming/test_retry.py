@@ -50,7 +50,7 @@ async def fail_slowly(job: AsyncJob, message: Message) -> None:
     ],
     ids=["ordinary", "batch", "long"],
 )
-async def test_a_handler_is_tried_as_its_own_policy_says(
+async def test_a_handler_is_retried_by_its_own_policy(
     database_url: str, handler: Any, kind: dict[str, Any]
 ) -> None:
     source = MemorySource(Message("own", b""), Message("common", b""))
@@ -74,7 +74,7 @@ async def test_a_handler_is_tried_as_its_own_policy_says(
     assert max(waits) <= 0.005
 
 
-async def test_what_was_started_as_often_as_its_own_policy_allows_is_given_up(
+async def test_a_message_that_used_up_its_own_starts_is_dead_lettered(
     database_url: str,
 ) -> None:
     source = MemorySource()
@@ -94,7 +94,7 @@ async def test_what_was_started_as_often_as_its_own_policy_allows_is_given_up(
     assert called == []
 
 
-async def test_a_handler_that_outlasts_its_receipts_is_told_of(
+async def test_a_handler_that_may_outlast_its_receipts_is_reported(
     database_url: str,
 ) -> None:
     patient = RetryPolicy(max_attempts=100, max_delay=timedelta(days=1))
@@ -105,7 +105,7 @@ async def test_a_handler_that_outlasts_its_receipts_is_told_of(
             await events.wait_for(RetentionFoundShort)
 
 
-async def test_a_failing_handler_tells_its_stack_trace_once_for_each_message(
+async def test_a_failing_handlers_stack_trace_is_logged_once_per_message(
     database_url: str,
 ) -> None:
     def handle(session: Session, message: Message) -> None:
@@ -137,7 +137,7 @@ async def test_a_failing_handler_tells_its_stack_trace_once_for_each_message(
     assert [one.stacktrace for one in given_up] == [None, None]
 
 
-async def test_a_dead_letter_at_the_first_attempt_tells_its_stack_trace(
+async def test_a_dead_letter_at_the_first_attempt_has_its_stack_trace(
     database_url: str,
 ) -> None:
     def handle(session: Session, message: Message) -> None:

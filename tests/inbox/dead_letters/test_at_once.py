@@ -127,7 +127,7 @@ async def test_two_retries_of_one_dead_letter_have_one_effect(
     assert effects(database_url) == ["once"]
 
 
-async def test_a_discard_during_a_retry_waits_and_comes_too_late(
+async def test_a_discard_during_a_retry_waits_and_is_too_late(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -153,7 +153,7 @@ async def test_a_discard_during_a_retry_waits_and_comes_too_late(
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
 
-async def test_a_long_handler_that_failed_is_started_anew_by_a_retry(
+async def test_a_failed_long_handler_is_restarted_by_a_retry(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     source = MemorySource()

@@ -98,7 +98,7 @@ async def test_a_cancel_during_a_retry_discards_the_dead_letter(
     assert [event.id for event in events.of(MessageCancelled)] == [message.id]
 
 
-async def test_who_dies_between_cancel_and_discard_leaves_it_to_the_next_retry(
+async def test_a_crash_between_cancel_and_discard_is_completed_by_the_next_retry(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, slow = Message(TOPIC, b""), Slow(sessions)
@@ -135,7 +135,7 @@ async def test_a_discard_during_a_retry_is_refused(
 
 
 @pytest.mark.parametrize("lease", ["NULL", "now() - interval '1 hour'"])
-async def test_a_discard_ends_a_job_that_nobody_works_at(
+async def test_a_discard_ends_a_job_that_no_process_runs(
     lease: str, database_url: str
 ) -> None:
     message = Message(TOPIC, b"")
@@ -152,7 +152,7 @@ async def test_a_discard_ends_a_job_that_nobody_works_at(
     assert receipts(database_url) == 1
 
 
-async def test_what_is_discarded_by_hand_during_a_retry_stays_so(
+async def test_a_discard_during_a_retry_stays(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)
@@ -169,7 +169,7 @@ async def test_what_is_discarded_by_hand_during_a_retry_stays_so(
     assert why_discarded(database_url) == [("DISCARDED", "no")]
 
 
-async def test_of_two_retries_one_finds_that_the_other_has_it(
+async def test_of_two_concurrent_retries_one_is_skipped(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)
@@ -185,7 +185,7 @@ async def test_of_two_retries_one_finds_that_the_other_has_it(
     assert len(slow.calls) == 1
 
 
-async def test_a_retry_that_is_stopped_leaves_job_and_dead_letter_as_they_were(
+async def test_a_stopped_retry_leaves_job_and_dead_letter_unchanged(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     slow = Slow(sessions)

@@ -87,7 +87,7 @@ async def test_a_message_that_was_handled_meanwhile_succeeds_without_its_handler
     assert states(database_url, "inbox") == [("SUCCEEDED", 0, "refused")]
 
 
-async def test_failure_leaves_nothing_but_a_new_reason(
+async def test_a_failure_changes_only_the_reason(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -112,7 +112,7 @@ async def test_failure_leaves_nothing_but_a_new_reason(
     assert later
 
 
-async def test_a_handler_that_asks_for_time_is_charged_nothing(
+async def test_a_handler_that_asks_for_time_costs_no_attempt(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -129,7 +129,7 @@ async def test_a_handler_that_asks_for_time_is_charged_nothing(
     assert execute(database_url, query) == [(True,)]
 
 
-async def test_what_has_no_handler_any_more_stays_and_says_why(
+async def test_a_dead_letter_without_a_handler_stays_and_says_why(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -146,7 +146,7 @@ async def test_what_has_no_handler_any_more_stays_and_says_why(
     assert "'billing' has no handler for topic 'invoices'" in reason
 
 
-async def test_what_is_too_old_to_judge_is_not_handled(
+async def test_a_message_too_old_to_deduplicate_is_dead_lettered(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions)
@@ -187,7 +187,7 @@ async def test_others_dead_letters_are_left_alone(
             await retrier.retry(Candidate(id, created_at))
 
 
-async def test_plain_functions_are_retried_in_a_thread(database_url: str) -> None:
+async def test_plain_functions_are_retried_in_threads(database_url: str) -> None:
     execute(database_url, "CREATE TABLE effect (what text)")
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions)

@@ -163,7 +163,7 @@ def writer(connection: psycopg.Connection[TupleRow]) -> Iterator[DeadLetterWrite
     refusal=st.none() | st.just("DataError, SQLSTATE 22003"),
 )
 @settings(max_examples=400, deadline=None)
-def test_its_row_is_taken(
+def test_any_dead_letter_can_be_written(
     writer: DeadLetterWriter,
     connection: psycopg.Connection[TupleRow],
     found: Read,

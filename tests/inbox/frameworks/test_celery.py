@@ -11,7 +11,7 @@ from tests.fixtures.waiting import wait_for
 APP = "examples.frameworks.celery_app"
 
 
-def test_a_task_that_comes_twice_is_done_once(
+def test_a_task_delivered_twice_runs_once(
     url: str, redis_url: str, invoices: Callable[[], list[int]], tmp_path: Path
 ) -> None:
     environment = {"PILLARBOX_DATABASE_URL": url, "PILLARBOX_BROKER_URL": redis_url}

@@ -24,7 +24,7 @@ def post(url: str, event: dict[str, object]) -> tuple[int, object]:
             return error.code, None
 
 
-def test_an_event_that_is_sent_again_is_handled_once(
+def test_a_resent_event_is_handled_once(
     url: str, invoices: Callable[[], list[int]], tmp_path: Path
 ) -> None:
     port = free_port()

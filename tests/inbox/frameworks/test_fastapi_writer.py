@@ -65,7 +65,7 @@ def serving(app: str, url: str, log: Path) -> Iterator[Post]:
         server.wait()
 
 
-def test_a_commit_that_fails_is_told_to_the_client(url: str, tmp_path: Path) -> None:
+def test_a_failed_commit_is_reported_to_the_client(url: str, tmp_path: Path) -> None:
     app = "examples.frameworks.fastapi_writer:app"
     with serving(app, url, tmp_path / "log") as post:
         assert post("a") == 201

@@ -51,7 +51,7 @@ async def ask(broker: NatsBroker, id: UUID, order: dict[str, int]) -> None:
     )
 
 
-async def test_what_a_duplicate_gives_is_not_published(
+async def test_the_result_of_a_duplicate_is_not_published(
     url: str, shared_nats: NatsServer
 ) -> None:
     one, two = uuid7(), uuid7()
@@ -93,7 +93,7 @@ async def test_what_a_duplicate_gives_is_not_published(
     ],
     ids=["by default", "as asked", "for ever"],
 )
-async def test_a_handler_may_stand_still_for_as_long_as_max_idle(
+async def test_a_handler_may_be_idle_for_max_idle(
     url: str, shared_nats: NatsServer, settings: dict[str, Any], shown: str
 ) -> None:
     limits: list[str] = []
@@ -129,7 +129,7 @@ def test_a_consumer_without_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("way", ["list", "channel"])
-async def test_over_redis_a_header_of_faststreams_own_has_the_id(
+async def test_over_redis_faststreams_own_header_has_the_id(
     way: str, url: str, redis_url: str, invoices: Callable[[], list[int]]
 ) -> None:
     seen = asyncio.Queue[int]()
@@ -158,7 +158,7 @@ async def test_over_redis_a_header_of_faststreams_own_has_the_id(
     assert invoices() == [1, 2]
 
 
-async def test_an_entry_of_a_redis_stream_is_read_as_the_message_it_is(
+async def test_an_entry_of_a_redis_stream_is_read_as_its_message(
     url: str, redis_url: str
 ) -> None:
     order = Message("orders", {"n": 1}, key="k", tenant="acme", headers={"a": "b"})
@@ -184,7 +184,7 @@ async def test_an_entry_of_a_redis_stream_is_read_as_the_message_it_is(
     assert found == order
 
 
-def test_each_broker_has_its_own_name_for_the_id() -> None:
+def test_each_brokers_header_for_the_id_is_read() -> None:
     mine, forged = uuid7(), uuid7()
     names = {"ce-id", "ce_id", "cloudEvents:id"}
     kinds: tuple[tuple[Any, str], ...] = (
@@ -203,7 +203,7 @@ def test_each_broker_has_its_own_name_for_the_id() -> None:
         assert event_id(message) == mine, kind
 
 
-def test_a_batch_is_refused_for_it_has_many_ids() -> None:
+def test_a_batch_is_refused_because_it_has_no_single_id() -> None:
     headers = [{"ce-id": str(uuid7())} for _ in range(2)]
     batch: Any = NatsBatchMessage(
         raw_message=[], body=[b"", b""], headers=headers[0], batch_headers=headers
@@ -212,7 +212,7 @@ def test_a_batch_is_refused_for_it_has_many_ids() -> None:
         event_id(batch)
 
 
-def test_an_entry_whose_fields_are_no_message_is_refused() -> None:
+def test_an_entry_with_invalid_fields_is_refused() -> None:
     fields = {b"id": b"none", b"topic": b"t", b"payload": b"1"}
     raw: Any = {"type": "stream", "channel": "orders", "data": fields}
     entry = RedisStreamMessage(raw, b"", consumer=FAKE_CONSUMER, group=None)
@@ -224,7 +224,7 @@ def test_an_entry_whose_fields_are_no_message_is_refused() -> None:
     "ignore:transaction already deassociated:sqlalchemy.exc.SAWarning"
 )
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_what_ends_or_spoils_the_transaction_fails_the_handler(
+async def test_ending_or_breaking_the_transaction_fails_the_handler(
     database_url: str, shared_nats: NatsServer, driver: str
 ) -> None:
     make_effects(database_url)

@@ -80,7 +80,7 @@ def order(number: int) -> Message:
     return Message(TOPIC, {"order_id": number}, key=f"order-{number}")
 
 
-def test_what_is_published_while_the_application_is_down_is_handled_once(
+def test_messages_published_while_the_application_is_down_are_handled_once(
     place: Place,
     app: Callable[[Place], RunningProcess],
     url: str,

@@ -15,7 +15,7 @@ from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 
 
-async def test_an_entry_that_comes_again_is_handled_once(
+async def test_a_redelivered_entry_is_handled_once(
     url: str, redis_url: str, invoices: Callable[[], list[int]], tmp_path: Path
 ) -> None:
     redis: Any = Redis.from_url(redis_url, decode_responses=True)

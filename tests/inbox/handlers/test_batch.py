@@ -103,7 +103,7 @@ async def test_all_receipts_of_a_batch_are_one_statement(url: str) -> None:
     assert len(statements) <= 3
 
 
-async def test_what_was_handled_before_is_left_out_of_a_batch(url: str) -> None:
+async def test_duplicates_are_left_out_of_a_batch(url: str) -> None:
     messages = numbered(10, keys=10)
 
     def handle(session: Session, messages: Sequence[Message]) -> None:
@@ -120,7 +120,7 @@ async def test_what_was_handled_before_is_left_out_of_a_batch(url: str) -> None:
     assert effects(url) == names(10)
 
 
-async def test_a_bad_message_spoils_only_itself(url: str) -> None:
+async def test_a_bad_message_fails_alone(url: str) -> None:
     with sessions_of(url) as sessions:
         consumer = Consumer(
             MemorySource(*numbered(20, keys=20)), sessions, name="billing", retry=QUICK
@@ -151,7 +151,7 @@ async def test_a_bad_message_spoils_only_itself(url: str) -> None:
     assert "nine" in reasons[b"9"]
 
 
-async def test_a_stop_whose_time_is_over_leaves_nothing_of_a_batch(url: str) -> None:
+async def test_a_stop_that_times_out_rolls_back_the_whole_batch(url: str) -> None:
     begun = asyncio.Event()
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(
@@ -182,7 +182,7 @@ async def test_a_stop_whose_time_is_over_leaves_nothing_of_a_batch(url: str) -> 
         ({"batch": 5, "lease": timedelta(minutes=1)}, "one message at a time"),
     ],
 )
-def test_a_batch_that_can_not_be_is_refused(
+def test_invalid_batch_options_are_refused(
     options: Any, words: str, database_url: str
 ) -> None:
     with sessions_of(database_url) as sessions:
@@ -191,7 +191,7 @@ def test_a_batch_that_can_not_be_is_refused(
             consumer.handles("orders", **options)(print)
 
 
-async def test_a_handler_that_raises_as_if_it_were_cancelled_has_failed(
+async def test_a_handler_that_raises_cancelled_error_itself_has_failed(
     url: str,
 ) -> None:
     source = MemorySource(*numbered(8, keys=8))

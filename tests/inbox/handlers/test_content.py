@@ -25,7 +25,9 @@ GZIPPED = b"\x1f\x8b\x08\x00"
         ("Text/HTML;charset=utf-16", b"odd"),
     ],
 )
-def test_what_it_isn_t_is_refused(content_type: str, payload: bytes) -> None:
+def test_a_payload_unlike_its_content_type_is_refused(
+    content_type: str, payload: bytes
+) -> None:
     message = Message("orders", payload, content_type=content_type)
     with pytest.raises(DeadLetter, match="isn't what its content type '") as refused:
         check_content(message)
@@ -49,19 +51,21 @@ def test_what_it_isn_t_is_refused(content_type: str, payload: bytes) -> None:
         ("", b"\xff"),
     ],
 )
-def test_what_it_is_or_may_be_passes(content_type: str, payload: bytes) -> None:
+def test_a_payload_that_may_match_its_content_type_passes(
+    content_type: str, payload: bytes
+) -> None:
     check_content(Message("orders", payload, content_type=content_type))
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/a; charset=utf-8"])
-def test_what_is_encoded_besides_can_t_be_told(content_type: str) -> None:
+def test_a_payload_with_a_content_encoding_is_not_checked(content_type: str) -> None:
     headers = {"Content-Encoding": "gzip"}
     check_content(
         Message("orders", GZIPPED, content_type=content_type, headers=headers)
     )
 
 
-def test_an_encoding_that_changes_nothing_excuses_nothing() -> None:
+def test_the_identity_encoding_does_not_excuse_invalid_json() -> None:
     headers = {"content-encoding": "identity"}
     with pytest.raises(DeadLetter):
         check_content(
@@ -69,7 +73,7 @@ def test_an_encoding_that_changes_nothing_excuses_nothing() -> None:
         )
 
 
-def test_what_is_json() -> None:
+def test_json_content_types_are_recognized() -> None:
     assert is_json("application/json")
     assert is_json("application/problem+json; charset=utf-8")
     assert not is_json("text/plain; is=application/json")

@@ -47,7 +47,7 @@ class Handled(list[object]):
         ("text/plain; charset=utf-8", "can't decode byte 0xff"),
     ],
 )
-async def test_it_is_given_up_as_it_came_and_the_next_one_is_handled(
+async def test_it_is_dead_lettered_unchanged_and_the_next_one_is_handled(
     database_url: str, kind: str, terms: dict[str, Any], content_type: str, says: str
 ) -> None:
     wrong = Message("orders", NO_JSON, key="k", content_type=content_type)

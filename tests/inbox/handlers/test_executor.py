@@ -53,7 +53,7 @@ COLOURS = pytest.mark.parametrize("colour", [0, 1], ids=["sync", "async"])
 
 
 @COLOURS
-async def test_the_handler_gets_the_lifted_message(colour: int) -> None:
+async def test_the_handler_gets_the_upcast_message(colour: int) -> None:
     new = Message("orders.placed", b"new")
     handler = handlers(lambda message: message.payload)[colour]
 
@@ -90,7 +90,7 @@ async def test_a_permanent_failure_is_a_dead_letter_at_once(
     ],
     ids=["RetryLater", "DeadLetter", "lost connection"],
 )
-async def test_decisions_and_lost_connections_are_not_judged(
+async def test_decisions_and_lost_connections_are_not_counted_as_starts(
     colour: int, error: Exception
 ) -> None:
     terms = Terms(same, permanent=Exception)
@@ -100,7 +100,7 @@ async def test_decisions_and_lost_connections_are_not_judged(
     assert caught.value is error
 
 
-async def test_a_coroutine_is_ended_at_its_time_limit() -> None:
+async def test_a_coroutine_is_cancelled_at_its_time_limit() -> None:
     ended = asyncio.Event()
 
     async def slow(session: Any, message: Message) -> None:
@@ -115,7 +115,7 @@ async def test_a_coroutine_is_ended_at_its_time_limit() -> None:
     assert ended.is_set()
 
 
-async def test_what_a_function_did_after_its_time_limit_is_a_failure() -> None:
+async def test_work_of_a_function_after_its_time_limit_is_a_failure() -> None:
     def slow(session: Any, message: Message) -> None:
         let_pass(0.002)
 
@@ -135,7 +135,7 @@ async def test_a_timeout_of_the_handler_s_own_is_an_ordinary_failure(
     assert not isinstance(caught.value, HandlerTimeoutError)
 
 
-async def test_a_timeout_inside_the_handler_stays_its_own() -> None:
+async def test_a_timeout_inside_the_handler_is_the_handlers_own() -> None:
     async def handler(session: Any, message: Message) -> str:
         try:
             async with asyncio.timeout(0.001):
@@ -148,7 +148,7 @@ async def test_a_timeout_inside_the_handler_stays_its_own() -> None:
     assert await call(prepare(handler, terms)) == "mended"
 
 
-def test_what_is_idempotent_stays_marked_so() -> None:
+def test_an_idempotent_handler_stays_marked_as_such() -> None:
     for handler in handlers(same):
         guarded = idempotent(consumer="billing")(handler)
         assert is_idempotent(prepare(guarded, Terms(same)))
@@ -163,6 +163,6 @@ def test_what_is_idempotent_stays_marked_so() -> None:
         ({"permanent": (KeyboardInterrupt,)}, "isn't a kind of exception"),
     ],
 )
-def test_terms_that_can_not_be_kept_are_refused(terms: Any, words: str) -> None:
+def test_invalid_retention_terms_are_refused(terms: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Terms(same, **terms)

@@ -13,7 +13,7 @@ def one(session: object, message: Message) -> None: ...
 def two(session: object, message: Message) -> None: ...
 
 
-def test_the_exact_topic_wins_over_its_beginning_and_the_longest_over_the_rest() -> (
+def test_the_exact_topic_wins_over_prefixes_and_the_longest_prefix_over_others() -> (
     None
 ):
     routes = Routes[Any]()
@@ -34,12 +34,12 @@ def test_the_exact_topic_wins_over_its_beginning_and_the_longest_over_the_rest()
     assert set(routes.topics) == set(handlers)
 
 
-def test_a_topic_that_nobody_registered_has_none() -> None:
+def test_an_unregistered_topic_has_no_schema() -> None:
     assert Routes[Any]().find("orders") is None
 
 
 @pytest.mark.parametrize("topic", ["orders", "orders.*"])
-def test_two_handlers_for_one_topic_are_refused_and_named(topic: str) -> None:
+def test_two_handlers_for_one_topic_are_named_and_refused(topic: str) -> None:
     routes = Routes[Any]()
     routes.add(topic, one)
     with pytest.raises(ConfigError, match=r"has the handler one already, .* two"):
@@ -47,7 +47,7 @@ def test_two_handlers_for_one_topic_are_refused_and_named(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "*.placed", "a*b*", None])
-def test_what_is_no_topic_is_refused(topic: str) -> None:
+def test_an_invalid_topic_is_refused(topic: str) -> None:
     with pytest.raises(ConfigError, match="write a topic"):
         Routes[Any]().add(topic, one)
 
@@ -67,9 +67,7 @@ def test_a_topic_belongs_to_one_queue() -> None:
     ("first", "second"),
     [("orders.*", "orders.placed"), ("orders.placed", "orders.*"), ("*", "orders.*")],
 )
-def test_a_message_that_would_come_in_two_queues_is_refused(
-    first: str, second: str
-) -> None:
+def test_a_topic_in_two_queues_is_refused(first: str, second: str) -> None:
     routes = Routes[Any]()
     routes.add(first, one, "batch")
     with pytest.raises(ConfigError, match="would come in both; put both into one"):
@@ -77,6 +75,6 @@ def test_a_message_that_would_come_in_two_queues_is_refused(
 
 
 @pytest.mark.parametrize("queue", ["", "a.b", "a--b", "-a", "a b", None])
-def test_what_is_no_name_of_a_queue_is_refused(queue: Any) -> None:
+def test_an_invalid_queue_name_is_refused(queue: Any) -> None:
     with pytest.raises(ConfigError, match="use letters, digits"):
         Routes[Any]().add("orders", one, queue)

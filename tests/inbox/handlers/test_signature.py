@@ -64,7 +64,7 @@ def undeclared(session: Unknown, message: Message) -> None: ...  # type: ignore[
         (many, MANY),
     ],
 )
-def test_whatever_can_be_called_is_registered(
+def test_any_callable_handler_is_registered(
     handler: Any, terms: dict[str, Any]
 ) -> None:
     register(handler, **terms)
@@ -80,7 +80,7 @@ def test_whatever_can_be_called_is_registered(
         (long, LONG),
     ],
 )
-def test_whatever_can_be_awaited_is_registered(
+def test_any_awaitable_handler_is_registered(
     handler: Any, terms: dict[str, Any]
 ) -> None:
     register(handler, asynchronous=True, **terms)
@@ -122,7 +122,7 @@ async def gives(session: AsyncSession, message: Message) -> Any:
         (of_async, {}, "is a plain function and takes what is for async ones"),
     ],
 )
-def test_what_cannot_be_called_is_refused(
+def test_a_handler_that_is_not_callable_is_refused(
     handler: Any, terms: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -136,12 +136,12 @@ def test_what_cannot_be_called_is_refused(
         (of_sync, "is async and takes what is for plain functions; annotate it with A"),
     ],
 )
-def test_what_cannot_be_awaited_is_refused(handler: Any, problem: str) -> None:
+def test_a_handler_that_is_not_awaitable_is_refused(handler: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         register(handler, asynchronous=True)
 
 
-def test_a_decorator_without_its_topic_is_refused() -> None:
+def test_a_decorator_without_a_topic_is_refused() -> None:
     consumer = Consumer(MemorySource(), sessionmaker(), name="billing")
     with pytest.raises(
         ConfigError, match=r"one: is a function; write a topic before it"
@@ -149,7 +149,7 @@ def test_a_decorator_without_its_topic_is_refused() -> None:
         consumer.handles(one)  # type: ignore[arg-type]
 
 
-def test_an_idempotent_handler_is_looked_at_when_it_is_decorated() -> None:
+def test_an_idempotent_handler_is_checked_when_it_is_decorated() -> None:
     guard: Callable[..., Any] = idempotent(consumer="billing")
     with pytest.raises(ConfigError, match=r"one\(message\): is called with"):
         guard(one)
@@ -164,7 +164,7 @@ def test_an_idempotent_handler_may_take_any_kind_of_message() -> None:
         assert callable(decorate(handler))
 
 
-def test_the_handlers_of_a_web_hook_are_looked_at() -> None:
+def test_the_handlers_of_a_webhook_are_checked() -> None:
     handler: Any = one
     with pytest.raises(ConfigError, match=r"one\(message\): is called with"):
         webhook_app(handler, sessionmaker(), name="billing", secrets=[SECRET])

@@ -48,7 +48,7 @@ def with_currency(message: Message) -> object:
     return {**message.json(), "currency": "EUR"}
 
 
-async def test_old_messages_are_lifted_and_newer_ones_wait_in_the_dead_letters(
+async def test_old_versions_are_upcast_and_newer_ones_are_dead_lettered(
     url: str,
 ) -> None:
     old = Message(TOPIC, {"order_id": 1})
@@ -68,7 +68,7 @@ async def test_old_messages_are_lifted_and_newer_ones_wait_in_the_dead_letters(
     assert (version, bytes(payload)) == (3, newer.payload)
 
 
-async def test_who_learns_the_newer_version_handles_what_waited_for_it(
+async def test_an_upgraded_consumer_handles_what_waited_for_its_version(
     url: str,
 ) -> None:
     newer = Message(TOPIC, {"money": {"currency": "CHF"}}, schema_version=3)
@@ -99,7 +99,7 @@ async def retry(consumer: Consumer) -> Tally:
         return await retry_all(retrier, await find(retrier, Criteria()))
 
 
-async def test_what_does_not_fit_its_schema_reaches_no_handler(url: str) -> None:
+async def test_a_message_that_violates_its_schema_reaches_no_handler(url: str) -> None:
     registry = SchemaRegistry()
     registry.register(TOPIC, {"required": ["currency"]})
     messages = [Message(TOPIC, {"currency": "CHF"}), Message(TOPIC, {"order_id": 1})]
@@ -118,7 +118,7 @@ async def test_what_does_not_fit_its_schema_reaches_no_handler(url: str) -> None
     assert "breaks required" in reason
 
 
-async def test_a_permanent_failure_is_not_tried_again(url: str) -> None:
+async def test_a_permanent_failure_is_not_retried(url: str) -> None:
     with sessions_of(url) as sessions:
         source = MemorySource(Message(TOPIC, {}))
         consumer = Consumer(source, sessions, name="billing", retry=QUICK)
@@ -131,7 +131,7 @@ async def test_a_permanent_failure_is_not_tried_again(url: str) -> None:
     assert "KeyError: 'currency'" in reason
 
 
-async def test_a_handler_that_takes_too_long_leaves_nothing(url: str) -> None:
+async def test_a_handler_that_times_out_leaves_no_effects(url: str) -> None:
     async def endless(session: AsyncSession, message: Message) -> None:
         await session.execute(EFFECT, {"what": "begun"})
         await asyncio.Event().wait()
@@ -149,7 +149,7 @@ async def test_a_handler_that_takes_too_long_leaves_nothing(url: str) -> None:
     assert "took longer than its time limit of 0.05s" in reason
 
 
-async def test_a_gap_between_versions_is_told_at_the_start(url: str) -> None:
+async def test_a_gap_between_versions_is_reported_at_start(url: str) -> None:
     with sessions_of(url) as sessions:
         consumer = Consumer(MemorySource(), sessions, name="billing")
         consumer.handles(TOPIC, version=4)(currency)

@@ -30,7 +30,7 @@ def versions(
     return made
 
 
-def test_a_message_climbs_step_by_step_and_stays_the_same_message() -> None:
+def test_a_message_is_upcast_step_by_step_and_keeps_its_id() -> None:
     climbing = versions(3)
     climbing.add(TOPIC, 2, with_currency)
     climbing.add(TOPIC, 3, in_cents)
@@ -46,7 +46,7 @@ def test_a_message_climbs_step_by_step_and_stays_the_same_message() -> None:
     ]
 
 
-def test_one_of_the_version_in_between_climbs_the_rest() -> None:
+def test_an_intermediate_version_is_upcast_the_rest_of_the_way() -> None:
     climbing = versions(3)
     climbing.add(TOPIC, 3, in_cents)
 
@@ -55,7 +55,7 @@ def test_one_of_the_version_in_between_climbs_the_rest() -> None:
     assert new.json() == {"amount": None, "cents": 100}
 
 
-def test_bytes_stay_of_their_content_type() -> None:
+def test_bytes_keep_their_content_type() -> None:
     climbing = versions(2)
     climbing.add(TOPIC, 2, lambda message: message.payload + b"!")
 
@@ -65,7 +65,7 @@ def test_bytes_stay_of_their_content_type() -> None:
 
 
 @pytest.mark.parametrize("understood", [None, 2])
-def test_what_the_handler_understands_is_left_alone(understood: int | None) -> None:
+def test_a_current_version_is_not_upcast(understood: int | None) -> None:
     message = Message(TOPIC, b"\xff", schema_version=2)
     assert versions(understood).lift(TOPIC, message) is message
 
@@ -73,7 +73,9 @@ def test_what_the_handler_understands_is_left_alone(understood: int | None) -> N
 @pytest.mark.parametrize(
     ("version", "words"), [(4, "is newer than 3"), (1, "no upcaster to version 2")]
 )
-def test_what_there_is_no_way_to_is_a_dead_letter(version: int, words: str) -> None:
+def test_a_version_without_an_upcaster_path_is_a_dead_letter(
+    version: int, words: str
+) -> None:
     climbing = versions(3)
     climbing.add(TOPIC, 3, in_cents)
 
@@ -103,7 +105,7 @@ class Order:
     cents: int
 
 
-def test_what_comes_out_has_to_fit_its_schema() -> None:
+def test_an_upcast_message_must_match_its_schema() -> None:
     registry = SchemaRegistry()
     registry.register(TOPIC, Order, version=2)
     climbing = versions(2, registry)
@@ -114,7 +116,7 @@ def test_what_comes_out_has_to_fit_its_schema() -> None:
         climbing.lift(TOPIC, Message(TOPIC, {"amount": "five"}))
 
 
-def test_steps_that_lead_all_the_way_pass_the_check() -> None:
+def test_complete_upcaster_chains_pass_the_check() -> None:
     climbing = versions(4)
     climbing.add(TOPIC, 3, in_cents)
     climbing.add(TOPIC, 4, with_currency)
@@ -130,7 +132,7 @@ def test_steps_that_lead_all_the_way_pass_the_check() -> None:
         (None, [2], r"no handler with a version; .*version=2"),
     ],
 )
-def test_steps_that_do_not_are_told_at_the_start(
+def test_incomplete_upcaster_chains_are_reported_at_start(
     understood: int | None, steps: list[int], words: str
 ) -> None:
     climbing = versions(understood)
@@ -150,6 +152,6 @@ def test_two_upcasters_to_one_version_are_refused() -> None:
 
 
 @pytest.mark.parametrize("to", [1, 0, True, "2"])
-def test_a_step_to_no_version_is_refused(to: Any) -> None:
+def test_an_upcaster_to_no_version_is_refused(to: Any) -> None:
     with pytest.raises(ConfigError, match="whole number from 2"):
         versions(2).add(TOPIC, to, with_currency)

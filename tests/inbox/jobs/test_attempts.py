@@ -90,7 +90,7 @@ async def test_the_attempts_of_the_job_are_those_that_hold(
     assert job_of(database_url)[:2] == ["success", 1]
 
 
-async def test_one_that_kills_its_process_is_given_up_after_its_starts(
+async def test_one_that_kills_its_process_is_dead_lettered_after_its_starts(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -108,7 +108,7 @@ async def test_one_that_kills_its_process_is_given_up_after_its_starts(
     assert dead_letters(database_url) == [("PENDING", 3, reason)]
 
 
-async def test_who_dies_before_the_dead_letter_leaves_its_attempts_to_it(
+async def test_attempts_of_a_process_that_died_are_kept_in_the_dead_letter(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -126,7 +126,7 @@ async def test_who_dies_before_the_dead_letter_leaves_its_attempts_to_it(
     assert attempts == 3
 
 
-async def test_one_that_breaks_its_connection_each_time_fails_at_last(
+async def test_one_that_always_breaks_its_connection_fails_in_the_end(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -143,7 +143,7 @@ async def test_one_that_breaks_its_connection_each_time_fails_at_last(
     assert attempts == 3
 
 
-async def test_what_can_not_be_lifted_any_more_ends_its_job_too(
+async def test_a_message_that_can_no_longer_be_upcast_ends_its_job_too(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"", schema_version=2)
@@ -161,7 +161,7 @@ async def test_what_can_not_be_lifted_any_more_ends_its_job_too(
     assert attempts == 1
 
 
-async def test_who_fails_after_losing_the_lease_gives_nothing_up(
+async def test_a_failure_after_losing_the_lease_writes_no_dead_letter(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -183,7 +183,7 @@ async def test_who_fails_after_losing_the_lease_gives_nothing_up(
     assert dead_letters(database_url) == []
 
 
-async def test_a_dead_letter_of_a_job_that_was_given_back_is_handled_by_its_first_retry(
+async def test_the_dead_letter_of_a_released_job_is_handled_by_its_first_retry(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -199,7 +199,7 @@ async def test_a_dead_letter_of_a_job_that_was_given_back_is_handled_by_its_firs
     assert job_of(database_url)[:2] == ["success", 1]
 
 
-async def test_what_was_discarded_is_not_given_up_when_it_comes_again(
+async def test_a_redelivered_discarded_message_is_not_dead_lettered_again(
     database_url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, source = Message(TOPIC, b""), MemorySource()

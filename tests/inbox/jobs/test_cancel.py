@@ -92,7 +92,7 @@ async def test_a_cancel_is_seen_by_a_running_function(url: str) -> None:
     assert job_of(url)[0] == "cancelled"
 
 
-async def test_what_was_cancelled_before_it_came_never_begins(
+async def test_a_job_cancelled_before_it_arrives_never_starts(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -109,7 +109,7 @@ async def test_what_was_cancelled_before_it_came_never_begins(
     assert job_of(url)[:2] == ["cancelled", 0]
 
 
-async def test_who_lost_the_lease_commits_nothing(
+async def test_a_process_that_lost_the_lease_commits_nothing(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -133,7 +133,7 @@ async def test_who_lost_the_lease_commits_nothing(
     assert effects(url) == []
 
 
-async def test_a_job_that_another_process_has_is_waited_for(
+async def test_a_job_that_another_process_runs_is_waited_for(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message, source = Message(TOPIC, b""), MemorySource()
@@ -159,7 +159,7 @@ async def test_a_job_that_another_process_has_is_waited_for(
     assert effects(url) == ["attempt 2"]
 
 
-async def test_what_takes_too_long_is_timed_out(
+async def test_a_slow_handler_is_timed_out(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
@@ -173,7 +173,7 @@ async def test_what_takes_too_long_is_timed_out(
     assert job_of(url)[:2] == ["timed_out", 3]
 
 
-async def test_what_was_started_too_often_is_not_started_again(
+async def test_a_message_started_too_often_is_not_started_again(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -209,14 +209,14 @@ async def test_jobs_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("id", ["7", "00000000-0000-4000-8000-000000000000"])
-def test_an_id_that_is_none_is_told(
+def test_an_invalid_id_is_reported(
     id: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cancel", "--database", url, id]) == 2
     assert "isn't a UUIDv7" in capsys.readouterr().err
 
 
-async def test_whose_job_is_meant_need_be_said_only_where_it_is_not_clear(
+async def test_the_consumer_must_be_named_only_if_the_job_is_ambiguous(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -239,7 +239,7 @@ async def test_whose_job_is_meant_need_be_said_only_where_it_is_not_clear(
     assert await cancel(url, message, "--consumer", "prints") == 0
 
 
-async def test_a_cancel_that_nobody_may_ever_see_is_warned_of(
+async def test_a_cancel_that_may_never_take_effect_causes_a_warning(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await cancel(url, Message(TOPIC, b""), "--consumer", "reprots") == 0
@@ -318,7 +318,7 @@ async def test_a_cancel_leaves_a_job_to_its_process_while_that_lives(url: str) -
     assert job_of(url)[0] == "waiting"
 
 
-async def test_a_consumer_ends_what_was_cancelled_and_lost_its_process(
+async def test_a_consumer_ends_cancelled_jobs_whose_process_died(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     abandon(url, seconds_ago=1)
@@ -337,7 +337,7 @@ async def test_a_consumer_ends_what_was_cancelled_and_lost_its_process(
         )
 
 
-async def test_the_message_of_a_job_that_was_cancelled_so_never_begins(
+async def test_the_message_of_a_job_cancelled_this_way_never_starts(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = abandon(url, seconds_ago=1)

@@ -67,7 +67,7 @@ async def test_a_long_handler_works_in_transactions_of_its_own(
     assert receipts(url) == 1
 
 
-async def test_what_a_long_handler_adds_names_what_it_handled(
+async def test_messages_added_by_a_long_handler_have_its_causation_id(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -103,7 +103,7 @@ async def test_a_plain_function_may_be_long_too(url: str) -> None:
     assert receipts(url) == 1
 
 
-async def test_what_was_handled_in_the_ordinary_way_is_skipped(
+async def test_a_message_with_an_ordinary_receipt_is_skipped(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")
@@ -162,7 +162,7 @@ async def test_a_permanent_failure_ends_the_job_at_once(
     assert job_of(url)[:2] == ["failure", 1]
 
 
-async def test_a_stop_gives_the_job_back_and_another_goes_on_where_it_was(
+async def test_a_stop_releases_the_job_and_another_process_resumes_it(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     message = Message(TOPIC, b"")

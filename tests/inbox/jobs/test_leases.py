@@ -145,7 +145,7 @@ async def test_it_is_renewed_in_the_retry_of_a_dead_letter(database_url: str) ->
     assert job_of(database_url)[:2] == ["success", 1]
 
 
-async def test_a_stop_waits_for_no_thread_to_give_the_job_back(
+async def test_a_stop_releases_the_job_without_waiting_for_the_thread(
     database_url: str,
 ) -> None:
     begun, has_stopped = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ async def test_a_stop_waits_for_no_thread_to_give_the_job_back(
             has_stopped.set()
 
 
-async def test_a_handler_that_heeds_only_the_second_cancellation_ends_with_the_drain(
+async def test_a_handler_that_ignores_the_first_cancellation_ends_with_the_drain(
     database_url: str,
 ) -> None:
     begun, seen = asyncio.Event(), []
@@ -196,7 +196,7 @@ async def test_a_handler_that_heeds_only_the_second_cancellation_ends_with_the_d
 
 
 @pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
-async def test_a_heartbeat_that_fails_in_whatever_way_is_made_up_for(
+async def test_a_failed_heartbeat_is_repeated_whatever_the_error(
     error: Exception, database_url: str
 ) -> None:
     away, calls = Away(error), []
@@ -219,7 +219,7 @@ async def test_a_heartbeat_that_fails_in_whatever_way_is_made_up_for(
 
 
 @pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
-async def test_the_outcome_is_written_when_the_database_is_back(
+async def test_the_outcome_is_recorded_when_the_database_is_back(
     error: Exception, database_url: str
 ) -> None:
     away, calls = Away(error), []

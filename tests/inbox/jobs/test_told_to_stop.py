@@ -147,7 +147,7 @@ async def test_a_coroutine_that_is_cancelled_and_returns_is_cancelled(
     assert receipts(url) == 0
 
 
-async def test_a_function_that_never_looked_has_finished_when_it_returns(
+async def test_a_function_that_never_checks_for_a_cancel_has_finished(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, is_told = threading.Event(), threading.Event()
@@ -213,7 +213,7 @@ async def test_a_coroutine_that_is_cancelled_may_still_finish(
     assert job_of(url)[0] == "success"
 
 
-async def test_a_function_that_sees_the_end_of_its_time_and_returns_is_timed_out(
+async def test_a_function_that_notices_its_time_limit_and_returns_is_timed_out(
     url: str,
 ) -> None:
     with sessions_of(url) as sessions:
@@ -229,7 +229,7 @@ async def test_a_function_that_sees_the_end_of_its_time_and_returns_is_timed_out
     assert receipts(url) == 0
 
 
-async def test_what_is_being_saved_when_the_stop_comes_is_saved(
+async def test_a_checkpoint_in_progress_at_a_stop_is_saved(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     jobs: list[AsyncJob] = []
@@ -259,7 +259,7 @@ async def test_what_is_being_saved_when_the_stop_comes_is_saved(
 
 
 @pytest.mark.parametrize("is_caught", [False, True], ids=["raises", "caught"])
-async def test_a_function_that_finishes_after_its_time_has_failed(
+async def test_a_function_that_finishes_after_its_time_limit_has_failed(
     url: str, is_caught: bool
 ) -> None:
     with sessions_of(url) as sessions:
@@ -280,7 +280,7 @@ async def test_a_function_that_finishes_after_its_time_has_failed(
     assert receipts(url) == 0
 
 
-async def test_a_function_that_begins_to_finish_after_its_time_has_failed(
+async def test_a_function_that_starts_to_finish_after_its_time_limit_has_failed(
     url: str,
 ) -> None:
     with sessions_of(url) as sessions:
@@ -301,7 +301,7 @@ async def test_a_function_that_begins_to_finish_after_its_time_has_failed(
     assert receipts(url) == 0
 
 
-async def test_a_coroutine_that_finishes_after_its_time_has_failed(
+async def test_a_coroutine_that_finishes_after_its_time_limit_has_failed(
     url: str, sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))

@@ -33,7 +33,7 @@ class Worker:
             await self._task
 
 
-async def test_handlers_run_side_by_side() -> None:
+async def test_handlers_run_concurrently() -> None:
     isolation = Isolation(LONG)
     one, other = Worker(isolation), Worker(isolation)
     await one.begin()
@@ -60,7 +60,7 @@ async def test_a_handler_that_runs_alone_waits_for_the_others_and_they_for_it() 
     await after.end()
 
 
-async def test_two_that_run_alone_run_one_after_the_other() -> None:
+async def test_two_isolated_handlers_run_one_after_the_other() -> None:
     isolation = Isolation(LONG)
     one, other = Worker(isolation, exclusive=True), Worker(isolation, exclusive=True)
     await one.begin()
@@ -84,7 +84,7 @@ async def test_no_handler_waits_longer_than_the_limit() -> None:
         await worker.end()
 
 
-async def test_a_long_handler_is_not_waited_for() -> None:
+async def test_a_rebalance_does_not_wait_for_a_long_handler() -> None:
     isolation = Isolation(LONG)
     async with isolation.shared(counts=False):
         alone = Worker(isolation, exclusive=True)

@@ -124,7 +124,7 @@ async def test_messages_that_were_delivered_before_are_reported(
     assert [event.messages for event in events.of(DeliveriesReclaimed)] == [3]
 
 
-async def test_a_message_that_comes_for_the_first_time_is_not_counted(
+async def test_a_first_delivery_is_not_counted(
     database_url: str,
 ) -> None:
     seen: list[dict[UUID, int]] = []
@@ -168,7 +168,9 @@ async def test_a_message_whose_last_start_never_ended_runs_alone(
     assert starts(database_url) == {}
 
 
-async def test_what_failed_before_a_stop_runs_beside_others(database_url: str) -> None:
+async def test_a_message_that_failed_before_a_stop_runs_with_others(
+    database_url: str,
+) -> None:
     messages = numbered(2, keys=2)
     for message in messages:
         note_starts(database_url, message.id, 2, is_open=False)
@@ -403,7 +405,7 @@ async def test_a_message_that_used_up_its_starts_but_has_a_receipt_is_acked(
     assert (letters(database_url), starts(database_url)) == ([], {})
 
 
-async def test_failures_add_to_the_starts_that_were_counted(
+async def test_failures_are_added_to_the_counted_starts(
     database_url: str,
 ) -> None:
     (message,) = numbered(1)
@@ -438,7 +440,7 @@ async def test_retry_later_counts_no_start(database_url: str) -> None:
             assert starts(database_url) == {message.id: 1}
 
 
-async def test_a_start_that_a_stop_interrupts_is_taken_back(database_url: str) -> None:
+async def test_a_start_interrupted_by_a_stop_is_not_counted(database_url: str) -> None:
     (message,) = numbered(1)
     is_at_work = asyncio.Event()
     async with async_sessions_of(database_url) as sessions:

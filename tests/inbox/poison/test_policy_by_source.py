@@ -50,7 +50,7 @@ def history_of(delivery: Delivery) -> History | None:
     return getattr(delivery, "history", None)
 
 
-async def test_what_was_there_before_the_lane_was_taken_may_have_been_started(
+async def test_messages_older_than_the_lease_may_have_been_started(
     database_url: str,
 ) -> None:
     execute(database_url, SUBSCRIBE)
@@ -63,7 +63,7 @@ async def test_what_was_there_before_the_lane_was_taken_may_have_been_started(
     assert [history_of(d) for d in later] == [FIRST_DELIVERY] * 3
 
 
-async def test_what_failed_was_started_before(database_url: str) -> None:
+async def test_a_failed_message_counts_as_started(database_url: str) -> None:
     async with source(database_url) as consumer:
         # The lanes are taken by the first receive.
         await publish(database_url, *numbered(1))
@@ -86,7 +86,7 @@ async def test_a_claim_writes_nothing_even_after_a_crash(database_url: str) -> N
     ]
 
 
-async def test_what_a_dead_replica_only_held_is_charged_with_no_start(
+async def test_deliveries_that_a_dead_replica_only_held_are_not_charged(
     database_url: str,
 ) -> None:
     execute(database_url, SUBSCRIBE)

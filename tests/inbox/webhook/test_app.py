@@ -42,7 +42,7 @@ def events() -> RecordedEvents:
     return RecordedEvents()
 
 
-async def test_what_is_posted_is_handled_once(
+async def test_a_posted_message_is_handled_once(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],
     events: RecordedEvents,
@@ -62,7 +62,7 @@ async def test_what_is_posted_is_handled_once(
     assert len(events.of(DuplicateSkipped)) == 50
 
 
-async def test_one_message_twice_at_once_is_handled_once(
+async def test_concurrent_requests_with_one_message_handle_it_once(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
@@ -83,7 +83,7 @@ async def test_plain_handlers_run_in_threads(inbox_url: str) -> None:
             assert effects(inbox_url) == ["1"]
 
 
-async def test_a_commit_that_fails_is_no_success(
+async def test_a_failed_commit_is_not_a_success(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],
     events: RecordedEvents,
@@ -103,7 +103,7 @@ async def test_a_commit_that_fails_is_no_success(
     assert effects(inbox_url) == ["1"]
 
 
-async def test_a_handler_that_raises_is_called_again_when_it_is_sent_again(
+async def test_a_handler_that_raised_is_called_again_on_redelivery(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     calls = 0
@@ -159,7 +159,7 @@ async def test_a_handler_decides_by_what_it_raises(
     assert len(events.of(MessageDeadLettered)) == 1
 
 
-async def test_who_asks_for_time_gets_it_as_often_as_it_asks(
+async def test_a_handler_may_ask_for_time_any_number_of_times(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     seen: list[str] = []
@@ -183,7 +183,7 @@ async def test_who_asks_for_time_gets_it_as_often_as_it_asks(
     assert execute(inbox_url, "SELECT count(*) FROM outbox.dead_letter") == [(0,)]
 
 
-async def test_what_isn_t_what_its_content_type_says_is_given_up_as_it_came(
+async def test_a_payload_that_contradicts_its_content_type_is_dead_lettered_unchanged(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
@@ -219,7 +219,7 @@ async def test_it_can_be_mounted(
     assert effects(inbox_url) == ["1"]
 
 
-async def test_handlers_at_work_are_bounded(
+async def test_the_number_of_running_handlers_is_bounded(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     at_work = most = 0
@@ -242,7 +242,7 @@ async def test_handlers_at_work_are_bounded(
     assert most == 2
 
 
-async def test_a_database_that_is_away_is_told_and_nothing_is_lost(
+async def test_an_unavailable_database_is_reported_and_nothing_is_lost(
     private_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET_ENV, SECRET)
@@ -258,7 +258,7 @@ async def test_a_database_that_is_away_is_told_and_nothing_is_lost(
     assert effects(private_server.url) == ["1"]
 
 
-async def test_a_database_without_the_inbox_is_told_at_the_start(
+async def test_a_database_without_the_inbox_is_reported_at_start(
     empty_database_url: str,
 ) -> None:
     async with async_sessions_of(empty_database_url) as sessions:

@@ -29,7 +29,7 @@ def events() -> RecordedEvents:
     return RecordedEvents()
 
 
-async def test_what_is_no_good_is_refused_for_ever(
+async def test_an_invalid_message_is_refused_permanently(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],
     events: RecordedEvents,
@@ -106,7 +106,7 @@ async def test_a_body_that_does_not_come_or_never_ends_is_refused(
         assert (await send_raw(hook, told)).split()[1] in {b"400", b"413"}
 
 
-async def test_a_header_that_is_there_twice_is_refused(
+async def test_a_duplicate_header_is_refused(
     inbox_url: str, inbox_sessions: async_sessionmaker[AsyncSession]
 ) -> None:
     app = webhook_app(note, inbox_sessions, name="billing", secrets=[SECRET])
@@ -118,7 +118,7 @@ async def test_a_header_that_is_there_twice_is_refused(
     assert effects(inbox_url) == []
 
 
-async def test_an_endpoint_that_makes_no_sense_is_refused(
+async def test_an_invalid_endpoint_is_refused(
     inbox_sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     def plain(session: Session, message: Message) -> None:

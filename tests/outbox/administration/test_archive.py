@@ -82,7 +82,7 @@ def by_hand_concurrently(url: str, partition: str) -> None:
 
 @pytest.mark.parametrize("detach", [by_hand, by_hand_concurrently])
 @pytest.mark.parametrize("noted", [False, True], ids=["unknown", "planned before"])
-def test_what_somebody_detached_is_theirs(
+def test_a_manually_detached_partition_is_left_alone(
     detach: Callable[[str, str], None], noted: bool, database_url: str, doctor: Doctor
 ) -> None:
     partition = expired(database_url)
@@ -100,7 +100,7 @@ def test_what_somebody_detached_is_theirs(
     assert any(partition in f["finding"] for f in doctor(database_url)[1])
 
 
-def test_a_detach_that_the_command_did_not_come_to_is_not_its_own(
+def test_a_detach_that_the_command_never_started_is_not_its_own(
     database_url: str,
 ) -> None:
     partition = expired(database_url)

@@ -85,7 +85,7 @@ def runs_the_worker(server: PostgresServer) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_it_makes_the_days_and_drops_none_which_is_left_to_the_command(
+def test_it_makes_partitions_and_leaves_dropping_to_the_command(
     worked: PostgresServer,
 ) -> None:
     url = worked.url
@@ -112,7 +112,7 @@ def test_it_makes_the_days_and_drops_none_which_is_left_to_the_command(
 
 
 @pytest.mark.timeout(240)
-def test_a_retention_that_somebody_gives_it_drops_nothing_and_is_put_back(
+def test_a_retention_set_by_hand_drops_nothing_and_is_reset(
     worked: PostgresServer, doctor: Doctor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = worked.url
@@ -142,7 +142,7 @@ def test_a_retention_that_somebody_gives_it_drops_nothing_and_is_put_back(
 
 
 @pytest.mark.timeout(240)
-def test_days_that_it_makes_as_somebody_else_are_found_by_the_doctor(
+def test_the_doctor_finds_partitions_made_by_another_role(
     worked: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = worked.url

@@ -35,7 +35,7 @@ def elsewhere(private_server: PostgresServer) -> str:
 
 
 @pytest.mark.slow
-def test_the_job_of_the_refusal_s_hint_runs_the_upkeep(
+def test_the_job_suggested_by_the_hint_runs_the_upkeep(
     private_server: PostgresServer, elsewhere: str
 ) -> None:
     with pytest.raises(MigrationError) as refused:
@@ -121,7 +121,7 @@ def remove(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
     return done.stderr
 
 
-def test_where_pg_cron_works_a_role_goes_with_its_jobs_or_not_at_all(
+def test_with_pg_cron_a_role_is_removed_only_with_its_jobs(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url
@@ -145,7 +145,7 @@ def test_where_pg_cron_works_a_role_goes_with_its_jobs_or_not_at_all(
     assert line.startswith('role "pillarbox_maintainer" is kept: it may own pg_cron')
 
 
-def test_the_doctor_is_content_once_the_upkeep_ran_and_says_who_may_drive_it(
+def test_the_doctor_passes_after_an_upkeep_and_says_who_may_run_it(
     private_server: PostgresServer,
     elsewhere: str,
     capsys: pytest.CaptureFixture[str],

@@ -159,7 +159,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
 @pytest.mark.fault
 @pytest.mark.parametrize("servers", [("on", "on", "off")], indirect=True)
 @pytest.mark.timeout(600)
-def test_a_detach_that_waits_goes_on_after_a_crash_a_timeout_and_other_plans(
+def test_a_waiting_detach_goes_on_after_crash_timeout_and_new_plans(
     four_minutes: None, servers: list[PostgresServer]
 ) -> None:
     urls = crashed, late, patient = [server.url for server in servers]

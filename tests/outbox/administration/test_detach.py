@@ -143,7 +143,7 @@ def test_a_table_that_was_detached_and_not_dropped_is_dropped(
     assert execute(database_url, RETIRING) == []
 
 
-def test_a_row_that_became_unsettled_meanwhile_brings_its_partition_back(
+def test_a_row_that_became_unsettled_brings_its_partition_back(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     name = leave_detached(database_url)
@@ -163,7 +163,7 @@ def test_a_row_that_became_unsettled_meanwhile_brings_its_partition_back(
     assert execute(database_url, EXPIRED) == []
 
 
-def test_a_detached_table_that_somebody_reads_is_dropped_later(
+def test_a_detached_table_in_use_is_dropped_later(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     name = leave_detached(database_url)
@@ -179,7 +179,7 @@ def test_a_detached_table_that_somebody_reads_is_dropped_later(
     assert told[-1] == f"{name}: dropped"
 
 
-def test_a_maintainer_who_can_not_detach_concurrently_does_by_lock_and_retry(
+def test_a_maintainer_unable_to_detach_concurrently_uses_lock_and_retry(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -189,7 +189,7 @@ def test_a_maintainer_who_can_not_detach_concurrently_does_by_lock_and_retry(
     assert execute(database_url, EXPIRED) == []
 
 
-def test_what_a_detach_has_not_had_its_turn_for_is_left_to_it(
+def test_a_partition_whose_detach_is_queued_is_left_to_it(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -207,7 +207,7 @@ def test_what_a_detach_has_not_had_its_turn_for_is_left_to_it(
     assert execute(database_url, EXPIRED) == []
 
 
-def test_a_longer_retention_takes_a_partition_off_the_way_out(
+def test_a_longer_retention_keeps_a_partition_that_was_to_be_dropped(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     old_partition(database_url)
@@ -220,7 +220,7 @@ def test_a_longer_retention_takes_a_partition_off_the_way_out(
     assert execute(database_url, RETIRING) == []
 
 
-def test_two_commands_at_once_do_not_meet(
+def test_two_concurrent_commands_do_not_conflict(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as other:
@@ -229,7 +229,7 @@ def test_two_commands_at_once_do_not_meet(
             maintain(dba, tell=print)
 
 
-async def test_the_command_does_not_wait_for_the_relay_s_dead_letters(
+async def test_the_command_does_not_wait_for_the_relays_dead_letters(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     async with AsyncExitStack() as stack:

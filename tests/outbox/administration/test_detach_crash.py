@@ -88,7 +88,7 @@ def test_the_routines_alone_finalize_what_a_crash_interrupted(
     assert execute(url, EXPIRED) == []
 
 
-def test_a_job_that_a_crash_interrupted_is_taken_off_and_its_detach_finalized(
+def test_after_a_crash_the_job_is_removed_and_its_detach_finalized(
     url: str, private_server: PostgresServer
 ) -> None:
     with acting_as(url, "pillarbox_detacher") as detacher:

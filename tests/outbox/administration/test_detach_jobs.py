@@ -71,7 +71,7 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
     assert execute(url, unsettled) == [(2,)]
 
 
-def test_nothing_that_is_not_noted_is_given_to_a_job(
+def test_only_noted_partitions_are_given_to_a_job(
     private_server: PostgresServer,
 ) -> None:
     url = private_server.url

@@ -41,7 +41,9 @@ def test_nothing_is_wrong_with_a_new_schema(
 
 @pytest.mark.usefixtures("no_slots")
 @pytest.mark.parametrize("broken", BROKEN)
-def test_the_doctor_finds_that(broken: str, database_url: str, doctor: Doctor) -> None:
+def test_the_doctor_finds_what_is_broken(
+    broken: str, database_url: str, doctor: Doctor
+) -> None:
     breaking, check, severity, finding, remedy = BROKEN[broken]
     execute(database_url, breaking)
 
@@ -53,7 +55,7 @@ def test_the_doctor_finds_that(broken: str, database_url: str, doctor: Doctor) -
     assert status == (3 if severity == "error" else 1)
 
 
-def test_what_holds_a_partition_is_shown_by_the_remedy(
+def test_the_remedy_shows_the_rows_that_hold_a_partition(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)
@@ -80,7 +82,7 @@ def test_a_row_that_appeared_in_a_detached_partition(
     assert f"ALTER TABLE outbox.message ATTACH PARTITION {name}" in held["remedy"]
 
 
-def test_a_detached_partition_that_nobody_dropped_for_hours(
+def test_a_detached_partition_not_dropped_for_hours_is_found(
     database_url: str, doctor: Doctor
 ) -> None:
     leave_detached(database_url)
@@ -95,7 +97,7 @@ def test_a_detached_partition_that_nobody_dropped_for_hours(
     assert "should have been dropped hours ago; next step: drop" in late["finding"]
 
 
-def test_a_condition_of_the_policy_that_cannot_be_run(
+def test_an_invalid_unsettled_condition_is_found(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)
@@ -136,7 +138,7 @@ def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(
     assert execute(database_url, expired) == [(0,)]
 
 
-def test_dead_letters_that_outlive_their_receipts(
+def test_dead_letters_that_outlive_their_receipts_are_found(
     database_url: str, doctor: Doctor
 ) -> None:
     letter = (
@@ -156,7 +158,7 @@ def test_dead_letters_that_outlive_their_receipts(
     assert "pillarbox retention set inbox.receipt 41d" in lost["remedy"]
 
 
-def test_a_partition_that_should_be_gone_for_hours(
+def test_a_partition_overdue_for_hours_is_found(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)
@@ -168,7 +170,7 @@ def test_a_partition_that_should_be_gone_for_hours(
     assert "pillarbox maintain" in late["remedy"]
 
 
-def test_the_monitor_looks_at_most_and_says_what_it_may_not(
+def test_the_monitor_checks_most_and_names_what_it_may_not_read(
     database_url: str, doctor: Doctor
 ) -> None:
     status, findings = doctor(f"{database_url}?options=-crole%3Dpillarbox_monitor")
@@ -178,7 +180,7 @@ def test_the_monitor_looks_at_most_and_says_what_it_may_not(
     assert {f["severity"] for f in findings} == {"unknown"}
 
 
-def test_what_the_application_may_not_see_has_a_status_of_its_own(
+def test_checks_that_the_role_cannot_run_have_their_own_status(
     database_url: str, doctor: Doctor
 ) -> None:
     execute(database_url, "CALL outbox.maintain()")
@@ -191,7 +193,7 @@ def test_what_the_application_may_not_see_has_a_status_of_its_own(
     assert len({f["check"] for f in findings}) > 5
 
 
-def test_an_error_outweighs_what_is_unknown_and_that_a_warning(
+def test_errors_rank_above_unknown_and_unknown_above_warnings(
     database_url: str, doctor: Doctor
 ) -> None:
     monitor = f"{database_url}?options=-crole%3Dpillarbox_monitor"
@@ -210,7 +212,7 @@ def test_an_error_outweighs_what_is_unknown_and_that_a_warning(
     assert doctor(monitor)[0] == 3
 
 
-def test_a_copy_says_that_nothing_drives_its_upkeep(
+def test_the_doctor_warns_that_nothing_runs_the_upkeep_of_a_copy(
     database_url: str, server: PostgresServer, doctor: Doctor
 ) -> None:
     execute(database_url, "CALL outbox.maintain()")

@@ -13,7 +13,7 @@ from tests.fixtures.waiting import wait_for
 LAUNCHER = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
 
 
-def test_a_launcher_that_does_not_run(doctor: Doctor) -> None:
+def test_a_stopped_pg_cron_launcher_is_found(doctor: Doctor) -> None:
     with postgres_server(
         settings={"max_worker_processes": "0"}, durable=False, docker=False
     ) as idle:
@@ -48,7 +48,7 @@ def test_a_job_whose_role_is_gone_stops_the_launcher_until_it_is_deleted(
     assert doctor(url)[1] == []
 
 
-def test_the_detacher_comes_back_and_its_job_with_it(
+def test_a_recreated_detacher_gets_its_job_back(
     private_server: PostgresServer, doctor: Doctor
 ) -> None:
     url = private_server.url
@@ -64,7 +64,7 @@ def test_the_detacher_comes_back_and_its_job_with_it(
     assert doctor(url)[1] == []
 
 
-def test_jobs_that_are_not_due_yet_are_no_finding(
+def test_jobs_that_are_not_due_yet_are_not_reported(
     private_server: PostgresServer, doctor: Doctor
 ) -> None:
     url = private_server.url
@@ -80,7 +80,7 @@ def test_jobs_that_are_not_due_yet_are_no_finding(
     assert found["finding"] == "the job 'pillarbox plan detaches' has never run"
 
 
-def test_jobs_that_are_gone_off_silent_or_failing(
+def test_missing_inactive_silent_or_failing_jobs_are_found(
     private_server: PostgresServer, doctor: Doctor
 ) -> None:
     url = private_server.url

@@ -49,7 +49,7 @@ def alarmed(private_server: PostgresServer) -> str:
     return url.replace("postgres@", "my_alarms@")
 
 
-def test_the_alarms_are_told_to_the_monitor(
+def test_alarms_are_reported_to_the_monitor(
     private_server: PostgresServer, alarmed: str
 ) -> None:
     health, launcher, _ = blocks("database.md", "## What to alarm on", "\n## ")
@@ -65,7 +65,7 @@ def test_the_alarms_are_told_to_the_monitor(
     assert len(execute(alarmed, launcher)) == 1
 
 
-def test_why_a_job_failed_is_seen_by_who_becomes_its_role(
+def test_the_error_of_a_job_is_visible_after_set_role(
     private_server: PostgresServer, alarmed: str
 ) -> None:
     *_, runs = blocks("database.md", "## What to alarm on", "\n## ")
@@ -77,7 +77,7 @@ def test_why_a_job_failed_is_seen_by_who_becomes_its_role(
     assert "no lock" not in in_psql(alarmed, look).stdout
 
 
-def test_the_function_that_archives_does(private_server: PostgresServer) -> None:
+def test_the_archive_function_archives(private_server: PostgresServer) -> None:
     url = private_server.url
     migrate(url)
     (archive,) = blocks("database.md", "### Archiving", "\n### ")
@@ -94,7 +94,7 @@ def test_the_function_that_archives_does(private_server: PostgresServer) -> None
     assert execute(url, "SELECT topic FROM archive.message") == [("t",)]
 
 
-def test_a_lock_that_is_not_had_is_an_ordinary_error_of_a_session_that_goes_on(
+def test_a_lock_timeout_is_an_ordinary_error_and_the_session_goes_on(
     database_url: str,
 ) -> None:
     (trial,) = blocks("managed-services.md", "**AlloyDB.**", "**Cloud SQL.**")

@@ -27,7 +27,7 @@ def partition(database_url: str) -> str:
     return str(name)
 
 
-def test_writers_do_not_wait_for_who_reads_the_partition(
+def test_writers_do_not_wait_for_readers_of_the_partition(
     database_url: str, partition: str
 ) -> None:
     # So that it can be watched at leisure.
@@ -49,7 +49,7 @@ def test_writers_do_not_wait_for_who_reads_the_partition(
     assert execute(database_url, EXPIRED) == []
 
 
-def test_who_waits_for_the_table_gives_up_soon(
+def test_a_command_waits_only_briefly_for_the_table_lock(
     database_url: str, partition: str
 ) -> None:
     with psycopg.connect(database_url) as reading:
@@ -61,7 +61,7 @@ def test_who_waits_for_the_table_gives_up_soon(
     assert execute(database_url, RETIRING) == []
 
 
-def test_what_was_detached_before_a_crash_is_dropped_by_the_next_run(
+def test_partitions_detached_before_a_crash_are_dropped_by_the_next_run(
     database_url: str, partition: str
 ) -> None:
     assert execute(database_url, DETACH) == [("detached",)]
@@ -73,7 +73,7 @@ def test_what_was_detached_before_a_crash_is_dropped_by_the_next_run(
     assert execute(database_url, RETIRING) == []
 
 
-def test_a_row_that_opened_meanwhile_brings_its_partition_back(
+def test_a_row_reopened_during_the_detach_brings_its_partition_back(
     database_url: str, partition: str
 ) -> None:
     execute(database_url, DETACH)

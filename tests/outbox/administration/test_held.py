@@ -109,7 +109,7 @@ def noon() -> datetime:
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_its_day_is_held_until_it_is_settled_and_the_others_go(
+def test_its_partition_is_held_until_it_is_settled_and_others_are_dropped(
     name: str, database_url: str
 ) -> None:
     table, insert, settle = HELD[name]
@@ -130,7 +130,7 @@ def test_its_day_is_held_until_it_is_settled_and_the_others_go(
     assert execute(database_url, LEFT, (table,)) == []
 
 
-def test_the_days_around_it_that_are_gone_are_no_gap(database_url: str) -> None:
+def test_dropped_partitions_around_it_are_not_a_gap(database_url: str) -> None:
     for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
         old_partition(database_url, days)
     (_, held, _) = execute(database_url, LEFT, ("outbox.message",))
@@ -146,13 +146,13 @@ def test_the_days_around_it_that_are_gone_are_no_gap(database_url: str) -> None:
     assert execute(database_url, GAPS) == [(1,)]
 
 
-def test_a_day_that_a_clock_ahead_asked_for_makes_no_gap(database_url: str) -> None:
+def test_a_partition_premade_by_a_clock_ahead_leaves_no_gap(database_url: str) -> None:
     old_partition(database_url, -300)
 
     assert execute(database_url, GAPS) == [(0,)]
 
 
-def test_a_cancelled_job_whose_message_never_comes_holds_nothing(
+def test_a_cancelled_job_without_its_message_holds_no_partition(
     database_url: str,
 ) -> None:
     old_partition(database_url, DAYS_AGO, "inbox.job")

@@ -106,7 +106,7 @@ def test_one_follows_another_without_a_gap(
     assert len(ahead) >= PREMAKE[new] - 1
 
 
-def test_there_and_back_the_names_stay_those_of_pg_partman(
+def test_after_a_downgrade_and_upgrade_the_names_are_pg_partmans(
     database_url: str, change: Change
 ) -> None:
     config = (
@@ -127,7 +127,7 @@ def test_there_and_back_the_names_stay_those_of_pg_partman(
 
 
 @pytest.mark.parametrize("interval", UNITS)
-def test_what_was_dropped_ahead_is_premade_again(
+def test_a_dropped_future_partition_is_premade_again(
     interval: str, database_url: str, change: Change, is_well: Look
 ) -> None:
     change(interval)
@@ -143,7 +143,7 @@ def test_what_was_dropped_ahead_is_premade_again(
 
 
 @pytest.mark.parametrize("interval", UNITS)
-def test_old_ones_are_dropped_and_held_alone(
+def test_old_partitions_are_dropped_and_held_individually(
     interval: str, database_url: str, change: Change, is_well: Look
 ) -> None:
     change(interval)
@@ -210,7 +210,7 @@ def test_an_open_transaction_is_waited_for_only_briefly(
     is_well()
 
 
-def test_a_width_that_does_not_nest_is_refused(
+def test_an_unsupported_partition_width_is_refused(
     database_url: str, change: Change
 ) -> None:
     with pytest.raises(ConfigError, match="use hourly, daily, weekly; hours, days and"):
@@ -231,7 +231,7 @@ def test_the_maintainer_may_not_change_it(database_url: str) -> None:
         )
 
 
-def test_the_command_changes_shows_and_draws_it(
+def test_the_command_changes_and_shows_the_retention(
     database_url: str, capsys: Capture
 ) -> None:
     command = ["retention", "--database", database_url, "set", "message"]

@@ -75,7 +75,7 @@ def leave_half_detached(url: str, table: str) -> str:
     return partition
 
 
-def test_a_dry_run_prints_each_step_with_its_reason_and_sql_that_does_it(
+def test_a_dry_run_prints_each_step_with_its_reason_and_sql(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = database_url

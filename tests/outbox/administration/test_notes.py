@@ -64,7 +64,7 @@ def detach_by_job(url: str, partition: str) -> None:
 
 
 @pytest.mark.parametrize("change", [REPLAY, KEEP])
-def test_what_has_to_stay_since_the_plan_was_made_comes_back(
+def test_a_partition_that_must_stay_after_all_is_attached_again(
     change: str, database_url: str, planned: str
 ) -> None:
     execute(database_url, change)
@@ -84,7 +84,7 @@ def test_what_has_to_stay_since_the_plan_was_made_comes_back(
     assert execute(database_url, ROWS) == [(1,)]
 
 
-def test_a_retention_that_is_raised_after_the_detach_is_obeyed(
+def test_a_retention_raised_after_the_detach_is_respected(
     database_url: str, planned: str, doctor: Doctor
 ) -> None:
     detach_by_job(database_url, planned)
@@ -99,7 +99,7 @@ def test_a_retention_that_is_raised_after_the_detach_is_obeyed(
     assert doctor(database_url)[1] == []
 
 
-def test_a_retention_that_is_raised_while_a_detach_waits_is_obeyed(
+def test_a_retention_raised_while_a_detach_waits_is_respected(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -118,7 +118,7 @@ def test_a_retention_that_is_raised_while_a_detach_waits_is_obeyed(
     assert steps(database_url, "finalize", "attach", "drop") == []
 
 
-def test_a_detach_by_hand_of_what_has_not_expired_is_left_to_who_began_it(
+def test_a_manual_detach_of_an_unexpired_partition_is_left_alone(
     database_url: str, doctor: Doctor
 ) -> None:
     young = (
@@ -139,7 +139,7 @@ def test_a_detach_by_hand_of_what_has_not_expired_is_left_to_who_began_it(
     assert any("is half detached" in f["finding"] for f in doctor(database_url)[1])
 
 
-def test_what_may_go_again_has_all_its_patience(
+def test_a_partition_that_expires_again_gets_the_full_grace_period(
     database_url: str, planned: str
 ) -> None:
     execute(
@@ -157,7 +157,7 @@ def test_what_may_go_again_has_all_its_patience(
     assert execute(database_url, young) == [(planned,)]
 
 
-def test_a_note_goes_with_its_table(database_url: str, planned: str) -> None:
+def test_a_note_is_removed_with_its_table(database_url: str, planned: str) -> None:
     execute(database_url, REPLAY)
     upkeep(database_url)
     assert execute(database_url, NOTED) == [(planned,)]

@@ -63,7 +63,7 @@ def test_the_same_as_json(database_url: str, capsys: Capture) -> None:
     assert {"today", "ahead"} <= places
 
 
-def test_a_default_partition_is_shown_with_what_gets_rid_of_it(
+def test_a_default_partition_is_shown_with_the_remedy(
     database_url: str, capsys: Capture
 ) -> None:
     execute(
@@ -98,7 +98,7 @@ def test_a_default_partition_is_shown_with_what_gets_rid_of_it(
         *(("1d", "1d"), ("24h", "1d"), ("36h", "36h"), ("2w", "14d")),
     ],
 )
-def test_how_long_rows_are_kept_is_drawn_in_full(
+def test_the_timeline_shows_the_whole_retention(
     retention: str, shown: str, database_url: str, capsys: Capture
 ) -> None:
     outbox(database_url, capsys, "retention", "set", "message", retention)
@@ -162,7 +162,7 @@ def test_the_policy_is_shown_and_set(database_url: str, capsys: Capture) -> None
         (["job", "1d"], "inbox.job: a message can come back after 6d"),
     ],
 )
-def test_a_policy_that_would_do_harm_is_refused(
+def test_a_dangerous_retention_policy_is_refused(
     database_url: str, capsys: Capture, arguments: list[str], problem: str
 ) -> None:
     before = execute(database_url, "TABLE outbox.partition_policy")
@@ -174,7 +174,7 @@ def test_a_policy_that_would_do_harm_is_refused(
 
 
 @pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
-def test_receipts_and_jobs_may_be_kept_shorter_if_no_message_comes_so_late(
+def test_receipts_and_jobs_may_be_kept_for_less_if_no_message_comes_that_late(
     table: str, database_url: str, capsys: Capture
 ) -> None:
     set_it = ["retention", "--database", database_url, "set", table, "6d"]
@@ -189,7 +189,7 @@ def test_receipts_and_jobs_may_be_kept_shorter_if_no_message_comes_so_late(
 
 
 @pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
-def test_the_minimum_is_that_of_the_defaults_and_the_database_keeps_to_it(
+def test_the_minimum_is_the_defaults_and_the_database_enforces_it(
     table: str, database_url: str
 ) -> None:
     is_it = "SELECT minimum FROM outbox.partition_policy WHERE parent_table = %s"
@@ -201,7 +201,7 @@ def test_the_minimum_is_that_of_the_defaults_and_the_database_keeps_to_it(
 
 
 @pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
-def test_a_minimum_above_the_defaults_is_kept_to(
+def test_a_minimum_above_the_defaults_is_respected(
     table: str, database_url: str, capsys: Capture
 ) -> None:
     told = outbox(
@@ -224,7 +224,7 @@ def test_less_than_a_day_is_refused_by_the_database_too(
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_what_lies_before_all_moments_is_refused_by_the_database_too(
+def test_the_database_refuses_a_moment_before_the_minimum_too(
     table: str, database_url: str
 ) -> None:
     lengthen = "UPDATE outbox.partition_policy SET retention = '36501 days' WHERE"
@@ -243,7 +243,7 @@ def test_the_longest_retention_works(database_url: str, capsys: Capture) -> None
 
 
 @pytest.mark.parametrize("role", ["relay", "application", "consumer", "monitor"])
-def test_upkeep_by_a_role_that_may_not_names_one_that_may(
+def test_upkeep_by_an_unprivileged_role_names_a_privileged_one(
     role: str, database_url: str, capsys: Capture
 ) -> None:
     old_partition(database_url)
@@ -256,7 +256,7 @@ def test_upkeep_by_a_role_that_may_not_names_one_that_may(
     assert len(execute(database_url, EXPIRED)) == 1
 
 
-def test_a_database_without_the_schema_is_told(
+def test_a_database_without_the_schema_is_reported(
     empty_database_url: str, capsys: Capture
 ) -> None:
     for command in ("partitions", "retention", "maintain"):

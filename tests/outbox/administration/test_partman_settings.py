@@ -31,7 +31,7 @@ CHANGES: Final = {
 
 
 @pytest.mark.parametrize("setting", CHANGES)
-def test_what_was_changed_by_hand_is_put_back_and_reported_as_a_failure(
+def test_manual_changes_are_reverted_and_reported_as_a_failure(
     setting: str, database_url: str, doctor: Doctor
 ) -> None:
     before = execute(database_url, CONFIGURATION)
@@ -50,7 +50,7 @@ def test_what_was_changed_by_hand_is_put_back_and_reported_as_a_failure(
     assert doctor(database_url) == (0, [])
 
 
-def test_what_the_policy_changes_is_no_change_by_hand(database_url: str) -> None:
+def test_a_change_by_the_policy_is_not_a_manual_change(database_url: str) -> None:
     execute(
         database_url,
         "UPDATE outbox.partition_policy SET premake = 9, automatic = true",
@@ -62,7 +62,7 @@ def test_what_the_policy_changes_is_no_change_by_hand(database_url: str) -> None
     assert execute(database_url, settings + OF_MESSAGE) == [(9, "on")]
 
 
-def test_an_interval_in_other_words_is_the_same(database_url: str) -> None:
+def test_equal_intervals_may_be_written_differently(database_url: str) -> None:
     execute(database_url, UPDATE.format("partition_interval", "'24:00:00'"))
     execute(database_url, UPDATE.format("partition_interval", "'P1D'"))
 

@@ -90,7 +90,7 @@ class Writers:
 
 
 @pytest.mark.timeout(300)
-def test_writers_relay_and_consumer_go_on_and_migrate_gives_back_what_was_taken(
+def test_writers_relay_and_consumer_go_on_and_migrate_restores_grants(
     versions: tuple[str, str],
     empty_database_url: str,
     tmp_path: Path,

@@ -35,7 +35,9 @@ def mend(url: str, doctor: Doctor) -> None:
 
 
 @pytest.mark.parametrize("broken", sorted(BROKEN.keys() - OTHERWISE))
-def test_what_is_pasted_mends(broken: str, database_url: str, doctor: Doctor) -> None:
+def test_the_printed_remedy_repairs_it(
+    broken: str, database_url: str, doctor: Doctor
+) -> None:
     execute(database_url, BROKEN[broken][0])
     assert doctor(database_url)[1] != []
 
@@ -45,7 +47,7 @@ def test_what_is_pasted_mends(broken: str, database_url: str, doctor: Doctor) ->
     execute(database_url, "CALL outbox.maintain()")
 
 
-def test_a_reader_that_is_far_behind_is_looked_for(
+def test_the_remedy_for_a_lagging_replication_slot_works(
     database_url: str, doctor: Doctor
 ) -> None:
     execute(database_url, BROKEN["the reader of a replication slot is far behind"][0])
@@ -53,7 +55,7 @@ def test_a_reader_that_is_far_behind_is_looked_for(
     mend(database_url, doctor)
 
 
-def test_a_row_of_a_default_partition_comes_into_its_day(
+def test_a_row_of_a_default_partition_moves_to_its_day(
     database_url: str, doctor: Doctor
 ) -> None:
     execute(
@@ -69,7 +71,7 @@ def test_a_row_of_a_default_partition_comes_into_its_day(
 
 
 @pytest.mark.parametrize("days", [-300, 8, 300])
-def test_a_row_of_a_day_that_the_policy_does_not_want_comes_into_one(
+def test_a_row_older_than_the_policy_gets_a_partition(
     days: int, database_url: str, doctor: Doctor
 ) -> None:
     execute(database_url, BROKEN["there is a DEFAULT partition"][0])
@@ -98,7 +100,7 @@ def add_in(url: str, days: int) -> None:
     )
 
 
-def test_a_transaction_that_stays_open_is_ended(
+def test_a_transaction_that_stays_open_is_terminated(
     database_url: str, doctor: Doctor
 ) -> None:
     execute(
@@ -161,7 +163,9 @@ def held(url: str, doctor: Doctor) -> Any:
     return found
 
 
-def test_what_holds_a_partition_is_shown(database_url: str, doctor: Doctor) -> None:
+def test_the_rows_that_hold_a_partition_are_shown(
+    database_url: str, doctor: Doctor
+) -> None:
     old_partition(database_url)
     add_old(database_url)
 
@@ -200,7 +204,7 @@ def test_a_condition_that_cannot_be_run_is_shown(
     assert shown == "nothing IS NULL\n"
 
 
-def test_what_should_be_gone_for_hours_says_who_is_in_the_way(
+def test_an_overdue_partition_is_reported_with_the_blocking_session(
     database_url: str, doctor: Doctor
 ) -> None:
     old_partition(database_url)

@@ -75,7 +75,7 @@ def maintain(url: str) -> None:
 
 
 @pytest.mark.parametrize("days", [9, 20])
-def test_a_clock_that_jumps_ahead_drops_nothing_and_a_duplicate_stays_one(
+def test_a_clock_that_jumps_ahead_drops_nothing_and_handles_nothing_twice(
     days: int, url: str, clock: ServerClock, ask: Ask
 ) -> None:
     message_id = uuid7()
@@ -115,7 +115,7 @@ def test_a_refused_run_is_recorded_as_a_failure_and_not_as_a_success(
     assert execute(url, record) == [(execute(url, record)[0][0], None, None)]
 
 
-def test_what_an_accepted_wrong_clock_dropped_is_too_old_and_never_new(
+def test_a_message_of_partitions_dropped_by_a_wrong_clock_is_too_old(
     url: str, clock: ServerClock
 ) -> None:
     handled = uuid7()
@@ -138,7 +138,7 @@ def test_what_an_accepted_wrong_clock_dropped_is_too_old_and_never_new(
     execute(url, ADD)
 
 
-def test_jobs_of_a_time_that_was_dropped_are_not_queued_again(
+def test_jobs_of_dropped_partitions_are_not_queued_again(
     url: str, clock: ServerClock
 ) -> None:
     queue = (
@@ -158,7 +158,7 @@ def test_jobs_of_a_time_that_was_dropped_are_not_queued_again(
     execute(url, queue, [uuid7()])
 
 
-def test_a_clock_that_went_back_is_refused_until_somebody_accepts_it(
+def test_a_clock_set_back_stops_the_upkeep_until_it_is_accepted(
     url: str, clock: ServerClock, ask: Ask
 ) -> None:
     clock.jump(2)
@@ -176,7 +176,7 @@ def test_a_clock_that_went_back_is_refused_until_somebody_accepts_it(
     maintain(url)
 
 
-def test_after_three_months_without_a_service_rows_are_taken_and_the_way_on_is_named(
+def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_named(
     url: str, clock: ServerClock, ask: Ask
 ) -> None:
     unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
@@ -199,7 +199,7 @@ def test_after_three_months_without_a_service_rows_are_taken_and_the_way_on_is_n
     assert execute(url, f"{plan} AND step <> 'trim'") == []
 
 
-async def test_a_relay_that_was_off_for_longer_than_the_retention_publishes_all(
+async def test_a_relay_stopped_for_longer_than_the_retention_publishes_all(
     running: tuple[PostgresServer, ServerClock],
 ) -> None:
     server, clock = running
@@ -259,7 +259,7 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
     assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
 
 
-def test_an_id_from_before_the_retention_is_too_old_whatever_was_dropped(
+def test_an_id_older_than_the_retention_is_too_old_even_if_nothing_was_dropped(
     url: str,
 ) -> None:
     with pytest.raises(MessageTooOldError, match="no longer has a partition"):

@@ -50,7 +50,7 @@ def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
         assert not any("DELETE FROM cron.job" in f["remedy"] for f in findings)
 
 
-def test_after_a_failover_the_upkeep_of_before_is_not_taken_for_one_of_here(
+def test_after_a_failover_the_old_primarys_upkeep_does_not_count(
     private_server: PostgresServer, doctor: Doctor
 ) -> None:
     url = private_server.url

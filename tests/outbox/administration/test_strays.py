@@ -8,7 +8,7 @@ from tests.fixtures.relay import execute
 from tests.outbox.administration.test_detach import leave_detached
 
 
-def test_a_partition_that_is_noted_nowhere_is_attached(
+def test_a_partition_without_a_note_is_attached(
     database_url: str, doctor: Doctor
 ) -> None:
     name = leave_detached(database_url)
@@ -30,7 +30,7 @@ def test_a_partition_that_is_noted_nowhere_is_attached(
 
 @pytest.mark.parametrize("concurrently", ["", " CONCURRENTLY"])
 @pytest.mark.parametrize("interval", ["hourly", "daily", "weekly"])
-def test_what_was_detached_by_hand_gets_its_bounds_back(
+def test_a_manually_detached_partition_gets_its_bounds_back(
     interval: str, concurrently: str, database_url: str, doctor: Doctor
 ) -> None:
     paste(
@@ -72,7 +72,9 @@ def test_an_old_week_is_attached_though_the_policy_wants_days(
     assert execute(database_url, "SELECT count(*) FROM outbox.message") == [(1,)]
 
 
-def test_tables_of_others_are_no_partitions(database_url: str, doctor: Doctor) -> None:
+def test_foreign_tables_are_not_treated_as_partitions(
+    database_url: str, doctor: Doctor
+) -> None:
     for name, columns in {
         "outbox.message_p20269999": "(LIKE outbox.message)",
         "outbox.message_p20260101_backup": "(LIKE outbox.message)",

@@ -89,7 +89,7 @@ def test_a_foreign_session_with_the_lock_of_the_upkeep_makes_the_run_fail_by_nam
     assert execute(database_url, RECORD) == [(True, None)]
 
 
-def test_the_command_that_gives_way_does_not_fail(
+def test_the_command_that_yields_does_not_fail(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old_partition(database_url)
@@ -104,7 +104,9 @@ def test_the_command_that_gives_way_does_not_fail(
     assert "nothing is wrong" in told
 
 
-def test_two_fallbacks_at_once_take_all_between_them(database_url: str) -> None:
+def test_two_concurrent_fallbacks_drop_all_expired_partitions(
+    database_url: str,
+) -> None:
     for days in range(20, 26):
         old_partition(database_url, days)
     failures: list[BaseException] = []
@@ -126,7 +128,7 @@ def test_two_fallbacks_at_once_take_all_between_them(database_url: str) -> None:
     assert execute(database_url, EXPIRED) == []
 
 
-def test_a_detach_of_the_command_is_known_whatever_its_url_calls_the_application(
+def test_the_commands_detach_is_recognized_despite_another_application_name(
     database_url: str,
 ) -> None:
     old_partition(database_url)
@@ -144,7 +146,9 @@ def test_a_detach_of_the_command_is_known_whatever_its_url_calls_the_application
     assert execute(database_url, EXPIRED) == []
 
 
-def test_two_that_make_the_same_days_do_not_fail(database_url: str) -> None:
+def test_two_upkeeps_that_make_the_same_partitions_do_not_fail(
+    database_url: str,
+) -> None:
     ahead = (
         "SELECT partition::text FROM outbox.partitions('outbox.message')"
         " WHERE starts_at > now() + 3 * interval '24 hours'"

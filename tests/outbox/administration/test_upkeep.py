@@ -84,7 +84,7 @@ def test_a_new_schema_has_a_week_ahead_no_default_and_no_gap(upkeep: Upkeep) -> 
     assert health == [(table, True, True, 0, 0, 0, 0, 1) for table in TABLES]
 
 
-def test_bounds_are_midnights_in_utc_whatever_the_server_s_time_zone(
+def test_bounds_are_utc_midnights_whatever_the_servers_time_zone(
     server: PostgresServer, empty_database_url: str, template: Template
 ) -> None:
     name = empty_database_url.rpartition("/")[2].partition("?")[0]
@@ -117,7 +117,7 @@ def test_upkeep_that_has_nothing_to_do_changes_nothing(upkeep: Upkeep) -> None:
     assert upkeep.heard == []
 
 
-def test_a_day_that_is_missing_ahead_is_made(database_url: str, upkeep: Upkeep) -> None:
+def test_a_missing_future_partition_is_made(database_url: str, upkeep: Upkeep) -> None:
     for days in (3, 7):
         ((partition,),) = execute(
             database_url,
@@ -136,7 +136,7 @@ def test_a_day_that_is_missing_ahead_is_made(database_url: str, upkeep: Upkeep) 
     ) == [(7, 0)]
 
 
-def test_a_day_whose_name_is_taken_fails_the_run(
+def test_a_partition_whose_name_is_taken_fails_the_run(
     database_url: str, upkeep: Upkeep
 ) -> None:
     day = "date_trunc('day', now(), 'UTC') + interval '168 hours'"
@@ -148,7 +148,7 @@ def test_a_day_whose_name_is_taken_fails_the_run(
         upkeep.run()
 
 
-def test_as_many_days_as_the_policy_says_are_made_ahead(
+def test_as_many_partitions_as_the_policy_says_are_premade(
     database_url: str, upkeep: Upkeep
 ) -> None:
     execute(database_url, "UPDATE outbox.partition_policy SET premake = 10")
@@ -169,7 +169,7 @@ def test_an_expired_day_is_dropped(database_url: str, upkeep: Upkeep) -> None:
     assert upkeep.heard == []
 
 
-def test_a_day_with_an_unsettled_row_stays_and_says_so_until_it_is_settled(
+def test_a_partition_with_an_unsettled_row_is_kept_and_reported_until_settled(
     database_url: str, upkeep: Upkeep
 ) -> None:
     for days in (20, 25):
@@ -189,7 +189,7 @@ def test_a_day_with_an_unsettled_row_stays_and_says_so_until_it_is_settled(
     assert len(upkeep.heard) == 1
 
 
-def test_a_day_that_somebody_reads_is_dropped_later_and_stalls_no_writer(
+def test_a_partition_in_use_is_dropped_later_and_stalls_no_writer(
     database_url: str, upkeep: Upkeep
 ) -> None:
     old_partition(database_url)
@@ -210,7 +210,7 @@ def test_a_day_that_somebody_reads_is_dropped_later_and_stalls_no_writer(
     assert expired(upkeep) == 0
 
 
-def test_trouble_with_one_table_does_not_keep_the_others_from_upkeep(
+def test_a_failure_of_one_table_does_not_stop_the_upkeep_of_others(
     database_url: str, upkeep: Upkeep
 ) -> None:
     old_partition(database_url)
@@ -227,7 +227,7 @@ def test_trouble_with_one_table_does_not_keep_the_others_from_upkeep(
     assert expired(upkeep) == 0
 
 
-def test_days_ahead_stay_made_when_retention_fails_in_the_same_run(
+def test_premade_partitions_are_kept_when_retention_fails_in_the_same_run(
     database_url: str, upkeep: Upkeep
 ) -> None:
     ((ahead,),) = execute(

@@ -41,7 +41,7 @@ def ask(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[Any]]:
 @pytest.mark.parametrize(
     "call", ["CALL outbox.maintain()", "CALL outbox.maintain(patience => '6 hours')"]
 )
-def test_a_job_s_statement_is_noted(call: str, database_url: str) -> None:
+def test_a_jobs_statement_is_recorded(call: str, database_url: str) -> None:
     assert execute(database_url, FRESH) == [(None,)]
 
     with acting_as(database_url, "pillarbox_maintainer") as maintainer:
@@ -66,7 +66,7 @@ def test_the_command_is_noted_and_the_doctor_finds_nothing_more(
     assert ask(monitor, capsys) == (4, [])
 
 
-def test_a_run_that_failed_is_not(
+def test_a_failed_run_is_not_recorded_as_success(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["maintain", "--database", database_url]) == 0
@@ -88,7 +88,7 @@ def test_a_run_that_failed_is_not(
     ("last", "said"),
     [("now()", "last succeeded at 2"), ("NULL", "has never succeeded")],
 )
-def test_what_is_hours_ago_or_never_is_an_error_until_it_runs(
+def test_an_upkeep_that_ran_hours_ago_or_never_is_an_error(
     last: str, said: str, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, LONG_AGO.format(last))
@@ -101,7 +101,7 @@ def test_what_is_hours_ago_or_never_is_an_error_until_it_runs(
     assert ask(database_url, capsys) == (0, [])
 
 
-def test_who_deleted_the_note_hears_that_it_never_succeeded(
+def test_without_its_note_the_upkeep_counts_as_never_run(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     execute(database_url, "DELETE FROM outbox.upkeep")
@@ -113,7 +113,7 @@ def test_who_deleted_the_note_hears_that_it_never_succeeded(
     assert ask(database_url, capsys) == (0, [])
 
 
-def test_where_there_is_no_pg_cron_any_scheduler_will_do(
+def test_without_pg_cron_any_scheduler_can_run_the_upkeep(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with postgres_server(
@@ -129,7 +129,7 @@ def test_where_there_is_no_pg_cron_any_scheduler_will_do(
         assert ask(bare.url, capsys) == (0, [])
 
 
-def test_pg_cron_may_be_here_for_others_and_drive_nothing_of_ours(
+def test_pg_cron_may_be_installed_without_running_our_jobs(
     private_server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = private_server.url

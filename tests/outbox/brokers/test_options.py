@@ -80,7 +80,7 @@ def values(form: Any) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("broker", BROKERS)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_what_is_printed_is_read_again(broker: str, data: st.DataObject) -> None:
+def test_printed_options_are_parsed_again(broker: str, data: st.DataObject) -> None:
     kind = BROKERS[broker]
     given_values = {
         name: data.draw(values(form), name)
@@ -98,7 +98,7 @@ def test_what_is_printed_is_read_again(broker: str, data: st.DataObject) -> None
 @pytest.mark.parametrize("broker", BROKERS)
 @settings(max_examples=30)
 @given(text=st.text(max_size=20))
-def test_a_value_is_read_or_refused_by_its_name(broker: str, text: str) -> None:
+def test_an_invalid_value_is_refused_by_name(broker: str, text: str) -> None:
     kind = BROKERS[broker]
     for name in declared(kind):
         try:
@@ -116,7 +116,7 @@ async def test_one_url_serves_the_relay_and_the_consumer(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ONE_URL)
 @pytest.mark.parametrize("group", ["relay.publishers", "inbox.sources"])
-async def test_an_unknown_option_is_named_with_those_that_there_are(
+async def test_the_error_for_an_unknown_option_lists_the_known_ones(
     scheme: str, group: str
 ) -> None:
     url = ONE_URL[scheme]

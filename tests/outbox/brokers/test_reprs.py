@@ -80,7 +80,7 @@ def holds_a_url(kind: type[Any]) -> bool:
     )
 
 
-def test_every_settings_class_is_looked_at() -> None:
+def test_every_settings_class_is_tested() -> None:
     kinds = all_dataclasses()
     assert len(kinds) > 50
     assert {kind for kind in kinds if holds_a_url(kind)} == SETTINGS.keys()
@@ -97,7 +97,7 @@ def test_settings_show_no_password(kind: type[object]) -> None:
 
 
 @pytest.mark.parametrize("scheme", URLS)
-def test_publishers_and_sources_show_no_password(scheme: str) -> None:
+def test_publishers_and_sources_hide_passwords(scheme: str) -> None:
     for entry in entry_points(group="relay.publishers", name=scheme):
         publisher = entry.load().from_url(URLS[scheme])
         assert SECRET not in f"{publisher!r} {publisher}"
@@ -106,7 +106,7 @@ def test_publishers_and_sources_show_no_password(scheme: str) -> None:
         assert SECRET not in f"{source!r} {source}"
 
 
-def test_every_scheme_is_looked_at() -> None:
+def test_every_scheme_is_tested() -> None:
     groups = ("relay.publishers", "inbox.sources")
     names = {entry.name for group in groups for entry in entry_points(group=group)}
     assert names <= URLS.keys()

@@ -78,7 +78,7 @@ def refusals(scheme: str, read: Callable[[str], object]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("scheme", _PUBLISHERS)
-async def test_a_publisher_refuses_it_in_words_without_its_password(
+async def test_the_error_of_a_publisher_hides_its_password(
     scheme: str,
 ) -> None:
     found = implementation("relay.publishers", f"{scheme}:")
@@ -88,7 +88,7 @@ async def test_a_publisher_refuses_it_in_words_without_its_password(
 
 
 @pytest.mark.parametrize("scheme", _SOURCES)
-async def test_a_source_refuses_it_in_words_without_its_password(scheme: str) -> None:
+async def test_the_error_of_a_source_hides_its_password(scheme: str) -> None:
     found = implementation("inbox.sources", f"{scheme}:")
     make = partial(found.from_url, consumer="billing", topics=["orders"])
     said = list(refusals(scheme, make))
@@ -97,7 +97,7 @@ async def test_a_source_refuses_it_in_words_without_its_password(scheme: str) ->
 
 
 @pytest.mark.parametrize("read", [conninfo, sqlalchemy_url])
-def test_a_database_refuses_it_in_words_without_its_password(
+def test_the_error_of_a_database_hides_its_password(
     read: Callable[[str], str],
 ) -> None:
     said = list(refusals("postgresql", read))
@@ -130,5 +130,5 @@ def test_an_address_that_cannot_be_read_is_named(address: str) -> None:
         ("", ""),
     ],
 )
-def test_what_is_printed_has_no_password(url: str, printed: str) -> None:
+def test_the_output_contains_no_password(url: str, printed: str) -> None:
     assert without_password(url) == printed

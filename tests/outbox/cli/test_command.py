@@ -33,7 +33,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(f"{VARIABLE}_FILE", raising=False)
 
 
-def test_the_option_goes_before_the_variable_and_that_before_the_file(
+def test_the_option_overrides_the_variable_and_the_variable_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "url"
@@ -45,13 +45,13 @@ def test_the_option_goes_before_the_variable_and_that_before_the_file(
     assert url_of("postgresql://option", "database", VARIABLE) == "postgresql://option"
 
 
-def test_without_any_the_error_names_all_three() -> None:
+def test_the_error_for_a_missing_url_names_all_three_ways() -> None:
     with pytest.raises(ConfigError, match=f"--database URL.*{VARIABLE}.*_FILE"):
         url_of(None, "database", VARIABLE)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_is_missing_or_no_text_is_named_but_not_shown(
+def test_a_missing_or_binary_file_is_named_but_not_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None
 ) -> None:
     file = tmp_path / "url"
@@ -150,7 +150,7 @@ WITHOUT_REPORT = {
 }
 
 
-def test_an_option_counts_more_than_its_variable(
+def test_an_option_overrides_its_environment_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PILLARBOX_RELAY_BATCH_SIZE", "0")
@@ -162,7 +162,7 @@ def test_an_option_counts_more_than_its_variable(
 
 
 @pytest.mark.parametrize("value", ["10", "soon", "5 m", "30m1h"])
-def test_a_bad_duration_is_answered_with_option_value_and_forms(
+def test_the_error_for_an_invalid_duration_names_option_value_and_formats(
     value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["relay", "--lease", value]) == 2
@@ -181,7 +181,7 @@ def test_a_url_in_the_wrong_place_is_shown_without_its_password(
     assert "(postgresql://***@db/app)" in line
 
 
-def test_a_command_that_does_not_exist_is_answered_with_one_that_does(
+def test_the_error_for_an_unknown_command_suggests_a_known_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["partition"]) == 2
@@ -214,7 +214,7 @@ def test_the_log_level_may_stand_before_the_command_and_after_it(
     assert chosen == [expected]
 
 
-def test_logs_are_json_where_that_is_asked_for() -> None:
+def test_logs_are_json_on_request() -> None:
     program = (
         "import logging\n"
         "from outbox.cli.command import command, new_app\n"
@@ -237,7 +237,7 @@ def test_logs_are_json_where_that_is_asked_for() -> None:
     assert (record["level"], record["event"]) == ("WARNING", "E")
 
 
-def test_a_pipe_that_is_closed_ends_a_command_without_a_word() -> None:
+def test_a_closed_pipe_ends_a_command_silently() -> None:
     line = shlex.join(command_line("pillarbox", "relay", "--help"))
     done = subprocess.run(
         ["bash", "-c", f"{line} | true; echo ${{PIPESTATUS[0]}}"],
@@ -248,7 +248,7 @@ def test_a_pipe_that_is_closed_ends_a_command_without_a_word() -> None:
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
-def test_help_loads_no_broker_and_no_command_of_another_kind() -> None:
+def test_help_loads_no_broker_and_no_other_command() -> None:
     program = (
         "import sys\n"
         "from outbox.cli.main import main\n"
@@ -306,7 +306,7 @@ def test_bash_completes_commands_options_and_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["outbox", "relay", "inbox"])
-def test_a_package_of_the_applications_that_hides_ours_is_named(
+def test_an_application_package_that_shadows_ours_is_named(
     name: str, tmp_path: Path
 ) -> None:
     theirs = tmp_path / name

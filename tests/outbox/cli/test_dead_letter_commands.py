@@ -85,7 +85,7 @@ def fill(side: Side) -> None:
     ],
     ids=" ".join,
 )
-def test_list_shows_what_meets_the_filters_the_newest_first(
+def test_list_shows_what_matches_the_filters_newest_first(
     side: Side, filters: list[str], found: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(side)
@@ -124,7 +124,7 @@ def test_the_monitor_lists_and_reads_no_payload(
     )
 
 
-def test_show_gives_everything_that_was_kept(
+def test_show_prints_everything_that_was_stored(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (id,) = give_up(
@@ -150,7 +150,7 @@ def nested(levels: int) -> str:
 @pytest.mark.parametrize(
     "deep", [DEEP, nested(101)], ids=["too deep for Python", "too deep to be indented"]
 )
-def test_show_gives_what_is_nested_too_deep_as_text(
+def test_show_prints_too_deeply_nested_payloads_as_text(
     deep: str, side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = Message("t", deep.encode(), content_type="application/json")
@@ -164,7 +164,7 @@ def test_show_gives_what_is_nested_too_deep_as_text(
     assert b64decode(shown["payload_base64"]) == deep.encode()
 
 
-def test_show_gives_what_is_nested_less_deep_as_json(
+def test_show_prints_moderately_nested_payloads_as_json(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deep = nested(100)
@@ -176,14 +176,14 @@ def test_show_gives_what_is_nested_less_deep_as_json(
     assert json.dumps(shown["headers"]) == json.dumps(shown["payload_json"]) == deep
 
 
-def test_what_is_not_there_can_not_be_shown(
+def test_an_unknown_id_cannot_be_shown(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert side.run("show", NOBODY) == 2
     assert f"not found in {side.schema}.dead_letter" in capsys.readouterr().err
 
 
-def test_export_gives_a_line_of_json_for_each_the_oldest_first(
+def test_export_prints_one_json_line_each_oldest_first(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(side)
@@ -220,7 +220,7 @@ def test_discard_keeps_the_reason_and_who_decided(
     ]
 
 
-def test_a_discarded_message_that_comes_again_is_known(database_url: str) -> None:
+def test_a_redelivered_discarded_message_is_recognized(database_url: str) -> None:
     message = Message("orders", b"")
     give_up(database_url, message, schema="inbox")
     give_up(database_url, message, schema="inbox", message_id="sha256:00")
@@ -246,7 +246,7 @@ def test_a_discarded_message_that_comes_again_is_known(database_url: str) -> Non
     ],
     ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else None,
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_values_are_refused(
     side: Side, argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert side.run(*argv) == 2
@@ -269,7 +269,7 @@ SECOND = "0b0ebbbb-0000-4000-8000-000000000002"
 @pytest.mark.parametrize(
     "typed", [FIRST, "0b0eaaaa", "0B0EA", "0b0eaaaa-0000-", FIRST.replace("-", "")]
 )
-def test_show_takes_the_first_digits_of_an_id(
+def test_show_accepts_an_id_prefix(
     side: Side, typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_ids(side, FIRST, SECOND)
@@ -279,7 +279,7 @@ def test_show_takes_the_first_digits_of_an_id(
     assert json.loads(capsys.readouterr().out)["id"] == FIRST
 
 
-def test_digits_with_which_several_ids_begin_are_refused_and_the_ids_named(
+def test_an_ambiguous_id_prefix_is_refused_and_the_ids_named(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_ids(side, FIRST, SECOND)
@@ -292,7 +292,7 @@ def test_digits_with_which_several_ids_begin_are_refused_and_the_ids_named(
     assert [state for state, *_ in states(side.url, side.schema)] == ["PENDING"] * 2
 
 
-def test_discard_takes_the_first_digits_of_ids(
+def test_discard_accepts_id_prefixes(
     side: Side, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_ids(side, FIRST, SECOND)
@@ -303,7 +303,7 @@ def test_discard_takes_the_first_digits_of_ids(
 
 
 @pytest.mark.parametrize("typed", ["0b0", "", "0b0eg", "-0b0e", "0b--0e", FIRST + "0"])
-def test_what_cannot_begin_an_id_is_refused(
+def test_an_invalid_id_prefix_is_refused(
     side: Side, typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert side.run("show", "--", typed) == 2
@@ -321,7 +321,7 @@ def fill_both(url: str) -> list[str]:
     return [str(ours), str(theirs)]
 
 
-def test_without_a_side_both_are_one_list_the_newest_first(
+def test_without_a_side_both_form_one_list_newest_first(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_both(database_url)
@@ -362,7 +362,7 @@ def test_discard_means_both_sides(
         assert {status for status, *_ in states(database_url, schema)} == {"DISCARDED"}
 
 
-def test_a_role_that_may_see_one_side_is_told_how_to_ask_for_it(
+def test_the_error_for_a_role_that_sees_one_side_says_how_to_select_it(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     relay = as_role(database_url, "pillarbox_relay")
@@ -371,7 +371,7 @@ def test_a_role_that_may_see_one_side_is_told_how_to_ask_for_it(
     assert run(relay, "list", "--side=outbox") == 0
 
 
-def test_a_retry_leaves_out_the_side_for_which_it_has_nothing_and_says_why(
+def test_a_retry_skips_a_side_that_it_cannot_retry_and_says_why(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill_both(database_url)
@@ -389,7 +389,7 @@ def test_a_retry_leaves_out_the_side_for_which_it_has_nothing_and_says_why(
     assert [status for status, *_ in states(database_url, "inbox")] == ["PENDING"]
 
 
-def test_both_sides_are_retried_where_both_means_are_given(
+def test_both_sides_are_retried_if_both_are_configured(
     database_url: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

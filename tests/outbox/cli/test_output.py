@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_how_much_is_done() -> None:
+def test_a_terminal_shows_the_progress() -> None:
     terminal = Terminal()
     with progress(4, terminal) as show:
         show(1, {"succeeded": 1})
@@ -28,7 +28,7 @@ def test_a_terminal_sees_how_much_is_done() -> None:
 
 
 @pytest.mark.parametrize(("output", "total"), [(io.StringIO, 1), (Terminal, 0)])
-def test_a_file_sees_no_bar_nor_is_there_one_for_nothing(
+def test_there_is_no_progress_bar_in_a_file_or_for_no_work(
     output: type[io.StringIO], total: int
 ) -> None:
     file = output()
@@ -52,7 +52,7 @@ def test_a_table_in_a_pipe_has_a_whole_line_for_each_row(
     assert {row.index(row.split()[-1]) for row in rows} == {head.index("n", 1)}
 
 
-def test_what_looks_like_markup_in_a_row_is_printed_as_it_is(
+def test_markup_in_a_row_is_printed_literally(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_table(["key"], [["[red]k[/red] :smile: \x1b[31m"]])
@@ -72,12 +72,12 @@ def test_a_table_on_a_terminal_folds_what_does_not_fit(
     assert "".join(rows).count("y") == 60
 
 
-def test_what_a_terminal_would_obey_is_escaped() -> None:
+def test_control_sequences_are_escaped() -> None:
     assert printable("\x1b[31mred\x07\u202e") == "\\x1b[31mred\\x07\\u202e"
     assert printable("C1 \x9b2J") == "C1 \\x9b2J"
     assert printable("one\r\ntwo\u2028three") == "one\\r\\ntwo\\u2028three"
     assert printable("ä 中 🏳") == "ä 中 🏳"
 
 
-def test_lines_of_a_text_stay_if_asked_for() -> None:
+def test_line_breaks_are_kept_on_request() -> None:
     assert printable("one\n\ttwo\r\x1b", lines=True) == "one\n\ttwo\\r\\x1b"

@@ -22,11 +22,11 @@ SOUND = to_fields(Message("orders", b"body", key="k"))
 
 
 @given(MESSAGES)
-def test_a_message_survives_the_wire(message: Message) -> None:
+def test_a_message_survives_the_transport(message: Message) -> None:
     assert from_fields(to_fields(message)) == message
 
 
-def test_the_fields_are_named_for_what_they_hold() -> None:
+def test_a_message_becomes_named_fields() -> None:
     message = Message("t", b"body", key="k", tenant="x", headers={"trace": "1"})
     assert to_fields(message) == {
         b"id": str(message.id).encode(),
@@ -66,9 +66,7 @@ def test_a_missing_field_is_named(name: bytes) -> None:
         (b"topic", "ä".encode() * 1025),
     ],
 )
-def test_a_field_that_is_not_what_it_should_be_is_named(
-    name: bytes, value: bytes
-) -> None:
+def test_an_invalid_field_is_named(name: bytes, value: bytes) -> None:
     field = "headers" if name.startswith(b"h:") else name.decode()
     with pytest.raises(InvalidMessageError, match=f"message {field} "):
         from_fields({**SOUND, name: value})

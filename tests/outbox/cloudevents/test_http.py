@@ -27,7 +27,7 @@ def test_attributes_are_percent_encoded_as_the_http_binding_says() -> None:
     assert headers["ce-partitionkey"] == encoded
 
 
-def test_what_http_can_say_is_left_as_it_is() -> None:
+def test_text_that_http_can_carry_is_unchanged() -> None:
     message = full_message("orders.placed/eu:1")
     headers, arrived = there_and_back(message)
     assert headers["ce-type"] == "orders.placed/eu:1"
@@ -58,7 +58,7 @@ def test_any_text_survives_as_key_value_and_name(text: str) -> None:
         "X-Forwarded-For",
     ],
 )
-def test_a_name_that_http_has_for_itself_goes_under_another(name: str) -> None:
+def test_a_header_name_reserved_by_http_is_renamed(name: str) -> None:
     message = Message("t", b"", headers={name: "mine"})
     headers, arrived = there_and_back(message)
     sent = {n.lower(): value for n, value in headers.items()}
@@ -115,13 +115,13 @@ def test_the_headers_of_an_encoded_payload_are_sent() -> None:
     assert dict(arrived.headers) == kept
 
 
-def test_names_that_differ_in_their_case_only_stay_two() -> None:
+def test_names_that_differ_only_in_case_stay_distinct() -> None:
     message = Message("t", b"", headers={"X-A": "1", "x-a": "2", " a": "3", " A": "4"})
     _, arrived = there_and_back(message)
     assert differences(message, arrived) == {}
 
 
-def test_headers_that_the_way_adds_are_not_the_messages() -> None:
+def test_headers_added_in_transit_are_not_the_messages() -> None:
     headers = to_request(Message("t", b"", headers={"x": "1"}))
     headers |= {
         "host": "h",
@@ -132,12 +132,12 @@ def test_headers_that_the_way_adds_are_not_the_messages() -> None:
     assert from_request(headers, b"").headers == {"x": "1"}
 
 
-def test_the_context_of_a_trace_that_a_proxy_began_is_taken_up() -> None:
+def test_a_trace_context_started_by_a_proxy_is_continued() -> None:
     headers = to_request(Message("t", b"")) | {"traceparent": "00-1-2-01"}
     assert from_request(headers, b"").headers == {"traceparent": "00-1-2-01"}
 
 
-def test_a_header_that_got_lost_on_the_way_is_told() -> None:
+def test_a_header_lost_on_the_way_is_reported() -> None:
     headers = to_request(Message("t", b"", headers={"x_own": "1"}))
     del headers["x_own"]
     with pytest.raises(InvalidMessageError, match="'x_own': is listed in pillarbox"):
@@ -149,13 +149,13 @@ def test_an_attribute_may_be_a_quoted_string() -> None:
     assert from_request(headers, b"").key == 'a"b c'
 
 
-def test_what_is_no_utf8_is_told() -> None:
+def test_invalid_utf8_is_reported() -> None:
     headers = to_request(Message("t", b"")) | {"ce-partitionkey": "%FF"}
     with pytest.raises(InvalidMessageError, match="isn't percent-encoded UTF-8"):
         from_request(headers, b"")
 
 
 @pytest.mark.parametrize("content_type", ["a/b\r\nx: y", "ä/b", " a/b"])
-def test_a_content_type_that_http_can_not_say_is_refused(content_type: str) -> None:
+def test_a_content_type_that_http_cannot_carry_is_refused(content_type: str) -> None:
     with pytest.raises(InvalidMessageError, match="isn't printable ASCII"):
         to_request(Message("t", b"", content_type=content_type))

@@ -11,7 +11,7 @@ from outbox.cloudevents.raw_text import bytes_of, payload_of, storable, text_of
 
 
 @given(st.binary() | st.text().map(str.encode))
-def test_bytes_come_back_out_of_the_text(data: bytes) -> None:
+def test_bytes_are_recovered_from_the_text(data: bytes) -> None:
     text = text_of(data)
     assert bytes_of(text) == data
     assert "\0" not in text
@@ -22,7 +22,7 @@ def test_text_stays_readable(text: str) -> None:
     assert text_of(text.encode()) == text
 
 
-def test_what_looks_like_bytes_in_base64_is_told_from_them() -> None:
+def test_text_that_looks_like_base64_is_distinguished_from_bytes() -> None:
     bytes_in_base64 = text_of(b"\xff")
     assert bytes_in_base64 == "data:;base64,/w=="
     assert text_of(bytes_in_base64.encode()) != bytes_in_base64
@@ -39,14 +39,14 @@ def test_fields_without_a_payload_are_the_payload() -> None:
     assert foreign.headers == found
 
 
-def test_a_payload_stays_byte_for_byte_whatever_is_beside_it() -> None:
+def test_a_payload_is_kept_byte_for_byte_whatever_the_other_fields() -> None:
     foreign = unreadable_from_fields("orders", {b"payload": b"\xff", b"id": b"\xfe"})
     assert foreign.payload == b"\xff"
     assert foreign.headers == {"id": text_of(b"\xfe")}
 
 
 @given(st.text(st.characters() | st.sampled_from("\0\ud800")))
-def test_any_text_can_be_stored_and_what_postgresql_takes_stays_as_it_is(
+def test_any_text_can_be_stored_and_valid_text_stays_unchanged(
     text: str,
 ) -> None:
     stored = storable(text)
@@ -56,5 +56,5 @@ def test_any_text_can_be_stored_and_what_postgresql_takes_stays_as_it_is(
     assert (stored == text) is sound
 
 
-def test_what_is_stored_instead_can_be_read() -> None:
+def test_escaped_text_is_readable() -> None:
     assert storable("no\0such \ud800") == r"no\0such \ud800"

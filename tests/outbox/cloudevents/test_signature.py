@@ -34,7 +34,7 @@ def test_the_signature_is_that_of_the_published_example() -> None:
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_a_genuine_request_is_told_by_any_of_the_secrets() -> None:
+def test_a_request_signed_with_any_of_the_secrets_is_authentic() -> None:
     both = Verifier([OTHER, SECRET])
     assert both.verify(signed(SECRET), BODY) == ID
     assert both.verify(signed(OTHER), BODY) == ID
@@ -76,7 +76,9 @@ def test_a_changed_body_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("age", "said"), [(400, "old"), (-400, "ahead")])
-def test_a_request_of_another_time_is_refused(age: float, said: str) -> None:
+def test_a_request_with_an_old_or_future_timestamp_is_refused(
+    age: float, said: str
+) -> None:
     request = signed(SECRET, age=age)
     with pytest.raises(InvalidSignatureError, match=said):
         Verifier([SECRET]).verify(request, BODY)
@@ -84,13 +86,13 @@ def test_a_request_of_another_time_is_refused(age: float, said: str) -> None:
     assert patient.verify(request, BODY) == ID
 
 
-def test_a_message_comes_out_of_a_genuine_request() -> None:
+def test_an_authentic_request_gives_its_message() -> None:
     message = Message("orders", b"1", key="a b", headers={"x": "1"})
     headers = to_request(message) | signed(SECRET, id=str(message.id), body=b"1")
     assert Verifier([SECRET]).read(headers, b"1") == message
 
 
-def test_a_signature_is_not_good_for_another_messages_id() -> None:
+def test_a_signature_is_not_valid_for_another_messages_id() -> None:
     message, other = Message("orders", b"1"), Message("orders", b"1")
     headers = to_request(other) | signed(SECRET, id=str(message.id), body=b"1")
     with pytest.raises(InvalidMessageError, match="ce-id differs from webhook-id"):
@@ -109,7 +111,7 @@ def test_a_signature_is_not_good_for_another_messages_id() -> None:
         "whsec_ü",
     ],
 )
-def test_what_can_be_no_secret_is_refused_and_not_shown(text: str) -> None:
+def test_an_invalid_secret_is_refused_and_not_shown(text: str) -> None:
     with pytest.raises(ConfigError, match="webhook secret") as told:
         read_secrets(text)
     assert not text.removeprefix("whsec_") or text not in str(told.value)

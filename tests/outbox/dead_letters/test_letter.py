@@ -38,19 +38,19 @@ def letter(message: Message, **changes: Any) -> Letter:
     return Letter(**{**values, **changes})
 
 
-def test_the_message_comes_back_as_it_was() -> None:
+def test_the_message_is_restored_unchanged() -> None:
     message = Message("t", {"a": 1}, key="k", headers={"h": "v"}, schema_version=2)
     assert letter(message).message() == message
 
 
-def test_a_topic_that_was_shortened_comes_back_whole() -> None:
+def test_a_shortened_topic_is_restored() -> None:
     whole = Message("t" * 3000, b"", headers={"h": "v"})
     kept = {"h": "v", "pillarbox-topic": whole.topic}
     assert letter(whole, topic="t" * 200 + "…", headers=kept).message() == whole
 
 
 @pytest.mark.parametrize("topic", ["orders", "orders…"])
-def test_a_header_of_somebody_elses_does_not_change_the_topic(topic: str) -> None:
+def test_a_foreign_header_does_not_change_the_topic(topic: str) -> None:
     message = Message(topic, b"", headers={"pillarbox-topic": "invoices"})
     assert letter(message).message() == message
 
@@ -67,7 +67,9 @@ def test_a_header_of_somebody_elses_does_not_change_the_topic(topic: str) -> Non
     ],
     ids=str,
 )
-def test_what_never_was_a_message_is_refused(changes: dict[str, Any]) -> None:
+def test_the_dead_letter_of_a_foreign_message_is_refused(
+    changes: dict[str, Any],
+) -> None:
     with pytest.raises(InvalidMessageError, match="discard this one"):
         letter(Message("t", b""), **changes).message()
 
@@ -93,14 +95,14 @@ def test_a_payload_is_shown_as_json_if_it_is(
     assert found == shown
 
 
-def test_a_topic_with_a_star_means_all_that_begin_so() -> None:
+def test_a_topic_with_a_star_matches_the_prefix() -> None:
     exact = Criteria(topic="orders.placed").parameters()
     many = Criteria(topic="orders.*").parameters()
     assert (exact["topic"], exact["topic_prefix"]) == ("orders.placed", None)
     assert (many["topic"], many["topic_prefix"]) == (None, "orders.")
 
 
-def test_a_failed_retry_waits_less_than_the_interval_until_the_last() -> None:
+def test_a_failed_retry_waits_less_than_the_interval_except_for_the_last() -> None:
     schedule = RetrySchedule()
     for count in (1, 2, 100, 239):
         delay = schedule.delay(count)
@@ -117,8 +119,6 @@ def test_a_failed_retry_waits_less_than_the_interval_until_the_last() -> None:
         ({"max_retries": 0}, "max_retries=0: must be at least 1"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(
-    changes: dict[str, Any], named: str
-) -> None:
+def test_an_invalid_schedule_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         RetrySchedule(**changes)

@@ -65,13 +65,13 @@ async def begun(clock: Clock, rate: float | None, *takes: float) -> list[float]:
     return desk.begun
 
 
-async def test_retries_begin_no_sooner_than_the_rate_allows(clock: Clock) -> None:
+async def test_retries_start_no_sooner_than_the_rate_allows(clock: Clock) -> None:
     assert await begun(clock, 2, 0.0, 0.1, 0.4, 0.0) == [0.0, 0.5, 1.0, 1.5]
 
 
-async def test_one_that_takes_long_is_followed_by_no_rush(clock: Clock) -> None:
+async def test_a_slow_retry_is_not_followed_by_a_burst(clock: Clock) -> None:
     assert await begun(clock, 2, 3.0, 0.0, 0.0) == [0.0, 3.0, 3.5]
 
 
-async def test_without_a_rate_nothing_is_waited_for(clock: Clock) -> None:
+async def test_without_a_rate_there_is_no_wait(clock: Clock) -> None:
     assert await begun(clock, None, 0.0, 0.25, 0.0) == [0.0, 0.0, 0.25]

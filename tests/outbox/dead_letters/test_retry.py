@@ -45,7 +45,7 @@ def test_the_relay_retries_by_the_publisher_of_the_broker(
     assert execute(database_url, delivered) == [(b"1",), (b"2",)]
 
 
-def test_the_relay_says_that_its_broker_is_away(
+def test_the_relay_reports_that_its_broker_is_unavailable(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give_up(database_url, Message("orders", b"1"))

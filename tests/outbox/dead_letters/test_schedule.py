@@ -52,7 +52,7 @@ async def open_retrier(
         yield consumer.retrier
 
 
-async def test_no_limit_of_the_server_ends_a_turn(
+async def test_no_server_timeout_ends_a_scheduled_retry(
     database_url: str, open_retrier: Open
 ) -> None:
     async with open_retrier() as first, first.alone() as alone:
@@ -65,7 +65,7 @@ async def test_no_limit_of_the_server_ends_a_turn(
         assert alone_then
 
 
-async def test_a_lock_that_is_lost_is_told_in_one_line(
+async def test_a_lost_lock_is_reported_in_one_line(
     database_url: str, open_retrier: Open
 ) -> None:
     async def lose_it() -> None:

@@ -29,7 +29,7 @@ def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None
 @pytest.mark.parametrize(
     "text", ["", "here", "here:", "::1:8080", "[::1]", "1.2.3.4:http", "a:b:1", "-1"]
 )
-def test_what_is_no_address_is_refused_with_the_forms_of_one(text: str) -> None:
+def test_the_error_for_an_invalid_address_shows_the_formats(text: str) -> None:
     with pytest.raises(ConfigError, match=r"health-listen=.*not an address; write one"):
         ListenAddress.read(text, "health-listen")
 

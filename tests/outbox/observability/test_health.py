@@ -99,7 +99,7 @@ def test_a_process_is_ready_when_it_has_started_until_it_stops(health: Health) -
     assert health.waits_for == ["end"]
 
 
-def test_it_is_ready_when_all_that_was_lost_is_found(health: Health) -> None:
+def test_it_is_ready_when_everything_lost_is_back(health: Health) -> None:
     health(STARTED)
     lost: dict[str, Any] = {"consumer": "billing", "reason": "gone", "seconds": 1.0}
     health(SourceLost(queue="batch", **lost))
@@ -194,7 +194,7 @@ async def test_it_is_served_over_ipv6(
         b"GET / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_hurts_nobody(
+async def test_an_invalid_request_does_no_harm(
     port: int, caplog: pytest.LogCaptureFixture, request_: bytes
 ) -> None:
     caplog.clear()
@@ -218,7 +218,7 @@ async def test_a_client_that_never_ends_its_request_is_disconnected(
                 assert await reader.read() == b""
 
 
-async def test_headers_without_end_take_no_memory(port: int) -> None:
+async def test_endless_headers_take_no_memory(port: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     header = b"X: " + b"y" * 4000 + b"\r\n"
     sent = 0
@@ -233,7 +233,7 @@ async def test_headers_without_end_take_no_memory(port: int) -> None:
     assert await get(port, "/live") == (200, {"live": True})
 
 
-async def test_a_crowd_of_silent_clients_keeps_no_probe_from_its_answer(
+async def test_many_silent_clients_do_not_block_a_probe(
     port: int,
 ) -> None:
     async with AsyncExitStack() as crowd:
@@ -261,7 +261,7 @@ async def test_nothing_is_left_when_the_process_ends(
         await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_loop_that_is_blocked_answers_no_probe(port: int) -> None:
+async def test_a_blocked_event_loop_answers_no_probe(port: int) -> None:
     def probe() -> object:
         url = f"http://127.0.0.1:{port}/live"
         return urllib.request.urlopen(url, timeout=0.2)
@@ -273,7 +273,7 @@ async def test_a_loop_that_is_blocked_answers_no_probe(port: int) -> None:
     assert await get(port, "/live") == (200, {"live": True})
 
 
-async def test_a_port_that_is_taken_is_told(health: Health, port: int) -> None:
+async def test_a_port_in_use_is_reported(health: Health, port: int) -> None:
     endpoints = Endpoints()
     endpoints.add("health", f"127.0.0.1:{port}", health)
     with pytest.raises(

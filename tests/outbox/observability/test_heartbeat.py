@@ -38,7 +38,7 @@ async def test_it_touches_its_file_until_the_process_ends(tmp_path: Path) -> Non
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_it_stands_still_while_the_loop_does(tmp_path: Path) -> None:
+async def test_the_heartbeat_stops_while_the_loop_is_blocked(tmp_path: Path) -> None:
     file = tmp_path / "heartbeat"
     async with Heartbeat(file).beating():
         age(file)
@@ -47,7 +47,7 @@ async def test_it_stands_still_while_the_loop_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-async def test_systemd_is_told_of_start_beats_and_stop(
+async def test_systemd_is_notified_of_start_heartbeats_and_stop(
     tmp_path: Path, abstract: bool
 ) -> None:
     name = (
@@ -69,12 +69,14 @@ async def test_systemd_is_told_of_start_beats_and_stop(
     assert set(news[1:-1]) == {b"WATCHDOG=1"}
 
 
-async def test_without_variables_nothing_beats() -> None:
+async def test_without_variables_there_is_no_heartbeat() -> None:
     async with Heartbeat.from_environment({}).beating():
         assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_is_reported_at_once(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "missing" / "heartbeat"
     with pytest.raises(
         ConfigError, match=r"missing/heartbeat.*PILLARBOX_HEARTBEAT_FILE"

@@ -53,7 +53,7 @@ def about(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     return [m for m in caplog.messages if what in m]
 
 
-def test_the_first_is_told_at_once_and_what_follows_is_one_line_with_a_count(
+def test_the_first_is_logged_at_once_and_repetitions_as_one_line_with_a_count(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempts in range(1, 6):
@@ -69,7 +69,7 @@ def test_the_first_is_told_at_once_and_what_follows_is_one_line_with_a_count(
     assert len(about(caplog, "key=b")) == 1
 
 
-def test_what_goes_on_is_summed_up_each_time_and_what_ended_is_news_again(
+def test_ongoing_events_are_summarized_and_logged_again_after_they_ended(
     log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_what_goes_on_is_summed_up_each_time_and_what_ended_is_news_again(
     assert "repeated" not in about(caplog, "topic=orders")[-1]
 
 
-def test_what_was_collected_is_told_when_the_observer_ends(
+def test_collected_events_are_reported_when_the_observer_ends(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer = LogEvents(repeats=MINUTE)
@@ -96,7 +96,7 @@ def test_what_was_collected_is_told_when_the_observer_ends(
     assert about(caplog, "key=c")[-1].endswith("repeated=1")
 
 
-async def test_an_idle_process_tells_it_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_idle_process_reports_it_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pillarbox")
     told = asyncio.Event()
 
@@ -118,7 +118,7 @@ async def test_an_idle_process_tells_it_too(caplog: pytest.LogCaptureFixture) ->
         logger.removeHandler(handler)
 
 
-def test_a_flood_of_keys_is_remembered_within_bounds(
+def test_memory_stays_bounded_with_a_flood_of_keys(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     log(blocked("first", 1))
@@ -128,7 +128,7 @@ def test_a_flood_of_keys_is_remembered_within_bounds(
     assert about(caplog, "key=first")[-1].endswith("repeated=1")
 
 
-def test_a_stack_trace_is_lines_of_its_own_in_which_nothing_is_obeyed(
+def test_a_stack_trace_is_printed_on_lines_of_its_own_and_escaped(
     log: LogEvents, caplog: pytest.LogCaptureFixture
 ) -> None:
     about = {"consumer": "billing", "id": uuid7(), "topic": "t", "key": None}

@@ -37,7 +37,7 @@ def test_events_are_counted_and_their_numbers_added_up() -> None:
     assert value(metrics.registry, "pillarbox_event_seconds_count", **settled) == 2
 
 
-def test_consumers_are_told_apart() -> None:
+def test_consumers_are_distinguished() -> None:
     metrics = PrometheusEvents()
     about = {"id": uuid4(), "topic": "t", "key": None}
     metrics(MessageHandled(consumer="billing", seconds=0.1, **about))  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_consumers_are_told_apart() -> None:
         assert found == 1
 
 
-def test_dead_letters_show_as_they_were_last_measured() -> None:
+def test_dead_letter_metrics_show_the_last_measurement() -> None:
     metrics = PrometheusEvents()
     origin = {"schema": "inbox", "origin": "consumer:billing"}
     metrics(
@@ -84,7 +84,7 @@ def watching(
     )
 
 
-async def test_metrics_are_served_where_it_is_asked_for(
+async def test_metrics_are_served_on_the_given_address(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "pillarbox")
@@ -102,7 +102,7 @@ async def test_metrics_are_served_where_it_is_asked_for(
     assert 'pillarbox_events_total{consumer="",event="BatchSettled"} 1.0' in said
 
 
-def test_an_interval_of_nothing_is_refused() -> None:
+def test_an_interval_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="metrics-interval=0s: must be above 0s"):
         watching("0", interval=timedelta(0)).metrics()
 
@@ -114,6 +114,6 @@ def test_an_interval_of_nothing_is_refused() -> None:
         ("here:", "metrics-listen=here:: not an address; write one of 8080"),
     ],
 )
-def test_what_is_no_address_is_refused(address: str, problem: str) -> None:
+def test_an_invalid_address_is_refused(address: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Endpoints().add("metrics", address, PrometheusEvents())

@@ -19,7 +19,9 @@ async def test_a_blocked_loop_is_noticed() -> None:
     assert noticed.is_set()
 
 
-async def test_a_running_loop_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_running_event_loop_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked, noticed = threading.Semaphore(0), threading.Event()
     watched = Watchdog(0.2, lambda limit: noticed.set())
 
@@ -40,6 +42,6 @@ async def test_a_running_loop_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf")])
-def test_a_limit_that_is_no_positive_number_is_refused(limit: float) -> None:
+def test_a_limit_that_is_not_positive_is_refused(limit: float) -> None:
     with pytest.raises(ConfigError, match="watchdog="):
         Watchdog(limit)

@@ -57,7 +57,7 @@ def rings(listener: Connection) -> list[str]:
     return heard
 
 
-async def test_a_writer_does_not_ring_when_nobody_sleeps(
+async def test_a_writer_does_not_ring_when_no_relay_sleeps(
     writer: Connection, listener: Connection
 ) -> None:
     writer.execute(ADD)
@@ -65,7 +65,7 @@ async def test_a_writer_does_not_ring_when_nobody_sleeps(
     assert rings(listener) == []
 
 
-async def test_a_writer_rings_once_for_who_sleeps(
+async def test_a_writer_rings_once_for_a_sleeping_relay(
     database_url: str, writer: Connection, listener: Connection
 ) -> None:
     async with bell(database_url) as sleeper:
@@ -94,7 +94,7 @@ async def test_a_rolled_back_writer_does_not_ring(
         assert rings(listener) == []
 
 
-async def test_nobody_falls_asleep_while_a_writer_is_under_way(
+async def test_no_relay_sleeps_while_a_writers_transaction_is_open(
     database_url: str, writer: Connection
 ) -> None:
     async with bell(database_url) as sleeper:
@@ -104,7 +104,9 @@ async def test_nobody_falls_asleep_while_a_writer_is_under_way(
         assert await sleeper.arm()
 
 
-async def test_arming_twice_is_arming(database_url: str, writer: Connection) -> None:
+async def test_arming_twice_is_the_same_as_once(
+    database_url: str, writer: Connection
+) -> None:
     async with bell(database_url) as sleeper:
         assert await sleeper.arm()
         assert await sleeper.arm()
@@ -116,7 +118,7 @@ async def test_arming_twice_is_arming(database_url: str, writer: Connection) -> 
             assert not await sleeper.arm()
 
 
-async def test_a_disarmed_bell_is_silent(
+async def test_a_disarmed_doorbell_does_not_ring(
     database_url: str, writer: Connection, listener: Connection
 ) -> None:
     async with bell(database_url) as sleeper:
@@ -127,7 +129,7 @@ async def test_a_disarmed_bell_is_silent(
         assert rings(listener) == []
 
 
-async def test_two_sleepers_hear_the_same_ring(
+async def test_one_ring_wakes_two_sleepers(
     database_url: str, writer: Connection
 ) -> None:
     async with bell(database_url, "one") as one, bell(database_url, "other") as other:
@@ -139,7 +141,7 @@ async def test_two_sleepers_hear_the_same_ring(
         assert await other.wait(LONG)
 
 
-async def test_who_gets_up_tells_the_other_to_take_over(
+async def test_a_relay_that_disarms_passes_the_doorbell_on(
     database_url: str, writer: Connection
 ) -> None:
     async with bell(database_url, "one") as one, bell(database_url, "other") as other:
@@ -153,7 +155,7 @@ async def test_who_gets_up_tells_the_other_to_take_over(
         assert await other.wait(LONG)
 
 
-async def test_who_relies_on_another_wakes_nobody_by_disarming(
+async def test_a_relay_without_the_doorbell_wakes_no_other_by_disarming(
     database_url: str, listener: Connection
 ) -> None:
     async with bell(database_url, "one") as one, bell(database_url, "other") as other:
@@ -164,7 +166,7 @@ async def test_who_relies_on_another_wakes_nobody_by_disarming(
         assert rings(listener) == []
 
 
-async def test_the_lock_goes_with_the_connection(database_url: str) -> None:
+async def test_the_lock_is_released_with_the_connection(database_url: str) -> None:
     async with bell(database_url, "one") as one, bell(database_url, "other") as other:
         assert await one.arm()
         execute(
@@ -178,14 +180,16 @@ async def test_the_lock_goes_with_the_connection(database_url: str) -> None:
         assert await one.arm()
 
 
-async def test_a_sleeper_that_nobody_rings_wakes_by_itself(database_url: str) -> None:
+async def test_a_sleeper_that_is_not_rung_wakes_by_itself(database_url: str) -> None:
     async with bell(database_url) as sleeper:
         assert await sleeper.arm()
 
         assert not await sleeper.wait(SHORT)
 
 
-async def test_without_a_database_it_can_not_be_armed_and_waiting_is_sleeping() -> None:
+async def test_without_a_database_the_doorbell_cannot_be_armed_and_waits_sleep() -> (
+    None
+):
     async with bell("postgresql://nobody@127.0.0.1:1/nowhere") as sleeper:
         assert not await sleeper.arm()
         assert not await sleeper.wait(SHORT)

@@ -131,7 +131,7 @@ async def test_a_relay_without_lanes_names_the_foreign_session_until_it_is_gone(
         await publisher.until_acked(1)
 
 
-async def test_who_holds_the_doorbell_is_told_and_polling_goes_on(
+async def test_the_holder_of_the_doorbell_is_reported_and_polling_goes_on(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute(BELL)
@@ -145,7 +145,7 @@ async def test_who_holds_the_doorbell_is_told_and_polling_goes_on(
         assert relay.events.of(LanesWithheld) == []
 
 
-async def test_who_keeps_the_doorbell_from_being_armed_is_told_and_a_writer_is_not(
+async def test_a_session_that_blocks_the_doorbell_is_reported_but_not_a_writer(
     database_url: str,
     importer_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
@@ -166,7 +166,7 @@ async def test_who_keeps_the_doorbell_from_being_armed_is_told_and_a_writer_is_n
             assert len(relay.events.of(DoorbellHeld)) == 1
 
 
-async def test_a_foreign_session_among_the_members_takes_nobody_s_share(
+async def test_a_foreign_session_among_the_members_takes_no_share(
     database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
 ) -> None:
     mallory.execute(JOINED)
@@ -178,7 +178,7 @@ async def test_a_foreign_session_among_the_members_takes_nobody_s_share(
         assert await one.next() == Obstruction()
 
 
-async def test_a_relay_that_hands_nothing_over_is_told(database_url: str) -> None:
+async def test_a_relay_that_releases_no_lanes_is_reported(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as hung:
         hung.execute(JOINED)
         hung.execute(ALL_LANES)
@@ -190,7 +190,9 @@ async def test_a_relay_that_hands_nothing_over_is_told(database_url: str) -> Non
             assert await one.next() == Obstruction()
 
 
-async def test_more_relays_than_lanes_are_in_nobody_s_way(database_url: str) -> None:
+async def test_more_relays_than_lanes_do_not_obstruct_each_other(
+    database_url: str,
+) -> None:
     lanes = "SELECT pg_advisory_lock(%s, lane) FROM unnest(%s::int[]) lane"
     # Of 17 members each of 16 holds one lane of each priority.
     sessions = [psycopg.connect(database_url, autocommit=True) for _ in range(16)]
@@ -265,7 +267,7 @@ def test_the_doctor_names_foreign_sessions_with_our_locks(
     assert f"SELECT pg_terminate_backend({pid});" in said
 
 
-def test_the_doctor_s_remedy_keeps_foreign_roles_out_and_lets_our_roles_in(
+def test_the_doctors_remedy_excludes_foreign_roles_and_admits_ours(
     database_url: str,
     mallory: "psycopg.Connection[tuple[object, ...]]",
     capsys: pytest.CaptureFixture[str],

@@ -16,7 +16,7 @@ def looked(cursor: LaneCursor, *seqs: int) -> None:
         cursor.looked(seq, QUIET)
 
 
-def test_a_snapshot_counts_the_ids_that_were_given_out_since_xmin() -> None:
+def test_a_snapshot_counts_the_xids_assigned_since_xmin() -> None:
     assert Snapshot.read("4294967296:3") == Snapshot(4294967296, 4294967299)
 
 
@@ -32,13 +32,13 @@ def test_the_floor_rises_once_everything_open_at_the_first_look_has_ended() -> N
     assert cursor.floor == 10
 
 
-def test_the_floor_does_not_rise_above_what_the_later_look_came_to() -> None:
+def test_the_floor_does_not_rise_above_the_end_of_the_later_look() -> None:
     cursor = LaneCursor()
     looked(cursor, 10, 5)
     assert cursor.floor == 5
 
 
-def test_what_a_short_look_left_is_passed_by_the_next_one_that_gets_there() -> None:
+def test_rows_left_by_a_short_look_are_passed_by_a_later_one() -> None:
     cursor = LaneCursor()
     cursor.looked(10, Snapshot(xmin=5, next_xid=9))
     cursor.looked(4, Snapshot(xmin=9, next_xid=20))
@@ -83,7 +83,7 @@ def test_a_rewind_lowers_the_bound_in_time_too() -> None:
     assert lane.oldest == NOW - timedelta(days=3)
 
 
-def test_a_look_at_the_head_under_way_does_not_undo_a_rewind_in_time() -> None:
+def test_a_running_look_at_the_head_does_not_undo_a_rewind_in_time() -> None:
     lane = Lane(16)
     lane.rewind(5, NOW - timedelta(days=3))
 

@@ -71,7 +71,7 @@ def writing(url: str) -> Iterator[int]:
         ("inbox", "claim_deliveries"),
     ],
 )
-async def test_a_look_learns_an_id_above_all_that_are_open_and_draws_none(
+async def test_a_look_reads_an_xid_above_all_open_ones_without_assigning_one(
     package: str, name: str, in_transaction: bool, database_url: str
 ) -> None:
     insert(database_url, Message("orders", b""))

@@ -37,7 +37,7 @@ def test_retries_that_outlast_the_minimum_are_found_with_the_command_to_paste(
 
 
 @pytest.mark.parametrize("attempts", [1, 8])
-def test_retries_up_to_the_usual_leave_a_lower_minimum_to_who_set_it(
+def test_default_retries_do_not_override_a_lower_minimum(
     attempts: int,
 ) -> None:
     low = [("inbox.receipt", DAY, DAY)]

@@ -51,7 +51,7 @@ async def of_async_consumer(url: str, retry: RetryPolicy) -> RecordedEvents:
     [of_relay, of_sync_consumer, of_async_consumer],
     ids=lambda f: f.__name__,
 )
-async def test_retries_that_outlast_the_receipts_are_told_until_these_are_kept_longer(
+async def test_retries_that_outlast_the_receipts_are_reported_until_retention_is_raised(
     database_url: str, events_of: EventsOf
 ) -> None:
     found = (await events_of(database_url, PATIENT)).of(RetentionFoundShort)
@@ -64,6 +64,6 @@ async def test_retries_that_outlast_the_receipts_are_told_until_these_are_kept_l
     assert not again.of(RetentionFoundShort)
 
 
-async def test_who_retries_as_usual_says_nothing_of_receipts(database_url: str) -> None:
+async def test_default_retries_do_not_warn_about_receipts(database_url: str) -> None:
     events = await of_relay(database_url, RetryPolicy())
     assert not events.of(RetentionFoundShort)

@@ -99,7 +99,7 @@ def terminate(url: str, name: str) -> None:
     )
 
 
-async def test_one_member_takes_all(database_url: str) -> None:
+async def test_a_single_member_takes_all_lanes(database_url: str) -> None:
     async with member(database_url, "one") as one:
         assert await one.has(32) == set(range(32))
         assert one.lease.lanes == set(range(32))
@@ -107,7 +107,7 @@ async def test_one_member_takes_all(database_url: str) -> None:
         assert not one.lease.holds([32])
 
 
-async def test_two_share_each_group_and_who_leaves_leaves_all_to_the_other(
+async def test_two_replicas_share_each_group_until_one_leaves(
     database_url: str,
 ) -> None:
     async with member(database_url, "one") as one:
@@ -149,7 +149,7 @@ async def test_more_members_than_lanes_leave_no_lane_alone(database_url: str) ->
                 await changed.wait()
 
 
-async def test_lanes_in_use_are_kept_until_they_are_left(database_url: str) -> None:
+async def test_lanes_in_use_are_not_released(database_url: str) -> None:
     async with member(database_url, "one") as one:
         await one.has(32)
         one.lease.use(range(32))
@@ -193,7 +193,7 @@ async def test_the_lanes_of_a_session_that_ends_go_to_the_other(
             await one.has(32)
 
 
-async def test_the_server_ends_the_lease_of_a_member_that_stops_beating(
+async def test_the_server_ends_the_lease_of_a_member_without_heartbeats(
     database_url: str,
 ) -> None:
     async with beating_by_hand(database_url, "frozen") as frozen:
@@ -210,7 +210,7 @@ async def test_the_server_ends_the_lease_of_a_member_that_stops_beating(
         assert frozen.lease.holds(range(32))
 
 
-async def test_it_stops_believing_before_the_server_stops_granting(
+async def test_a_lease_expires_locally_before_the_server_ends_it(
     database_url: str,
 ) -> None:
     try_lane = f"SELECT pg_try_advisory_lock({CLASS}, 0)"
@@ -223,7 +223,7 @@ async def test_it_stops_believing_before_the_server_stops_granting(
                 assert not (taken and believed)
 
 
-async def test_classes_do_not_meet(database_url: str) -> None:
+async def test_priority_classes_share_no_lane(database_url: str) -> None:
     async with member(database_url, "one") as one:
         await one.has(32)
         with psycopg.connect(database_url, autocommit=True) as other:

@@ -93,7 +93,7 @@ def busy(url: str, clients: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("in_turns", [0, 1])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_it_is_found_however_it_deals_its_sessions_out(
+def test_a_pooler_is_found_however_it_assigns_sessions(
     count: int, in_turns: int, pooled: Pooled
 ) -> None:
     url = pooled("transaction", server_round_robin=in_turns)
@@ -106,7 +106,7 @@ def test_it_is_found_however_it_deals_its_sessions_out(
 
 
 @pytest.mark.parametrize("in_turns", [0, 1])
-def test_it_is_found_while_others_keep_it_busy(
+def test_a_busy_pooler_is_found(
     in_turns: int, pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooler, "RING_LIMIT", 2.0)
@@ -117,7 +117,7 @@ def test_it_is_found_while_others_keep_it_busy(
                 refuse_pooler(url)
 
 
-def test_one_that_ends_the_session_with_each_statement_is_found(
+def test_a_pooler_in_statement_mode_is_found(
     pooled: Pooled,
 ) -> None:
     with pytest.raises(PoolerError):
@@ -125,7 +125,7 @@ def test_one_that_ends_the_session_with_each_statement_is_found(
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
-def test_where_chance_gives_each_its_own_session_the_bell_decides(
+def test_if_each_connection_gets_its_own_session_notify_decides(
     mode: PoolMode, pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dealt = iter((1, 1, 2))
@@ -142,7 +142,7 @@ def test_where_chance_gives_each_its_own_session_the_bell_decides(
         refuse_pooler(pooled(mode))
 
 
-def test_one_in_session_mode_passes_and_so_does_none(
+def test_session_mode_and_no_pooler_both_pass(
     pooled: Pooled, database_url: str
 ) -> None:
     refuse_pooler(database_url)
@@ -151,7 +151,7 @@ def test_one_in_session_mode_passes_and_so_does_none(
         refuse_pooler(url)
 
 
-def test_a_pool_with_one_session_in_all_is_said_to_be_too_small(
+def test_a_pool_with_a_single_session_is_reported_as_too_small(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooler, "LIMIT", 2.0)
@@ -159,13 +159,13 @@ def test_a_pool_with_one_session_in_all_is_said_to_be_too_small(
         refuse_pooler(pooled("session", default_pool_size=1))
 
 
-async def test_it_is_looked_for_inside_a_running_loop_too(pooled: Pooled) -> None:
+async def test_a_pooler_is_looked_for_inside_a_running_loop_too(pooled: Pooled) -> None:
     with pytest.raises(PoolerError):
         refuse_pooler(pooled("transaction"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_refuses_it_with_the_remedy_and_changes_nothing(
+def test_a_command_refuses_it_names_the_remedy_and_changes_nothing(
     command: str, pooled: Pooled, database_url: str, capsys: Capture
 ) -> None:
     ((ahead,),) = execute(
@@ -187,9 +187,7 @@ def test_a_command_refuses_it_with_the_remedy_and_changes_nothing(
     assert execute(url, "SELECT current_user = session_user") == [(True,)]
 
 
-def test_the_doctor_finds_it_and_looks_no_further(
-    pooled: Pooled, capsys: Capture
-) -> None:
+def test_the_doctor_finds_it_and_stops_there(pooled: Pooled, capsys: Capture) -> None:
     url = pooled("transaction")
 
     assert main(["doctor", "--json", "--database", url]) == 3
@@ -223,7 +221,7 @@ async def test_a_relay_refuses_it_and_publishes_nothing(
     assert publisher.messages == []
 
 
-async def test_a_relay_works_through_one_in_session_mode(
+async def test_a_relay_works_through_a_pooler_in_session_mode(
     pooled: Pooled, database_url: str
 ) -> None:
     url = pooled("session")
@@ -264,7 +262,7 @@ async def test_a_publisher_to_postgresql_refuses_it(pooled: Pooled) -> None:
             pass
 
 
-async def test_no_dead_letter_is_retried_through_it(
+async def test_no_dead_letter_is_retried_through_a_pooler(
     pooled: Pooled, database_url: str
 ) -> None:
     give_up(database_url, Message("orders", b""))

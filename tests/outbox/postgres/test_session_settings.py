@@ -67,7 +67,7 @@ async def test_sessions_of_our_own_have_settings_of_their_own(odd_url: str) -> N
     }
 
 
-async def test_a_relay_publishes_retries_and_gives_up(odd_url: str) -> None:
+async def test_a_relay_publishes_retries_and_dead_letters(odd_url: str) -> None:
     insert(odd_url, Message("t", b"1", key="k"), Message("bad", b"\xff\\"))
     execute(f"{odd_url}?client_encoding=utf8", "UPDATE outbox.message SET key = '中€'")
     publisher = ScriptedPublisher(
@@ -117,7 +117,7 @@ def fill(url: str) -> None:
     )
 
 
-def test_every_command_reads_moments_and_spans(
+def test_every_command_accepts_moments_and_durations(
     server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(database_url)

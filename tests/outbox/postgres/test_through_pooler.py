@@ -135,7 +135,7 @@ def test_the_guard_lets_a_message_through_once(engine: Engine) -> None:
     assert new == [True] * ROUNDS + [False] * ROUNDS
 
 
-async def test_the_guard_does_so_in_async_sessions(
+async def test_the_guard_does_the_same_in_async_sessions(
     async_sessions: async_sessionmaker[AsyncSession],
 ) -> None:
     ids = [uuid7() for _ in range(ROUNDS)]
@@ -151,7 +151,7 @@ async def test_the_guard_does_so_in_async_sessions(
     assert sorted(outcomes) == [False] * ROUNDS + [True] * ROUNDS
 
 
-async def test_handlers_work_through_it_when_the_broker_is_reached_directly(
+async def test_handlers_work_through_a_pooler_if_the_broker_url_is_direct(
     async_sessions: async_sessionmaker[AsyncSession], database_url: str
 ) -> None:
     consumer = Consumer(database_url, async_sessions, name="billing")

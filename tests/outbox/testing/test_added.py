@@ -55,7 +55,7 @@ def test_by_topic(session: Session) -> None:
     assert added(session, "c") == []
 
 
-def test_what_was_committed_stays_and_is_seen_once(session: Session) -> None:
+def test_committed_messages_stay_and_are_seen_once(session: Session) -> None:
     outbox.add(session, A)
     session.commit()
     outbox.add(session, B)
@@ -68,7 +68,9 @@ def test_what_was_committed_stays_and_is_seen_once(session: Session) -> None:
 @pytest.mark.parametrize("flushed", [False, True])
 @pytest.mark.pillarbox_allow_unsent
 @pytest.mark.parametrize("end", ["rollback", "close", "reset"])
-def test_what_was_undone_is_not_seen(session: Session, end: str, flushed: bool) -> None:
+def test_rolled_back_messages_are_not_seen(
+    session: Session, end: str, flushed: bool
+) -> None:
     outbox.add(session, A)
     if flushed:
         session.flush()
@@ -78,7 +80,7 @@ def test_what_was_undone_is_not_seen(session: Session, end: str, flushed: bool) 
     assert added(session) == []
 
 
-def test_a_savepoint_takes_its_own_with_it(session: Session) -> None:
+def test_a_rolled_back_savepoint_removes_its_messages(session: Session) -> None:
     outbox.add(session, A)
     with session.begin_nested():
         outbox.add(session, B)
@@ -96,14 +98,16 @@ def test_a_savepoint_takes_its_own_with_it(session: Session) -> None:
     assert added(session) == [A, B, C]
 
 
-def test_an_async_session_is_asked_without_awaiting() -> None:
+def test_an_async_session_is_read_without_awaiting() -> None:
     session = AsyncSession()
     outbox.add(session, A)
 
     assert added(session) == [A]
 
 
-async def test_an_async_session_that_committed(database_url: str) -> None:
+async def test_messages_of_a_committed_async_session_are_returned(
+    database_url: str,
+) -> None:
     engine = create_async_engine(sqlalchemy_url(database_url))
     async with AsyncSession(engine) as session:
         async with session.begin_nested():
@@ -116,7 +120,9 @@ async def test_an_async_session_that_committed(database_url: str) -> None:
     await engine.dispose()
 
 
-def test_what_a_listener_adds_during_the_flush_is_seen(session: Session) -> None:
+def test_messages_added_by_a_listener_during_the_flush_are_seen(
+    session: Session,
+) -> None:
     def announce(session: Session, *_: Any) -> None:
         outbox.add(session, B)
 
@@ -127,7 +133,7 @@ def test_what_a_listener_adds_during_the_flush_is_seen(session: Session) -> None
     assert added(session) == [A, B]
 
 
-def test_a_role_that_may_not_read_is_no_hindrance(session: Session) -> None:
+def test_a_role_without_read_privilege_does_not_interfere(session: Session) -> None:
     session.connection().exec_driver_sql("SET LOCAL ROLE pillarbox_application")
     outbox.add(session, A, B)
     session.flush()
@@ -135,6 +141,6 @@ def test_a_role_that_may_not_read_is_no_hindrance(session: Session) -> None:
     assert added(session) == [A, B]
 
 
-def test_what_is_not_a_session_is_refused() -> None:
+def test_anything_but_a_session_is_refused_here() -> None:
     with pytest.raises(NotASessionError):
         added(object())  # type: ignore[arg-type]

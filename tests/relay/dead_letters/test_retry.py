@@ -140,7 +140,7 @@ async def test_a_nacked_retry_is_charged_and_waits_with_a_new_reason(
     assert event.retry_count == 1
 
 
-async def test_a_retry_that_is_put_off_is_not_charged(bench: Bench) -> None:
+async def test_a_postponed_retry_is_not_charged(bench: Bench) -> None:
     give_up(bench.url, Message("orders", b""))
     answer = Nacked("later", retry_after=timedelta(hours=3))
     bench.publisher.script = lambda message: answer
@@ -152,7 +152,7 @@ async def test_a_retry_that_is_put_off_is_not_charged(bench: Bench) -> None:
     assert execute(bench.url, query) == [(True,)]
 
 
-async def test_after_the_last_retry_only_a_person_tries_again(bench: Bench) -> None:
+async def test_after_the_last_retry_only_a_manual_retry_follows(bench: Bench) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.script = lambda message: Nacked("no")
 
@@ -165,7 +165,7 @@ async def test_after_the_last_retry_only_a_person_tries_again(bench: Bench) -> N
     assert await bench.retry_all() == Tally(succeeded=1)
 
 
-async def test_a_broker_that_is_away_costs_nothing(bench: Bench) -> None:
+async def test_an_unavailable_broker_costs_no_attempt(bench: Bench) -> None:
     give_up(bench.url, *[Message("orders", b"") for _ in range(3)])
     bench.publisher.away = "gone fishing"
 
@@ -191,7 +191,7 @@ async def test_a_broker_that_is_away_costs_nothing(bench: Bench) -> None:
     ]
 
 
-async def test_what_never_was_a_message_is_not_published_and_says_so(
+async def test_the_dead_letter_of_a_foreign_message_cannot_be_published(
     bench: Bench,
 ) -> None:
     give_up(bench.url, Message("orders", b""), message_id="stripe-17")
@@ -211,7 +211,9 @@ async def test_what_never_was_a_message_is_not_published_and_says_so(
     assert bench.publisher.calls == []
 
 
-async def test_a_dead_letter_at_work_is_skipped_by_others(bench: Bench) -> None:
+async def test_a_dead_letter_that_is_being_retried_is_skipped_by_others(
+    bench: Bench,
+) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.open.clear()
     async with bench.retrier() as one, bench.retrier() as other:
@@ -225,7 +227,7 @@ async def test_a_dead_letter_at_work_is_skipped_by_others(bench: Bench) -> None:
     assert len(bench.publisher.acked) == 1
 
 
-async def test_a_retry_that_is_cut_off_leaves_the_dead_letter_as_it_was(
+async def test_an_interrupted_retry_leaves_the_dead_letter_unchanged(
     bench: Bench,
 ) -> None:
     give_up(bench.url, Message("orders", b""))
@@ -244,7 +246,7 @@ async def test_a_retry_that_is_cut_off_leaves_the_dead_letter_as_it_was(
     assert states(bench.url) == [("PENDING", 0, "refused")]
 
 
-async def test_a_turn_takes_what_is_due_and_no_more_than_its_batch(
+async def test_a_scheduled_run_retries_what_is_due_up_to_its_batch_size(
     bench: Bench,
 ) -> None:
     give_up(bench.url, *[Message("orders", b"") for _ in range(7)])
@@ -261,7 +263,7 @@ async def test_a_turn_takes_what_is_due_and_no_more_than_its_batch(
     assert await scheduler.take_turn() == Tally()
 
 
-async def test_a_turn_belongs_to_one_replica(bench: Bench) -> None:
+async def test_a_scheduled_retry_runs_in_one_replica(bench: Bench) -> None:
     give_up(bench.url, Message("orders", b""))
     async with bench.retrier() as retrier, retrier.alone() as alone:
         assert alone
@@ -270,7 +272,7 @@ async def test_a_turn_belongs_to_one_replica(bench: Bench) -> None:
     assert await bench.scheduler().take_turn() == Tally(succeeded=1)
 
 
-async def test_the_schedule_goes_on_after_a_turn_that_broke(bench: Bench) -> None:
+async def test_the_schedule_goes_on_after_a_failed_run(bench: Bench) -> None:
     give_up(bench.url, Message("orders", b""))
     bench.publisher.away = "gone fishing"
     scheduler = bench.scheduler(interval=timedelta(milliseconds=200))
@@ -285,7 +287,9 @@ async def test_the_schedule_goes_on_after_a_turn_that_broke(bench: Bench) -> Non
     assert states(bench.url) == [("SUCCEEDED", 0, "refused")]
 
 
-async def test_a_lock_held_by_a_person_is_no_obstacle_to_the_rest(bench: Bench) -> None:
+async def test_a_manual_lock_on_one_table_does_not_stop_the_others(
+    bench: Bench,
+) -> None:
     held, _ = give_up(bench.url, Message("held", b""), Message("free", b""))
     with psycopg.connect(conninfo(bench.url)) as person:
         person.execute(

@@ -45,11 +45,11 @@ def numbers(lanes: Sequence[Lane]) -> list[int]:
     return [lane.number for lane in lanes]
 
 
-def test_after_a_wake_up_all_lanes_are_looked_at_most_urgent_first() -> None:
+def test_after_a_wake_up_all_lanes_are_checked_in_order_of_priority() -> None:
     assert numbers(Board().pick()) == list(range(48))
 
 
-def test_a_lane_is_in_flight_once_at_most() -> None:
+def test_a_lane_is_in_flight_at_most_once() -> None:
     board = Board(concurrency=3)
     first = board.pick_share()
     second = board.pick_share()
@@ -62,7 +62,7 @@ def test_a_lane_is_in_flight_once_at_most() -> None:
     assert board.pick() == []
 
 
-def test_classes_get_turns_by_their_weights() -> None:
+def test_priority_classes_get_turns_by_weight() -> None:
     board = Board()
     turns: Counter[Priority] = Counter()
 
@@ -79,7 +79,7 @@ def test_classes_get_turns_by_their_weights() -> None:
 
 
 @pytest.mark.parametrize("flooded", list(Priority))
-def test_a_flood_in_one_class_starves_no_other(flooded: Priority) -> None:
+def test_a_flood_in_one_priority_class_starves_no_other(flooded: Priority) -> None:
     board = Board()
     for _ in range(100):
         # The others are found empty and woken now and then.
@@ -100,7 +100,7 @@ def test_a_flood_in_one_class_starves_no_other(flooded: Priority) -> None:
     assert seen == set(Priority)
 
 
-def test_within_a_class_lanes_take_turns() -> None:
+def test_lanes_of_one_priority_class_take_turns() -> None:
     board = Board(Priority.DEFAULT, concurrency=4)
     seen: list[int] = []
 
@@ -131,7 +131,7 @@ def test_a_wake_up_during_a_claim_is_not_lost() -> None:
     assert len(board.pick()) == 16
 
 
-def test_a_lane_that_a_full_claim_did_not_reach_keeps_its_turn() -> None:
+def test_a_lane_not_reached_by_a_full_claim_keeps_its_turn() -> None:
     board = Board(Priority.DEFAULT, concurrency=1)
     picked = board.pick_share()
 
@@ -141,7 +141,7 @@ def test_a_lane_that_a_full_claim_did_not_reach_keeps_its_turn() -> None:
     assert numbers(board.pick()) == [*range(18, 32), 16, 17]
 
 
-def test_a_sweep_ordered_during_a_claim_is_still_to_come() -> None:
+def test_a_sweep_requested_during_a_claim_still_follows() -> None:
     board = Board(Priority.DEFAULT)
     picked = board.pick()
     for lane in picked:
@@ -153,7 +153,7 @@ def test_a_sweep_ordered_during_a_claim_is_still_to_come() -> None:
     assert all(lane.needs_refresh for lane in board.pick())
 
 
-def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
+def test_a_lost_lane_is_not_owned_even_if_it_is_leased_again() -> None:
     board = Board(Priority.DEFAULT)
     picked = board.pick()
     assert board.owns(picked)
@@ -165,7 +165,7 @@ def test_a_lost_lane_is_not_owned_not_even_when_it_came_back() -> None:
     assert board.owns([lane for lane in picked if lane.number != 16])
 
 
-def test_a_lane_that_came_back_begins_anew() -> None:
+def test_a_lane_that_is_leased_again_starts_afresh() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()[0]
     old.looked_up_to(100, Snapshot(7, 7))
@@ -179,7 +179,7 @@ def test_a_lane_that_came_back_begins_anew() -> None:
     assert (new.floor, new.blocked, new.needs_refresh) == (-1, set(), True)
 
 
-def test_lanes_in_flight_are_kept_from_being_given_back() -> None:
+def test_lanes_in_flight_are_not_released() -> None:
     board = Board(Priority.DEFAULT)
     picked = board.pick()
     assert board.lease.in_use == set(numbers(picked))
@@ -189,7 +189,7 @@ def test_lanes_in_flight_are_kept_from_being_given_back() -> None:
     assert board.lease.in_use == set(numbers(picked[3:]))
 
 
-def test_the_flight_of_a_lost_lane_does_not_end_that_of_its_successor() -> None:
+def test_a_batch_of_a_lost_lane_does_not_release_the_lane_leased_again() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()
     board.lose(numbers(old))
@@ -201,14 +201,14 @@ def test_the_flight_of_a_lost_lane_does_not_end_that_of_its_successor() -> None:
     assert board.lease.in_use == set(numbers(new))
 
 
-def test_a_lane_about_to_be_given_back_is_not_picked() -> None:
+def test_a_lane_about_to_be_released_is_not_picked() -> None:
     board = Board(Priority.DEFAULT)
     board.lease.giving_back = {16, 17}
 
     assert numbers(board.pick()) == list(range(18, 32))
 
 
-def test_a_look_aside_stirs_what_ran_dry_without_disturbing_the_turns() -> None:
+def test_a_look_aside_wakes_idle_lanes_without_changing_the_turns() -> None:
     board = Board(concurrency=4)
     board.run_idle()
     for lane in board.numbers()[-16:]:
@@ -224,7 +224,7 @@ def test_a_look_aside_stirs_what_ran_dry_without_disturbing_the_turns() -> None:
     assert {Priority.DEFAULT} in turns
 
 
-async def test_work_and_dry_say_what_can_be_waited_for() -> None:
+async def test_work_and_idle_wait_for_the_right_state() -> None:
     board = Board(Priority.DEFAULT)
     working, drying = (asyncio.create_task(wait()) for wait in (board.work, board.idle))
     await working
@@ -241,7 +241,7 @@ async def test_work_and_dry_say_what_can_be_waited_for() -> None:
     await working
 
 
-def test_bounds_follow_the_clock_of_the_database_and_what_lies_beyond() -> None:
+def test_bounds_follow_the_databases_clock_and_later_rows() -> None:
     board = Board(Priority.DEFAULT)
     now = datetime.now(UTC) - timedelta(days=10)
     hour, minute = timedelta(hours=1), timedelta(minutes=1)
@@ -258,7 +258,7 @@ def test_bounds_follow_the_clock_of_the_database_and_what_lies_beyond() -> None:
     assert board.bounds([ahead]) == (now - hour, now + timedelta(days=2) + hour)
 
 
-def test_a_claim_that_few_rows_fill_lets_the_next_ones_look_at_few() -> None:
+def test_after_a_claim_filled_by_few_rows_the_next_ones_read_few() -> None:
     board = Board()
     assert board.rows_worth_reading(500) == 500
 
@@ -273,7 +273,7 @@ def test_a_claim_that_few_rows_fill_lets_the_next_ones_look_at_few() -> None:
         assert board.rows_worth_reading(500) == worth_reading
 
 
-def test_lanes_that_ran_dry_say_nothing_about_how_much_fills_a_claim() -> None:
+def test_empty_lanes_say_nothing_about_how_many_rows_fill_a_claim() -> None:
     board = Board()
     board.note_claim(5, cut=True)
     board.note_claim(15, cut=False)

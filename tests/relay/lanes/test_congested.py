@@ -65,7 +65,7 @@ async def until_a_retry_is_written(events: RecordedEvents) -> None:
 
 @pytest.mark.usefixtures("few_examined")
 @pytest.mark.parametrize("most", [0, 3])
-async def test_order_holds_for_each_key_whatever_the_broker_refuses(
+async def test_each_key_stays_in_order_whatever_the_broker_refuses(
     database_url: str, most: int
 ) -> None:
     chance = random.Random(most)
@@ -122,7 +122,7 @@ async def test_two_relays_in_turn_keep_the_order_of_many_blocked_keys(
 
 
 @pytest.mark.usefixtures("few_examined")
-async def test_many_blocked_keys_hold_up_nobody_else(database_url: str) -> None:
+async def test_many_blocked_keys_delay_no_other_key(database_url: str) -> None:
     fill_with_blocked_keys(database_url)
     others = numbered("abcdefgh", 3)
     publisher = ScriptedPublisher()
@@ -166,7 +166,7 @@ async def test_keys_that_are_due_all_at_once_are_made_ready_a_batch_at_a_time(
 
 
 @pytest.mark.usefixtures("few_examined")
-async def test_what_was_made_ready_by_hand_in_a_congested_lane_is_found(
+async def test_rows_made_ready_by_hand_in_a_congested_lane_are_found(
     database_url: str,
 ) -> None:
     fill_with_blocked_keys(database_url)

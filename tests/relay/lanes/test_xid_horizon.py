@@ -9,7 +9,7 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def test_what_was_open_before_the_relay_began_may_have_written_at_any_time() -> None:
+def test_a_transaction_older_than_the_relay_may_have_written_at_any_time() -> None:
     horizon = XidHorizon()
     horizon.note(100, NOON)
 
@@ -17,7 +17,7 @@ def test_what_was_open_before_the_relay_began_may_have_written_at_any_time() -> 
     assert horizon.since(90) == BEGINNING
 
 
-def test_what_began_to_write_after_a_note_wrote_after_it() -> None:
+def test_a_transaction_that_started_after_a_note_wrote_after_it() -> None:
     horizon = XidHorizon()
     horizon.note(100, NOON)
     horizon.note(200, NOON + HOUR)
@@ -28,7 +28,7 @@ def test_what_began_to_write_after_a_note_wrote_after_it() -> None:
     assert horizon.since(10**9) == NOON + 2 * HOUR
 
 
-def test_a_moment_stays_while_the_transaction_is_open() -> None:
+def test_a_recorded_moment_stays_while_its_transaction_is_open() -> None:
     horizon = XidHorizon()
     for hours in range(50):
         horizon.note(100 + hours, NOON + hours * HOUR)
