@@ -1,19 +1,42 @@
 -- Does:  List sessions that hold or wait for our advisory locks, but whose role is no member of ours.
--- Takes: classes (int4 of the locks), member (the object that members hold in shared mode), roles
--- Gives: pid, role, application, client (null: unknown), locks (how many)
+-- Takes: class (int4 of the outbox's locks), classes (int4 of all our locks), member (the object that members hold in shared mode), outbox_bell, inbox_bell (the doorbells' objects), roles
+-- Gives: pid, role, application, client (null: unknown), locks (how many, doorbells apart), rings (holds a doorbell), muffles (holds a doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks
+WITH held AS (
+    SELECT l.pid,
+           CASE WHEN l.locktype = 'relation' THEN NULL
+                WHEN l.classid = (%(class)s::bigint & 4294967295)::oid AND l.objid = %(outbox_bell)s::int::oid THEN 'outbox'
+                WHEN l.classid = (%(class)s::bigint & 4294967295)::oid AND l.objid = %(inbox_bell)s::int::oid THEN 'inbox'
+           END AS bell,
+           l.locktype = 'advisory' AND (l.mode = 'ExclusiveLock' OR l.objid = %(member)s::int::oid) AS blocks,
+           l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.granted AS shares,
+           n.nspname AS writes
+      FROM pg_catalog.pg_locks AS l
+      LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)
+        ON l.locktype = 'relation' AND c.oid = l.relation
+     WHERE l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+       AND (l.locktype = 'advisory'
+            AND l.objsubid = 2
+            -- pg_locks shows both halves of the key as oid, which is unsigned.
+            AND l.classid IN (SELECT (class::bigint & 4294967295)::oid FROM unnest(%(classes)s::int[]) AS ours (class))
+            -- A writer also holds a doorbell in shared mode, along with the table's lock, until its transaction ends.
+            -- Both in one scan, since pg_locks may change in between.
+            OR l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'
+            AND (n.nspname, c.relname) IN (('outbox', 'message'), ('inbox', 'delivery')))
+), judged AS (
+    SELECT pid,
+           count(*) FILTER (WHERE blocks AND bell IS NULL)::integer AS locks,
+           coalesce(bool_or(blocks AND bell IS NOT NULL), false) AS rings,
+           coalesce(bool_or(shares AND bell = 'outbox') AND NOT coalesce(bool_or(writes = 'outbox'), false), false)
+           OR coalesce(bool_or(shares AND bell = 'inbox') AND NOT coalesce(bool_or(writes = 'inbox'), false), false) AS muffles
+      FROM held
+     GROUP BY pid
+)
 SELECT a.pid, a.usename::text AS role, a.application_name AS application, a.client_addr::text AS client,
-       count(*)::integer AS locks
-  FROM pg_catalog.pg_locks AS l
-  JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
- WHERE l.locktype = 'advisory'
-   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-   AND l.objsubid = 2
-   -- pg_locks shows both halves of the key as oid, which is unsigned.
-   AND l.classid IN (SELECT (class::bigint & 4294967295)::oid FROM unnest(%(classes)s::int[]) AS ours (class))
-   -- Writers of any role hold the doorbells in shared mode.
-   AND (l.mode = 'ExclusiveLock' OR l.objid = %(member)s::int::oid)
+       j.locks, j.rings, j.muffles
+  FROM judged AS j
+  JOIN pg_catalog.pg_stat_activity AS a ON a.pid = j.pid
+ WHERE (j.locks > 0 OR j.rings OR j.muffles)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r
                     WHERE r.rolname = ANY (%(roles)s::text[]) AND pg_has_role(a.usename, r.oid, 'MEMBER'))
- GROUP BY a.pid, a.usename, a.application_name, a.client_addr
  ORDER BY a.pid

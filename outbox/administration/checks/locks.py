@@ -1,6 +1,7 @@
 """Advisory locks: any role that may connect can take ours and block our processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
@@ -15,25 +16,17 @@ def check_locks(
 ) -> Iterator[Finding]:
     """Find foreign sessions that hold our locks, and a database open to every role."""
     roles = [here.role(name) for name in ROLES]
-    consumers = connection.execute(load("outbox", "list_consumers"))
-    classes = [LOCK_CLASS, *(consumer_class(consumer) for (consumer,) in consumers)]
-    for pid, role, application, client, locks in connection.execute(
-        load("outbox", "list_foreign_locks"),
-        {
-            "classes": classes,
-            "member": int(Lock.MEMBER),
-            # The application rings doorbells, and holds no lock exclusively.
-            "roles": [r for r in roles if r != here.role("application")],
-        },
-    ):
-        yield Finding(
-            check="locks",
-            severity=Severity.ERROR,
-            finding=f"{LockHolder(pid, role, application, client)} is not one of"
-            f" our processes, but holds {locks} of our advisory locks: relays,"
-            " consumers or the upkeep are waiting for it",
-            remedy=f"SELECT pg_terminate_backend({pid});  -- and keep {role} out",
-        )
+    # The application only ever shares a doorbell, as any writer does.
+    trusted = [role for role in roles if role != here.role("application")]
+    for each in _list_foreign(connection, trusted):
+        for severity, consequence in _consequences(each):
+            yield Finding(
+                check="locks",
+                severity=severity,
+                finding=f"{each.holder} is not one of our processes, but {consequence}",
+                remedy=f"SELECT pg_terminate_backend({each.pid});"
+                f"  -- and keep {each.role} out",
+            )
     for database, is_open in connection.execute(load("outbox", "judge_connect")):
         if is_open:
             granted = ", ".join(f'"{role}"' for role in roles)
@@ -45,3 +38,71 @@ def check_locks(
                 remedy=f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC;"
                 f" GRANT CONNECT ON DATABASE {database} TO {granted};",
             )
+
+
+class _Foreign(NamedTuple):
+    """A row of `list_foreign_locks.sql`."""
+
+    pid: int
+    role: str
+    application: str
+    client: str | None
+    locks: int
+    rings: bool
+    muffles: bool
+
+    @property
+    def holder(self) -> LockHolder:
+        return LockHolder(self.pid, self.role, self.application, self.client)
+
+
+def _list_foreign(
+    connection: AdministrationConnection, trusted: Sequence[str]
+) -> list[_Foreign]:
+    seen = _look(connection, trusted)
+    if any(each.muffles for each in seen):
+        # A writer that is just ending may hold the doorbell a little longer than the
+        # lock of the table: only what both looks see counts.
+        connection.execute("SELECT pg_catalog.pg_sleep(0.2)")
+        muffling = {each.pid for each in _look(connection, trusted) if each.muffles}
+        seen = [each._replace(muffles=each.pid in muffling) for each in seen]
+    return seen
+
+
+def _look(
+    connection: AdministrationConnection, trusted: Sequence[str]
+) -> list[_Foreign]:
+    consumers = connection.execute(load("outbox", "list_consumers"))
+    rows = connection.execute(
+        load("outbox", "list_foreign_locks"),
+        {
+            "class": LOCK_CLASS,
+            "classes": [LOCK_CLASS, *(consumer_class(name) for (name,) in consumers)],
+            "member": int(Lock.MEMBER),
+            "outbox_bell": int(Lock.OUTBOX_DOORBELL),
+            "inbox_bell": int(Lock.INBOX_DOORBELL),
+            "roles": list(trusted),
+        },
+    )
+    return [_Foreign(*row) for row in rows]
+
+
+def _consequences(session: _Foreign) -> Iterator[tuple[Severity, str]]:
+    if session.locks:
+        yield (
+            Severity.ERROR,
+            f"holds {session.locks} of our advisory locks: relays,"
+            " consumers or the upkeep are waiting for it",
+        )
+    if session.rings:
+        yield (
+            Severity.WARNING,
+            "holds a doorbell: every insert sends a NOTIFY, and their commits wait"
+            " for each other",
+        )
+    if session.muffles:
+        yield (
+            Severity.WARNING,
+            "holds a doorbell in shared mode without having written anything: idle"
+            " relays or consumers can't sleep, and poll",
+        )

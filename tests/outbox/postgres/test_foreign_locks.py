@@ -37,6 +37,8 @@ MEMBER = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.MEMBER)})"
 JOINED = f"SELECT pg_advisory_lock_shared({LOCK_CLASS}, {int(Lock.MEMBER)})"
 BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.OUTBOX_DOORBELL)})"
 BELL_SHARED = BELL.replace("pg_advisory_lock", "pg_advisory_lock_shared")
+INBOX_BELL = f"SELECT pg_advisory_lock({LOCK_CLASS}, {int(Lock.INBOX_DOORBELL)})"
+INBOX_BELL_SHARED = INBOX_BELL.replace("pg_advisory_lock", "pg_advisory_lock_shared")
 
 
 @pytest.fixture
@@ -59,6 +61,7 @@ def importer_url(database_url: str) -> Iterator[str]:
     execute(database_url, "DROP ROLE IF EXISTS importer")
     execute(database_url, "CREATE ROLE importer LOGIN IN ROLE pillarbox_application")
     yield database_url.replace("postgres@", "importer@")
+    execute(database_url, "DROP OWNED BY importer")
     execute(database_url, "DROP ROLE importer")
 
 
@@ -265,6 +268,49 @@ def test_the_doctor_names_foreign_sessions_with_our_locks(
     pid = mallory.info.backend_pid
     assert f"pid {pid} (role mallory, application 'just looking'" in said
     assert f"SELECT pg_terminate_backend({pid});" in said
+
+
+@pytest.mark.parametrize(
+    ("lock", "consequence"),
+    [
+        (BELL, "every insert sends a NOTIFY"),
+        (INBOX_BELL, "every insert sends a NOTIFY"),
+        (BELL_SHARED, "idle relays or consumers can't sleep"),
+        (INBOX_BELL_SHARED, "idle relays or consumers can't sleep"),
+    ],
+    ids=["outbox", "inbox", "outbox, shared", "inbox, shared"],
+)
+def test_the_doctor_names_foreign_sessions_with_a_doorbell(
+    lock: str,
+    consequence: str,
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mallory.execute(lock)
+
+    found = findings(database_url, capsys)
+
+    assert "error" not in found
+    pid = mallory.info.backend_pid
+    assert f"pid {pid} (role mallory" in found["warning"]
+    assert consequence in found["warning"]
+    assert f"SELECT pg_terminate_backend({pid});" in found["warning"]
+
+
+def test_the_doctor_takes_nobody_who_writes_for_one_that_keeps_a_doorbell(
+    database_url: str, importer_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "GRANT USAGE ON SCHEMA inbox TO importer")
+    execute(database_url, "GRANT INSERT ON inbox.delivery TO importer")
+    with (
+        psycopg.connect(importer_url) as outbox,
+        psycopg.connect(importer_url) as inbox,
+    ):
+        outbox.execute("SELECT outbox.add('long import', ''::bytea)")
+        # Even a statement that inserts no row rings.
+        inbox.execute("INSERT INTO inbox.delivery (seq) SELECT 1 WHERE false")
+        assert set(findings(database_url, capsys)) == {"hint"}
 
 
 def test_the_doctors_remedy_excludes_foreign_roles_and_admits_ours(
