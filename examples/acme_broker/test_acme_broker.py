@@ -1,4 +1,4 @@
-"""The suites, over the adapter as it was installed: found by the scheme of its URL."""
+"""The conformance suites, run over the installed adapter, found by its URL's scheme."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,7 +20,7 @@ from relay.testing.publisher_suite import Capabilities, PublisherSuite
 
 
 class Broker:
-    """The directory, which is away when it has another name."""
+    """The directory; renaming it makes the broker unavailable."""
 
     @pytest.fixture(autouse=True)
     def broker(self, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Handlers that are called once, in consumers that are not ours."""
+"""Idempotent handlers in consumers written with other frameworks."""

@@ -1,4 +1,4 @@
-"""What all of them do: write an invoice, in the transaction of the receipt."""
+"""What each example does: write an invoice in the transaction of the receipt."""
 
 from sqlalchemy import Insert
 from sqlalchemy.dialects.postgresql import insert

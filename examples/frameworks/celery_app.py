@@ -1,4 +1,4 @@
-"""Celery: a task that may come twice, as any task with `acks_late` may.
+"""Celery: a task that may be delivered twice, as any task with `acks_late`.
 
 celery -A examples.frameworks.celery_app worker
 """

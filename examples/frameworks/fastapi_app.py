@@ -1,10 +1,10 @@
-"""FastAPI: a webhook whose sender repeats what it is not sure of.
+"""FastAPI: a webhook whose sender repeats requests when in doubt.
 
 uvicorn examples.frameworks.fastapi_app:app
 
-The ids are the sender's own (evt_…), so the receipt is one of `inbox.foreign_receipt`.
-A 200 goes out after the commit only. Check the signature of the request first, as
-`inbox.webhook.Verifier` does for those of our own publisher.
+The ids are the sender's own (evt_…), so receipts are stored in `inbox.foreign_receipt`.
+The answer 200 is sent only after the commit. Check the request's signature first, as
+`inbox.webhook.Verifier` does for requests of our publisher.
 """
 
 import os
@@ -36,7 +36,7 @@ class Event(BaseModel):
 
 
 async def transaction() -> AsyncIterator[AsyncSession]:
-    """Return a session; the route commits it, for what is done here comes too late."""
+    """Return a session; the route must commit it, since a dependency exits too late."""
     async with sessions() as session:
         yield session
 
@@ -45,7 +45,7 @@ async def transaction() -> AsyncIterator[AsyncSession]:
 async def receive(
     event: Event, session: Annotated[AsyncSession, Depends(transaction)]
 ) -> dict[str, bool]:
-    """Bill the order of an event that has not been seen yet."""
+    """Bill the order of a new event."""
     id = ForeignId("payments", event.id)
     async with session.begin(), guard(session, id, consumer="billing") as is_new:
         if is_new:

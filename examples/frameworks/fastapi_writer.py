@@ -68,8 +68,8 @@ app = FastAPI(lifespan=lifespan)
 
 @app.exception_handler(IntegrityError)
 async def refuse(request: Request, error: IntegrityError) -> JSONResponse:
-    """Answer for a row that the database refuses, in the route or at the commit."""
-    return JSONResponse({"detail": "there is such an order already"}, 409)
+    """Answer if the database refuses a row, in the route or at the commit."""
+    return JSONResponse({"detail": "the order already exists"}, 409)
 
 
 @app.post("/orders", status_code=201)

@@ -1,4 +1,4 @@
-"""FastStream: a subscriber behind a middleware that knows the receipts.
+"""FastStream: a subscriber behind a middleware that checks receipts.
 
 python -m examples.frameworks.faststream_app
 
@@ -21,14 +21,14 @@ from outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "orders.placed"
 CONSUMER = "billing"
-# Without it a message whose handler failed is given up, or was acked before.
+# Otherwise a message whose handler failed is dropped, or was acked before.
 AGAIN = AckPolicy.NACK_ON_ERROR
 
 
 async def bill(
     order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
 ) -> None:
-    """Bill an order once, however often its message comes."""
+    """Bill an order once, however often its message is delivered."""
     await session.execute(invoice(order["order_id"]))
 
 
@@ -45,14 +45,14 @@ def nats_broker(url: str, once: Idempotent) -> Any:
 
 
 def redis_broker(url: str, once: Idempotent) -> Any:
-    """A group on the stream; the second subscriber takes over what was left behind."""
+    """A group on the stream; the second subscriber reclaims entries left pending."""
     from faststream.redis import RedisBroker, StreamSub
 
     broker = RedisBroker(url, middlewares=[once])
-    # Each replica has a name, and finds by it what it was given and didn't ack.
+    # Each replica has a name, by which it finds its own pending entries.
     member = os.environ.get("HOSTNAME", "one")
     new = StreamSub(TOPIC, group=CONSUMER, consumer=member)
-    # Longer than a handler takes: in milliseconds.
+    # In milliseconds; must be longer than a handler takes.
     left = StreamSub(TOPIC, group=CONSUMER, consumer=member, min_idle_time=60_000)
     for stream in (new, left):
         broker.subscriber(stream=stream, ack_policy=AGAIN)(bill)
@@ -90,7 +90,7 @@ def confluent_broker(url: str, once: Idempotent) -> Any:
     """The same with librdkafka."""
     from faststream.confluent import KafkaBroker
 
-    # Topics are made by who looks after the cluster, with their number of partitions.
+    # The cluster's operators create topics, with their number of partitions.
     broker = KafkaBroker(
         urlsplit(url).netloc, middlewares=[once], allow_auto_create_topics=False
     )

@@ -1,4 +1,4 @@
-"""No framework: a loop of your own, around a handler that is decorated.
+"""No framework: your own loop around a decorated handler.
 
 python -m examples.frameworks.plain
 
@@ -24,19 +24,19 @@ GROUP: Final = "billing"
 
 
 def id_of(entry: dict[str, str]) -> UUID:
-    """Read the id by which an entry is known when it comes again."""
+    """Read the id that identifies an entry when it is redelivered."""
     return UUID(entry["id"])
 
 
 @idempotent(consumer="billing", key=id_of)
 def bill(session: Session, entry: dict[str, str]) -> None:
-    """Bill an order once, however often its entry comes."""
+    """Bill an order once, however often its entry is delivered."""
     session.execute(invoice(json.loads(entry["payload"])["order_id"]))
 
 
 def consume(redis: Redis, sessions: sessionmaker[Session]) -> None:
     """Bill the orders of a stream, for ever."""
-    # First what this one had and never acked, from 0 on; then what is new.
+    # First this replica's pending entries, from 0 on; then new ones.
     after = "0"
     while True:
         answer: Any = redis.xreadgroup(GROUP, "one", {STREAM: after}, 1, block=1000)

@@ -31,7 +31,9 @@ class AesGcm:
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         if not keys:
-            raise ConfigError("keys={}: give at least one, {'2026-11': 32 bytes}")
+            raise ConfigError(
+                "keys={}: empty; pass at least one, {'2026-11': 32 bytes}"
+            )
         for key_id, key in keys.items():
             if len(key) not in {16, 24, 32}:
                 raise ConfigError(
@@ -49,7 +51,7 @@ class AesGcm:
     def encode(self, message: Message) -> tuple[str, bytes]:
         nonce = os.urandom(_NONCE)
         cipher = self._ciphers[self._current]
-        # Tied to its id, the payload of one message can't be put into another.
+        # Bound to the id, so that one message's payload can't be moved to another.
         sealed = cipher.encrypt(nonce, message.payload, message.id.bytes)
         return self._current, nonce + sealed
 

@@ -1,4 +1,4 @@
-"""`make demo`: orders are taken, published, handled; all fails, and is counted."""
+"""`make demo`: orders are placed, published and handled despite failures, and counted."""
 
 import argparse
 import os
@@ -35,7 +35,7 @@ SKIPPED: Final = "DuplicateSkipped"
 
 
 def main() -> int:
-    """Run the show; 0 only if every count is right."""
+    """Run the demo; return 0 only if every count is right."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--orders", type=int, default=3000, metavar="N")
     parser.add_argument("--customers", type=int, default=50, metavar="N")
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help="of a broker, or the name of one to start for the show: "
+        help="of a broker, or the name of one to start for the demo: "
         f"{', '.join(NAMES)} (default: PostgreSQL is the broker, too)",
     )
     parser.add_argument(
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
-    """Set the stage, play, count."""
+    """Set up the database and the broker, run the demo, and count."""
     engine = create_engine(sqlalchemy_url(url))
     cron = has_cron(engine)
     say(f"database   {without_password(url)}")
@@ -92,7 +92,7 @@ def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
 
 
 def has_cron(engine: Engine) -> bool:
-    """Return whether pg_cron works in this very database."""
+    """Return whether pg_cron runs in this database."""
     with engine.connect() as connection:
         return bool(
             connection.execute(
@@ -107,7 +107,7 @@ def has_cron(engine: Engine) -> bool:
 def play(
     stage: Stage, chosen: Broker, logs: Path, arguments: argparse.Namespace
 ) -> int:
-    """Let orders come in while processes fail and die, then count."""
+    """Place orders while processes fail and die, then count."""
     processes, orders = stage.processes, arguments.orders
     listeners = start_listeners(processes, chosen)
     pid = processes.start("relay-1", *RELAY)
@@ -124,10 +124,10 @@ def play(
                 stage, max(1, arguments.customers // 10), of=arguments.customers
             )
         else:
-            say("  (no consumer fails here: the endpoint has no dead letters to retry)")
+            say("  (no consumer fails here: a webhook endpoint has no dead letters)")
         stage.watch(lambda p: p.committed > orders * 2 // 5)
         processes.kill("relay-1")
-        say("  ✂ SIGKILL relay-1: what it had in flight is in nobody's hands")
+        say("  ✂ SIGKILL relay-1, with messages in flight")
         pid = processes.start("relay-2", *RELAY)
         say(f"  ↻ started relay-2 (pid {pid})")
         if fails:
@@ -149,7 +149,7 @@ def play(
         what = f"duplicates that {name} skipped"
         good &= verdict(what, skipped, skipped >= expected[name])
     if not chosen.repeats:
-        say("    (this broker keeps what is published twice once)")
+        say("    (this broker deduplicates what is published twice)")
     for name, status in statuses.items():
         # uvicorn stops in order, and then ends by the signal after all.
         in_order = {0, -signal.SIGTERM} if name == "shop" else {0}
@@ -168,7 +168,7 @@ def play(
 def replay(
     stage: Stage, listeners: Sequence[str], chosen: Broker, count: int
 ) -> Mapping[str, int]:
-    """Have messages published a second time; tell how many each has skipped then."""
+    """Publish messages a second time; report how many each consumer has skipped."""
     processes = stage.processes
     skipped = {name: processes.logged(name, SKIPPED) for name in listeners}
     which = ("--since", "1h", "--tenant", stage.tenant, "--limit", str(count))
@@ -187,7 +187,7 @@ def replay(
 
 
 def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
-    """Start what handles the orders; name its processes."""
+    """Start the consumers; return the names of their processes."""
     if chosen.port is not None:
         pid = processes.start(
             "shop", "uvicorn.main", "examples.shop.hook:app", f"--port={chosen.port}"
@@ -203,16 +203,16 @@ def start_listeners(processes: Processes, chosen: Broker) -> Sequence[str]:
         )
         say(f"started    {name:<8} (pid {pid})")
     for name in CONSUMERS:
-        # Else what is published before a consumer's first start would not be for it.
+        # Otherwise a consumer would miss what is published before its first start.
         processes.wait_for(name, "ConsumerStarted")
     return CONSUMERS
 
 
 @contextmanager
 def taking_orders(shop: Shop, orders: int) -> Iterator[Callable[[], bool]]:
-    """Let the shop take orders beside us, and wait for the last one.
+    """Let the shop place orders in a thread, and wait for the last one.
 
-    Gives what tells whether that has come.
+    Yields a function that returns whether all orders are placed.
     """
     stop = threading.Event()
     thread = threading.Thread(target=shop.run, args=(orders, stop))
@@ -226,7 +226,7 @@ def taking_orders(shop: Shop, orders: int) -> Iterator[Callable[[], bool]]:
 
 
 def report(shop: Shop, progress: tally.Progress, faults: dict[str, int]) -> bool:
-    """Print every count with its verdict; tell whether all are right."""
+    """Print every count with its verdict; return whether all are right."""
     committed = shop.tally.committed
     good = verdict("orders committed", committed, committed == progress.committed)
     good &= verdict("orders rolled back on purpose", shop.tally.rolled_back, True)

@@ -1,4 +1,4 @@
-"""The broker of the show: the one of a URL, or a private one by its name."""
+"""The broker of the demo: that of a URL, or a private one by its name."""
 
 import asyncio
 import importlib.util
@@ -27,11 +27,12 @@ class Broker:
 
     Attributes:
         url: for the relay, and for the consumers unless they are called over HTTP.
-        repeats: what is published twice arrives twice; some brokers keep it once.
-        options: for the consumers' URL alone: how soon another gets what a killed one
-            had in work.
-        port: on which the consumers are to listen for HTTP.
-        environment: what the processes need besides.
+        repeats: whether a message published twice arrives twice; some brokers
+            deduplicate.
+        options: only for the consumers' URL: how soon another replica gets what a
+            killed one was handling.
+        port: the port on which the consumers listen for HTTP.
+        environment: additional environment variables of the processes.
     """
 
     url: str

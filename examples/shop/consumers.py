@@ -24,7 +24,7 @@ billing = Consumer(
     async_sessionmaker(create_async_engine(_database, pool_size=16)),
     name="billing",
     max_in_flight=16,
-    # Impatient, so that the show needn't wait; leave it out and it is 8 in minutes.
+    # Short, so that the demo needn't wait; the default is 8 retries over minutes.
     retry=RetryPolicy(
         max_attempts=4,
         first_delay=timedelta(milliseconds=50),
@@ -40,7 +40,7 @@ shipping = Consumer(
 
 
 class LedgerDownError(Exception):
-    """Where billing writes is away; it may work again later."""
+    """The ledger that billing writes to is unavailable; it may work again later."""
 
 
 @billing.handles(TOPIC)
@@ -55,6 +55,6 @@ async def bill(session: AsyncSession, message: Message) -> None:
 
 @shipping.handles(TOPIC)
 def ship(session: Session, message: Message) -> None:
-    """Pack a parcel, or take it back."""
+    """Pack a parcel, or cancel it."""
     if is_ours(message):
         session.add(effect("shipping", message))

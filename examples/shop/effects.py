@@ -1,4 +1,4 @@
-"""What billing and shipping do with an order: one row, which stands for the effect."""
+"""What billing and shipping do with an order: one row, which represents the effect."""
 
 import os
 from typing import Final

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
-    """All tables lie in the schema `pillarbox_demo`."""
+    """All tables are in the schema `pillarbox_demo`."""
 
     metadata = MetaData(schema="pillarbox_demo")
 
@@ -26,7 +26,7 @@ class Order(Base):
 
 
 class Outage(Base):
-    """A customer whose invoices the ledger doesn't take just now."""
+    """A customer whose invoices the ledger refuses at the moment."""
 
     __tablename__ = "outage"
 

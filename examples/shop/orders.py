@@ -1,4 +1,4 @@
-"""The shop: takes orders in business transactions, some of which roll back."""
+"""The shop: places orders in business transactions, some of which roll back."""
 
 import random
 import threading
@@ -16,12 +16,12 @@ TOPIC = "demo.orders"
 
 
 class PaymentDeclinedError(Exception):
-    """The bank said no after the order was written: everything rolls back."""
+    """The bank declined after the order was written: everything rolls back."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the shop did, counted by the shop itself."""
+    """What the shop did, as counted by the shop itself."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -46,7 +46,7 @@ class Shop:
         self.tally = Tally()
 
     def run(self, orders: int, stop: threading.Event) -> None:
-        """Take that many orders, or until told to stop."""
+        """Place that many orders, or until `stop` is set."""
         for _ in range(orders):
             if stop.is_set():
                 return

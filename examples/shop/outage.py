@@ -11,19 +11,19 @@ from examples.shop.stage import Stage, say, verdict
 
 BILLING: Final = ("--log-level", "debug", "consume", "examples.shop.consumers:billing")
 _BEFORE_KILL: Final = 5
-# Fewer orders may have none of a customer whose invoices aren't taken.
+# With fewer orders, none may be of a customer whose invoices are refused.
 _ENOUGH: Final = 100
 
 
 def begin(stage: Stage, customers: int, *, of: int) -> None:
-    """Have the ledger refuse the first of the customers."""
+    """Let the ledger refuse the first customers."""
     with Session(stage.engine) as session, session.begin():
         session.add_all(Outage(customer=f"customer-{n:03}") for n in range(customers))
     say(f"  ⚠ the ledger is down for {customers} of {of} customers: billing fails")
 
 
 def kill_billing(stage: Stage, over: Callable[[], bool]) -> None:
-    """Kill billing once it has given up some messages, and start another.
+    """Kill billing once it has dead-lettered some messages, and start another.
 
     Args:
         over: tells whether no more orders come.
@@ -36,14 +36,14 @@ def kill_billing(stage: Stage, over: Callable[[], bool]) -> None:
 
 
 def end(stage: Stage) -> None:
-    """Have the ledger take invoices again."""
+    """Let the ledger accept invoices again."""
     with Session(stage.engine) as session, session.begin():
         session.query(Outage).delete()
-    say("  ☀ the ledger is back: billing recovers, what it gave up is still missing")
+    say("  ☀ the ledger is back: billing recovers, its dead letters remain")
 
 
 def repair(stage: Stage) -> None:
-    """Show what was given up and why, and have it retried."""
+    """Show the dead letters and their reasons, and retry them."""
     say()
     say("what failed in the last day, and why:")
     for row in tally.why(stage.engine, stage.tenant):
@@ -58,7 +58,7 @@ def repair(stage: Stage) -> None:
 
 
 def report(stage: Stage, committed: int) -> bool:
-    """Print what became of the dead letters; tell whether all is right."""
+    """Print the outcome of the dead letters; return whether all is right."""
     count = tally.dead_letters(stage.engine, stage.tenant)
     given_up, succeeded = sum(count.values()), count.get("SUCCEEDED", 0)
     good = verdict(

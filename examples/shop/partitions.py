@@ -37,7 +37,7 @@ def show_partitions(engine: Engine, say: Callable[[str], None]) -> None:
 
 
 def next_hourly(minute: int) -> datetime:
-    """Tell when an hourly job at `minute` runs next."""
+    """Return when an hourly job at `minute` runs next."""
     now = datetime.now(UTC)
     at = now.replace(minute=minute, second=0, microsecond=0)
     return at if at > now else at + timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""The processes of the show: relays and consumers, started and killed for real."""
+"""The processes of the demo: real relays and consumers, started and killed."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ class Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, module: str, *arguments: str) -> int:
-        """Start a process under a name; give its pid."""
+        """Start a process under a name; return its pid."""
         with (self._logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 self._command(module, arguments),
@@ -55,7 +55,7 @@ class Processes:
         return process.pid
 
     def run(self, module: str, *arguments: str) -> str:
-        """Run a command to its end; give what it says.
+        """Run a command to its end; return its output.
 
         Raises:
             OutboxError: it failed.
@@ -91,13 +91,13 @@ class Processes:
             time.sleep(_TICK)
 
     def kill(self, name: str) -> None:
-        """End a process by SIGKILL: it can't tidy up."""
+        """End a process with SIGKILL: it can't clean up."""
         process = self._running.pop(name)
         process.kill()
         process.wait()
 
     def failed(self) -> list[str]:
-        """Name the processes that ended by themselves."""
+        """Return the names of processes that ended by themselves."""
         return [
             name
             for name, process in self._running.items()
@@ -105,12 +105,12 @@ class Processes:
         ]
 
     def logged(self, name: str, event: str) -> int:
-        """Count an event in what a process logged."""
+        """Count an event in the log of a process."""
         log = (self._logs / f"{name}.log").read_text(encoding="utf-8")
         return log.count(f" {event} ")
 
     def stop_all(self) -> dict[str, int]:
-        """End the processes by SIGTERM, and give the exit status of each."""
+        """End the processes with SIGTERM, and return the exit status of each."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         statuses = {}

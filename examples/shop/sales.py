@@ -24,7 +24,7 @@ _TICK: Final = 0.5
 
 
 def main() -> int:
-    """Sell; 0 only if every count is right."""
+    """Place orders; return 0 only if every count is right."""
     parser = argparse.ArgumentParser(prog="sales", description=__doc__)
     parser.add_argument("--orders", type=int, default=500, metavar="N")
     parser.add_argument("--customers", type=int, default=20, metavar="N")
@@ -33,7 +33,7 @@ def main() -> int:
         type=float,
         default=120,
         metavar="SECONDS",
-        help="how long nothing may move (default: %(default)g)",
+        help="maximum time without progress (default: %(default)g)",
     )
     arguments = parser.parse_args()
     engine = create_engine(sqlalchemy_url(url_of(None, "database", DATABASE_VARIABLE)))
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def wait(engine: Engine, tenant: str, patience: float) -> tally.Progress:
-    """Wait until everything was handled, or nothing moved for a while."""
+    """Wait until everything is handled, or there is no progress for a while."""
     seen = None
     moved = time.monotonic()
     while not (now := tally.progress(engine, tenant)).finished:

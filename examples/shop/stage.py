@@ -1,4 +1,4 @@
-"""What is said while the show goes on, and how long it waits for its processes."""
+"""Print the progress of the demo, and wait for its processes."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _PATIENCE: Final = 120.0
 
 
 def say(line: str = "") -> None:
-    """Print a line now."""
+    """Print a line and flush it."""
     print(line, flush=True)
 
 
@@ -28,11 +28,11 @@ def verdict(what: str, count: int, right: bool) -> bool:
 
 @dataclass(slots=True)
 class Stage:
-    """Where the show goes on.
+    """The state of the demo.
 
     Attributes:
         tenant: marks the messages of this run.
-        stuck: something was waited for in vain; nothing more is worth a wait.
+        stuck: a wait has failed, so that nothing else is waited for.
     """
 
     engine: Engine
@@ -41,11 +41,11 @@ class Stage:
     stuck: bool = False
 
     def progress(self) -> tally.Progress:
-        """Read how far everybody is."""
+        """Read the progress of the relay and the consumers."""
         return tally.progress(self.engine, self.tenant)
 
     def watch(self, reached: Callable[[tally.Progress], bool]) -> None:
-        """Show how far everybody is, until a point is reached or nothing moves."""
+        """Show the progress until a point is reached or the progress stops."""
         seen = shown = None
         moved = time.monotonic()
         said = 0.0
@@ -62,7 +62,7 @@ class Stage:
             if done or self.stuck:
                 return
             if ended or time.monotonic() - moved > _PATIENCE:
-                say(f"  nothing moves any more; ended: {ended or 'nobody'}")
+                say(f"  no progress; ended processes: {ended or 'none'}")
                 self.stuck = True
                 return
             time.sleep(_TICK)

@@ -21,7 +21,7 @@ _PROGRESS = text("""
                       AND h.message_id::text = d.message_id)) AS failed
 """)
 
-# A message is known by its customer and step: the order's row and the effect's row
+# A message is identified by its customer and step: the rows of order and effect
 # must pair up one to one.
 _CHECKS = {
     "committed orders without a message": """
@@ -68,7 +68,7 @@ _CHECKS = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far everybody is.
+    """The progress of the relay and the consumers.
 
     Attributes:
         failed: given up by billing, and neither retried nor handled since.
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def settled(self) -> bool:
-        """The same, but for what billing gave up."""
+        """The same, except for billing's dead letters."""
         billing = self.billing + self.failed
         return self.committed == self.published == billing == self.shipping
 
@@ -104,14 +104,14 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def progress(engine: Engine, tenant: str) -> Progress:
-    """Read how far everybody is."""
+    """Read the progress of the relay and the consumers."""
     with reading(engine) as connection:
         row = connection.execute(_PROGRESS, {"tenant": tenant}).one()
     return Progress(*row)
 
 
 def faults(engine: Engine, tenant: str) -> dict[str, int]:
-    """Count every fault that there could be; all must be 0."""
+    """Count every kind of fault; all must be 0."""
     with reading(engine) as connection:
         return {
             name: connection.execute(text(query), {"tenant": tenant}).scalar_one()
@@ -120,7 +120,7 @@ def faults(engine: Engine, tenant: str) -> dict[str, int]:
 
 
 def why(engine: Engine, tenant: str) -> Sequence[Row[Any]]:
-    """Say what failed in the last day: origin, topic, reason, how many, undecided."""
+    """Return what failed in the last day: origin, topic, reason, count, undecided."""
     statement = text("""
         SELECT origin, topic, left(error_reason, 80) AS reason, count(*) AS letters,
                count(*) FILTER (WHERE status = 'PENDING') AS undecided

@@ -1,4 +1,4 @@
-"""What has to be made before the shop opens: `python -m examples.shop.topics`.
+"""Create what the shop needs in AWS: `python -m examples.shop.topics`.
 
 Most brokers make a topic when it is used. With SNS it is made here, with a queue for
 each consumer.
@@ -14,7 +14,7 @@ CONSUMERS: Final = ("billing", "shipping")
 
 
 async def make_topic(url: str) -> None:
-    """Make the topic of SNS, and a queue of each consumer that gets what it gets."""
+    """Create the SNS topic, and for each consumer a queue that is subscribed to it."""
     from outbox.brokers.sqs.connection import SqsSettings
 
     settings = SqsSettings.from_url(url)

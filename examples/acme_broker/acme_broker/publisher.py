@@ -1,4 +1,4 @@
-"""The publisher: a batch is one transaction, so it arrives as a whole or not at all."""
+"""The publisher: a batch is one transaction, so all of it arrives or nothing does."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PREFIX = "ce-"
 
 
 class AcmePublisher:
-    """Appends messages; one that was published before is acked and left out."""
+    """Appends messages; a message published before is acked and skipped."""
 
     def __init__(self, url: str) -> None:
         self._queue = Queue(url)
@@ -24,7 +24,7 @@ class AcmePublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `acme:///path/of/a/directory`."""
+        """Make one from a URL such as `acme:///path/of/a/directory`."""
         return cls(url)
 
     async def __aenter__(self) -> Self:
@@ -36,9 +36,9 @@ class AcmePublisher:
         self._entered = False
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Append the batch, without what is too large."""
+        """Append the batch, except messages that are too large."""
         if not self._entered:
-            raise BrokerUnavailableError("the publisher was left, or never entered")
+            raise BrokerUnavailableError("the publisher is not entered")
         answers = [_check(message) for message in batch]
         with self._queue.transaction() as connection:
             connection.executemany(

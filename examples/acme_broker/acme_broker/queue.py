@@ -1,4 +1,4 @@
-"""The file: what is in it, and what goes wrong with it."""
+"""The file with the queues, and its errors."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -45,13 +45,13 @@ class Queue:
         self._path = Path(unquote(parts.path), _FILE)
 
     def create(self) -> None:
-        """Make the tables, if they aren't there."""
+        """Create the tables if they don't exist."""
         with self._away_when_broken(), closing(self._connect("rwc")) as connection:
             connection.executescript(_SCHEMA)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection in a transaction that is alone in writing."""
+        """Yield a connection in an exclusive write transaction."""
         with self._away_when_broken(), closing(self._connect("rw")) as connection:
             connection.execute("BEGIN IMMEDIATE")
             with connection:

@@ -1,4 +1,4 @@
-"""The source: replicas hold deliveries for a while, and say again and again that."""
+"""The source: replicas lease deliveries, and renew the leases periodically."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from outbox.errors import BrokerUnavailableError, InvalidMessageError
 from .publisher import PREFIX
 from .queue import Queue
 
-# An earlier message of the key that waits, or is with another replica, goes first.
+# An earlier message of the key, waiting or held by another replica, goes first.
 _NEXT = """
 SELECT m.seq, m.topic, m.headers, m.payload, coalesce(d.attempts, 0)
   FROM message AS m
@@ -39,7 +39,7 @@ INSERT INTO delivery (consumer, seq, owner, not_before, attempts)
 VALUES (:consumer, :seq, :owner, :until, 0)
 ON CONFLICT (consumer, seq) DO UPDATE SET owner = :owner, not_before = :until
 """
-# Only what is still ours: it may have gone to another while we were away.
+# Only deliveries still ours: another replica may have taken expired ones.
 _OURS = "consumer = :consumer AND owner = :owner AND acked = 0"
 _ACK = f"UPDATE delivery SET acked = 1 WHERE seq = :seq AND {_OURS}"
 _WAIT = f"""
@@ -56,7 +56,7 @@ _BEATS = 3
 
 
 class AcmeDelivery:
-    """One handing-over; what becomes of it is written by the source."""
+    """One delivery; the source records its outcome."""
 
     def __init__(self, source: "AcmeSource", row: Sequence[Any]) -> None:
         self._source = source
@@ -70,11 +70,11 @@ class AcmeDelivery:
         self._settled = False
 
     async def ack(self) -> None:
-        """Have it marked."""
+        """Ack it."""
         self._settle(_ACK, 0.0)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Have it given back."""
+        """Nack it."""
         if delay is None:
             self._settle(_RETURN, 0.0)
         else:
@@ -108,7 +108,7 @@ class AcmeSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from `acme:///path/of/a/directory`."""
+        """Make one from a URL such as `acme:///path/of/a/directory`."""
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
@@ -120,14 +120,14 @@ class AcmeSource:
         assert self._beating is not None
         self._beating.cancel()
         await asyncio.wait({self._beating})
-        # Away: what we hold goes to others when our time is over.
+        # The file is unavailable: others take what we hold when our leases expire.
         with suppress(BrokerUnavailableError):
             self._write(_RETURN_ALL, {})
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Look until there is something, or the poll interval is over."""
+        """Poll until there are messages, or the poll interval is over."""
         deadline = time.monotonic() + self._poll
-        # SQLite blocks the loop: without this, a busy consumer would let nobody run.
+        # SQLite blocks the loop: without this, a busy consumer starves other tasks.
         await asyncio.sleep(0)
         while True:
             if rows := self._take(limit):
