@@ -2,9 +2,9 @@
 
 uvicorn examples.frameworks.fastapi_writer:app
 
-A dependency with `yield` ends after the response is sent: a commit there that fails
-comes too late, for the client has its 201. With `scope="function"` (FastAPI 0.121 or
-newer) it ends before, and what it raises goes through the exception handlers.
+A dependency with `yield` exits after the response is sent: if its commit fails, the
+client already has its 201. With `scope="function"` (FastAPI 0.121 or newer) it exits
+before that, and exception handlers see what it raises.
 """
 
 import os

@@ -2,9 +2,9 @@
 
 python -m examples.frameworks.faststream_app
 
-The broker is that of PILLARBOX_BROKER_URL. Each keeps what is published while this is
-down, and gives again what was not acked; FastStream's defaults do neither, on Kafka
-they even ack before the handler runs.
+The broker is that of PILLARBOX_BROKER_URL. With these settings, each broker keeps
+messages while this process is down, and redelivers those that were not acked.
+FastStream's defaults do neither; on Kafka they even ack before the handler runs.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 python -m examples.frameworks.plain
 
-The session's transaction is the loop's: it commits before the ack. What fails in
-between comes again, and is skipped.
+The loop owns the transaction and commits it before the ack. If it fails between the
+two, the entry is redelivered and skipped.
 """
 
 import json

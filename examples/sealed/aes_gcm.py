@@ -6,9 +6,9 @@
     Consumer(source, sessions, name="billing", codec=codec)        # consumer
     pillarbox relay --codec app:codec                                    # or the relay
 
-PILLARBOX_KEYS holds the keys, newest first, in the form `id:base64,id:base64`. A new
-key goes to whoever decodes first, and to the application last; an old one may go when
-no message of it is left in tables, broker or dead letters.
+PILLARBOX_KEYS holds the keys, newest first, in the form `id:base64,id:base64`. Deploy a
+new key to every process that decodes, then to the application. Remove an old key when
+no message encrypted with it is left in tables, broker or dead letters.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""`make demo`: orders are placed, published and handled despite failures, and counted."""
+"""`make demo`: place, publish and handle orders despite failures, and count them."""
 
 import argparse
 import os

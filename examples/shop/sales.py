@@ -1,6 +1,6 @@
-"""Take orders, wait until billing and shipping handled them, and count.
+"""Place orders, wait until billing and shipping have handled them, and count.
 
-The shop by itself, for a place where relay and consumers run already, as in
+This runs only the shop; relay and consumers must be running already, as in
 docker/compose.yaml: `python -m examples.shop.sales --orders 500`.
 """
 

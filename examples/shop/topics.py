@@ -1,6 +1,6 @@
 """Create what the shop needs in AWS: `python -m examples.shop.topics`.
 
-Most brokers make a topic when it is used. With SNS it is made here, with a queue for
+Most brokers create a topic when it is used. For SNS this creates it, and a queue for
 each consumer.
 """
 
