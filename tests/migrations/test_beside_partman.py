@@ -1,6 +1,8 @@
 """Whoever else uses pg_partman in the database: their runs leave our tables alone."""
 
 from collections.abc import Sequence
+from datetime import UTC, timedelta
+from itertools import pairwise
 from typing import Final
 
 import psycopg
@@ -156,3 +158,28 @@ def test_a_table_with_the_name_of_a_partition_is_renamed(
     assert main(["maintain", "--database", database_url]) == 0
     assert doctor(database_url)[1] == []
     assert execute(database_url, f"SELECT whose FROM {taken}_aside") == [("mine",)]
+
+
+@pytest.mark.parametrize("hours", [23, 25])
+def test_a_day_on_which_the_clocks_of_others_change_is_replaced_without_a_gap(
+    hours: int, database_url: str, doctor: Doctor
+) -> None:
+    drop_later(database_url, 3)
+    ((end,),) = execute(
+        database_url, "SELECT max(ends_at) FROM outbox.partitions('outbox.message')"
+    )
+    first = end.astimezone(UTC)
+    starts = [first] + [first + timedelta(days=n, hours=hours) for n in range(5)]
+    for number, (start, end) in enumerate(pairwise(starts)):
+        name = f"outbox.message_p{first + timedelta(days=number):%Y_%m_%d}"
+        execute(
+            database_url,
+            f"CREATE TABLE {name} PARTITION OF outbox.message"
+            f" FOR VALUES FROM ('{start}') TO ('{end}')",
+        )
+
+    for found in doctor(database_url)[1]:
+        paste(database_url, found["remedy"])
+
+    assert doctor(database_url)[1] == []
+    assert execute(database_url, OURS) == [("pillarbox_owner", True, True, True)]

@@ -15,8 +15,8 @@ from outbox.postgres.sql_files import load
 
 _FEW: Final = 3
 _OFF: Final = (
-    "begins at {}, not at midnight UTC: something other than outbox.maintain() created"
-    " it, in another time zone"
+    "{} at {}, not at midnight UTC: something other than outbox.maintain() created it,"
+    " in another time zone"
 )
 
 
@@ -35,6 +35,7 @@ class _Judged:
     wanted_owner: str
     is_foreign: bool
     is_off: bool | None
+    ends_off: bool
     is_misnamed: bool | None
     half_detached: bool | None
 
@@ -113,7 +114,9 @@ def _must_go(judged: _Judged, in_the_way: Container[str]) -> str | None:
     if judged.half_detached:
         return None
     if judged.is_off and judged.ahead:
-        return f"{subject} {_OFF.format(judged.starts_at)}"
+        return f"{subject} {_OFF.format('begins', judged.starts_at)}"
+    if judged.ends_off and judged.ahead:
+        return f"{subject} {_OFF.format('ends', judged.ends_at)}"
     if judged.partition in in_the_way or (judged.is_misnamed and judged.ahead):
         return (
             f"{subject} begins at {judged.starts_at}, but has the name of another one:"
@@ -132,7 +135,7 @@ def _judge(judged: _Judged) -> Iterator[Finding]:
         )
     if judged.is_off:
         yield _found(
-            f"{partition} {_OFF.format(judged.starts_at)}",
+            f"{partition} {_OFF.format('begins', judged.starts_at)}",
             "leave it: it is dropped after its retention",
         )
     if judged.half_detached:
