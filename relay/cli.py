@@ -9,9 +9,8 @@ from functools import partial
 from typing import Annotated, Any, Final, cast
 
 import typer
-from psycopg.rows import class_row
 
-from outbox.administration.connection import AdministrationConnection, administration
+from outbox.administration.connection import administration
 from outbox.brokers.plugins import implementation
 from outbox.cli.command import (
     Broker,
@@ -27,25 +26,8 @@ from outbox.cli.command import (
     rate_option,
 )
 from outbox.cli.output import progress, write_json, write_line, write_table
-from outbox.cli.sides import Blocked, BlockedCount, RetryOptions, Side
-from outbox.cli.supervisor import (
-    DEFAULT_BATCH,
-    DEFAULT_INTERVAL,
-    DEFAULT_MEASURE,
-    DEFAULT_RETRIES,
-    DEFAULT_WATCHDOG,
-    DeadLetterBatch,
-    DeadLetterInterval,
-    DeadLetterRetries,
-    HealthListen,
-    MetricsInterval,
-    MetricsListen,
-    Supervisor,
-    WatchdogLimit,
-    Watching,
-    run_until_stopped,
-    schedule_of,
-)
+from outbox.cli.sides import RetryOptions, Side
+from outbox.cli.supervisor import Schedule, Watching, run_until_stopped
 from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
 from outbox.dead_letters.measure import Measure
 from outbox.duration import read_duration
@@ -148,13 +130,8 @@ def relay(
         bool,
         typer.Option("--strict-order", help="Publish one message of a key at a time."),
     ] = False,
-    dead_letter_interval: DeadLetterInterval = DEFAULT_INTERVAL,
-    dead_letter_batch: DeadLetterBatch = DEFAULT_BATCH,
-    dead_letter_retries: DeadLetterRetries = DEFAULT_RETRIES,
-    health_listen: HealthListen = None,
-    metrics_listen: MetricsListen = None,
-    metrics_interval: MetricsInterval = DEFAULT_MEASURE,
-    watchdog: WatchdogLimit = DEFAULT_WATCHDOG,
+    schedule: Schedule,
+    watching: Watching,
 ) -> int:
     """Publish what was committed, until SIGTERM; then drain and exit."""
     options = RetryOptions(
@@ -162,9 +139,7 @@ def relay(
         broker=broker_url(broker),
         codec=codec,
         consumer=None,
-        schedule=schedule_of(
-            dead_letter_interval, dead_letter_batch, dead_letter_retries
-        ),
+        schedule=schedule.read(),
     )
     config = RelayConfig(
         batch_size=batch_size,
@@ -179,12 +154,6 @@ def relay(
         strict_order=strict_order,
         retry=RetryPolicy(max_attempts=max_attempts),
         codec=_load_codec(codec),
-    )
-    watching = Watching(
-        health_listen=health_listen,
-        watchdog=watchdog,
-        metrics_listen=metrics_listen,
-        metrics_interval=metrics_interval,
     )
     return _run(options, config, watching)
 
@@ -222,7 +191,7 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
             notify=notify,
         )
         background.append(measure.run)
-    return run_until_stopped(Supervisor(process, background), watching, health, metrics)
+    return run_until_stopped(process, background, watching, health, metrics)
 
 
 def _load_codec(path: str | None) -> PayloadCodec | None:
@@ -274,29 +243,13 @@ async def _take_turn(options: RetryOptions, notify: Observer) -> Tally | None:
     return await _scheduler(options, schedule, notify).take_turn()
 
 
-def list_refused(connection: AdministrationConnection, max_rows: int) -> list[Blocked]:
-    """List what was refused and waits, the oldest message first."""
-    with connection.cursor(row_factory=class_row(Blocked)) as cursor:
-        return cursor.execute(
-            load("relay", "list_refused"), {"max_rows": max_rows}
-        ).fetchall()
-
-
-def count_refused(connection: AdministrationConnection) -> BlockedCount:
-    """Count the blocked keys, and the refused messages that have none."""
-    with connection.cursor(row_factory=class_row(BlockedCount)) as cursor:
-        counted = cursor.execute(load("relay", "count_refused")).fetchone()
-    assert counted is not None
-    return counted
-
-
 SIDE: Final = Side(
     schema="outbox",
     lacks=_lacks,
     open_retrier=_open_retrier,
     take_turn=_take_turn,
-    list_blocked=list_refused,
-    count_blocked=count_refused,
+    list_blocked=load("relay", "list_refused"),
+    count_blocked=load("relay", "count_refused"),
 )
 
 

@@ -22,25 +22,7 @@ from inbox.events import (
     SourceLost,
 )
 from outbox.cli.command import Duration, command, duration_option, new_app
-from outbox.cli.supervisor import (
-    DEFAULT_BATCH,
-    DEFAULT_INTERVAL,
-    DEFAULT_MEASURE,
-    DEFAULT_RETRIES,
-    DEFAULT_WATCHDOG,
-    Background,
-    DeadLetterBatch,
-    DeadLetterInterval,
-    DeadLetterRetries,
-    HealthListen,
-    MetricsInterval,
-    MetricsListen,
-    Supervisor,
-    WatchdogLimit,
-    Watching,
-    run_until_stopped,
-    schedule_of,
-)
+from outbox.cli.supervisor import Background, Schedule, Watching, run_until_stopped
 from outbox.dead_letters import RetrySchedule, Scheduler
 from outbox.dead_letters.measure import Measure
 from outbox.errors import ConfigError, one_line
@@ -99,29 +81,21 @@ def consume(
             "the port can read them.",
         ),
     ] = False,
-    dead_letter_interval: DeadLetterInterval = DEFAULT_INTERVAL,
-    dead_letter_batch: DeadLetterBatch = DEFAULT_BATCH,
-    dead_letter_retries: DeadLetterRetries = DEFAULT_RETRIES,
-    health_listen: HealthListen = None,
-    metrics_listen: MetricsListen = None,
-    metrics_interval: MetricsInterval = DEFAULT_MEASURE,
-    watchdog: WatchdogLimit = DEFAULT_WATCHDOG,
+    schedule: Schedule,
+    watching: Watching,
 ) -> int:
     """Handle messages with a Consumer of yours, until SIGTERM; then drain and exit."""
-    watching = Watching(
-        health_listen=health_listen,
-        watchdog=watchdog,
-        metrics_listen=metrics_listen,
-        metrics_interval=metrics_interval,
-    )
-    schedule = schedule_of(dead_letter_interval, dead_letter_batch, dead_letter_retries)
     queues = queues_of(queue or ())
     found = load_consumer(consumer)
     if queues:
         found.serve(queues)
     process = Once(found, idle.total_seconds() if once else None)
     status = _run(
-        found, process, schedule, watching, show_blocked_keys=show_blocked_keys
+        found,
+        process,
+        schedule.read(),
+        watching,
+        show_blocked_keys=show_blocked_keys,
     )
     if once and process.gave_up:
         status = GAVE_UP
@@ -164,7 +138,7 @@ def _run(
         )
         background.append(measure.run)
         background.append(partial(blocked.measure, seconds, notify))
-    return run_until_stopped(Supervisor(process, background), watching, health, metrics)
+    return run_until_stopped(process, background, watching, health, metrics)
 
 
 def scheduler_of(

@@ -1,16 +1,14 @@
 """The inbox's side of repair: dead letters by handlers, and blocked deliveries."""
 
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import class_row
 
 from inbox.cli.consume import load_consumer, scheduler_of
 from outbox.administration.connection import AdministrationConnection
-from outbox.cli.sides import Blocked, BlockedCount, RetryOptions, Side
+from outbox.cli.sides import RetryOptions, Side
 from outbox.dead_letters import Retrier, RetrySchedule, Tally
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
@@ -50,24 +48,6 @@ def record_discard(
         connection.execute(load("inbox", "record_discard"), values)
 
 
-def list_refused(
-    connection: AdministrationConnection, max_rows: int
-) -> Sequence[Blocked]:
-    """List the deliveries that were given back and wait, the oldest first."""
-    with connection.cursor(row_factory=class_row(Blocked)) as cursor:
-        return cursor.execute(
-            load("inbox", "list_refused"), {"max_rows": max_rows}
-        ).fetchall()
-
-
-def count_refused(connection: AdministrationConnection) -> BlockedCount:
-    """Count the blocked keys, each for its consumer, and those without a key."""
-    with connection.cursor(row_factory=class_row(BlockedCount)) as cursor:
-        counted = cursor.execute(load("inbox", "count_refused")).fetchone()
-    assert counted is not None
-    return counted
-
-
 def _lacks(options: RetryOptions) -> str | None:
     if options.consumer is None:
         return (
@@ -97,7 +77,7 @@ SIDE: Final = Side(
     lacks=_lacks,
     open_retrier=_open_retrier,
     take_turn=_take_turn,
-    list_blocked=list_refused,
-    count_blocked=count_refused,
+    list_blocked=load("inbox", "list_refused"),
+    count_blocked=load("inbox", "count_refused"),
     on_discard=record_discard,
 )

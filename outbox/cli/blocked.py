@@ -55,8 +55,8 @@ def blocked(
         rights="GRANT pillarbox_monitor TO its role; for one side, with --side, "
         "pillarbox_relay or pillarbox_consumer is enough",
     ) as connection:
-        found = {s.schema: s.list_blocked(connection, limit) for s in sides}
-        counts = [s.count_blocked(connection) for s in sides]
+        found = {s.schema: s.read_blocked(connection, limit) for s in sides}
+        counts = [s.read_blocked_count(connection) for s in sides]
     counted = BlockedCount(
         keys=sum(it.keys for it in counts),
         without_key=sum(it.without_key for it in counts),

@@ -5,7 +5,8 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
@@ -151,10 +152,14 @@ def command(
     """Register a function as a command with the options that all commands have.
 
     The function's docstring is the help, its result the exit status; None stands for 0.
+    A parameter whose type is a dataclass stands for its fields: each is an option.
     """
 
     def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
-        signature = inspect.signature(function, eval_str=True)
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        groups: dict[str, Any] = {
+            it.name: it.annotation for it in own if is_dataclass(it.annotation)
+        }
         shared = [
             inspect.Parameter(
                 parameter, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None
@@ -178,21 +183,33 @@ def command(
                 _chosen(context, "log_level", log_level) or "info",
                 _chosen(context, "log_format", log_format) or "text",
             )
+            for name, group in groups.items():
+                options = {it.name: given.pop(it.name) for it in fields(group)}
+                given[name] = group(**options)
             raise typer.Exit(function(**given) or 0)
 
-        parameters = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in signature.parameters.values()
-        ]
+        parameters = [each for it in own for each in _parameters_of(it)] + shared
         documented: Any = run
-        documented.__signature__ = inspect.Signature([*parameters, *shared])
-        documented.__annotations__ = {
-            parameter.name: parameter.annotation for parameter in [*parameters, *shared]
-        }
+        documented.__signature__ = inspect.Signature(parameters)
+        documented.__annotations__ = {it.name: it.annotation for it in parameters}
         app.command(name, epilog=epilog)(documented)
         return function
 
     return register
+
+
+def _parameters_of(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Give the parameter, or one for each option of the group that it stands for."""
+    if not is_dataclass(parameter.annotation):
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    for option in fields(parameter.annotation):
+        yield inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=option.type,
+            default=option.default,
+        )
 
 
 def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:

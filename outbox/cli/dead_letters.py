@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
@@ -25,16 +25,7 @@ from outbox.cli.command import (
 )
 from outbox.cli.output import progress, warn, write_json, write_line, write_table
 from outbox.cli.sides import RetryOptions, Side, SideOption, load_sides
-from outbox.cli.supervisor import (
-    DEFAULT_BATCH,
-    DEFAULT_INTERVAL,
-    DEFAULT_RETRIES,
-    DeadLetterBatch,
-    DeadLetterInterval,
-    DeadLetterRetries,
-    run_coroutine,
-    schedule_of,
-)
+from outbox.cli.supervisor import Schedule, run_coroutine
 from outbox.dead_letters.criteria import Criteria, IdPrefix
 from outbox.dead_letters.events import DeadLetterFailed
 from outbox.dead_letters.inspect import Desk, open_desk
@@ -84,25 +75,6 @@ Ids: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Topic: TypeAlias = Annotated[
-    str | None, _text("topic", "Topic, or prefix followed by a star: 'orders.*'.")
-]
-Key: TypeAlias = Annotated[str | None, _text("key", "Key.")]
-Tenant: TypeAlias = Annotated[str | None, _text("tenant", "Tenant.")]
-Origin: TypeAlias = Annotated[
-    str | None,
-    _text("origin", "Who gave it up, such as publisher:redis or consumer:billing."),
-]
-MessageId: TypeAlias = Annotated[str | None, _text("message", "Id of the message.")]
-Error: TypeAlias = Annotated[str | None, _text("error", "Text in the reason.")]
-NewerThan: TypeAlias = Annotated[
-    timedelta | None,
-    duration_option("--newer-than", help="Given up within this time.", panel=_FILTERS),
-]
-OlderThan: TypeAlias = Annotated[
-    timedelta | None,
-    duration_option("--older-than", help="Given up before this time.", panel=_FILTERS),
-]
 StatusOption: TypeAlias = Annotated[
     Literal["PENDING", "SUCCEEDED", "DISCARDED", "ANY"],
     typer.Option(
@@ -128,6 +100,41 @@ DryRun: TypeAlias = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """The options that select dead letters."""
+
+    topic: Annotated[
+        str | None, _text("topic", "Topic, or prefix followed by a star: 'orders.*'.")
+    ] = None
+    key: Annotated[str | None, _text("key", "Key.")] = None
+    tenant: Annotated[str | None, _text("tenant", "Tenant.")] = None
+    origin: Annotated[
+        str | None,
+        _text("origin", "Who gave it up, such as publisher:redis or consumer:billing."),
+    ] = None
+    message: Annotated[str | None, _text("message", "Id of the message.")] = None
+    error: Annotated[str | None, _text("error", "Text in the reason.")] = None
+    newer_than: Annotated[
+        timedelta | None,
+        duration_option(
+            "--newer-than", help="Given up within this time.", panel=_FILTERS
+        ),
+    ] = None
+    older_than: Annotated[
+        timedelta | None,
+        duration_option(
+            "--older-than", help="Given up before this time.", panel=_FILTERS
+        ),
+    ] = None
+
+    def criteria(self, status: Status | None, limit: int | None = None) -> Criteria:
+        """Give what they select: at most `limit` dead letters of this status."""
+        chosen = asdict(self)
+        message = chosen.pop("message")
+        return Criteria(status=status, message_id=message, max_rows=limit, **chosen)
+
+
 class _Found(NamedTuple):
     """A dead letter and where it is."""
 
@@ -142,24 +149,14 @@ class _Found(NamedTuple):
 def _list(
     *,
     side: SideOption = None,
-    topic: Topic = None,
-    key: Key = None,
-    tenant: Tenant = None,
-    origin: Origin = None,
-    message: MessageId = None,
-    error: Error = None,
-    newer_than: NewerThan = None,
-    older_than: OlderThan = None,
+    filters: Filters,
     status: StatusOption = "PENDING",
     limit: Limit = 50,
     database: Database = None,
     json: Json = False,
 ) -> None:
     """List dead letters of both sides, the newest first."""
-    criteria = _criteria(
-        topic, key, tenant, origin, message, error, newer_than, older_than
-    )
-    criteria = replace(criteria, status=_status(status), max_rows=limit)
+    criteria = filters.criteria(_status(status), limit)
     with _desks(database, load_sides(side)) as desks:
         found = [_Found(s, it) for s, desk in desks for it in desk.summaries(criteria)]
     found.sort(key=lambda it: it.letter.created_at, reverse=True)
@@ -199,14 +196,7 @@ def discard(
         str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept.")
     ],
     side: SideOption = None,
-    topic: Topic = None,
-    key: Key = None,
-    tenant: Tenant = None,
-    origin: Origin = None,
-    message: MessageId = None,
-    error: Error = None,
-    newer_than: NewerThan = None,
-    older_than: OlderThan = None,
+    filters: Filters,
     limit: Limit = None,
     all: All = False,
     dry_run: DryRun = False,
@@ -214,10 +204,8 @@ def discard(
     json: Json = False,
 ) -> None:
     """Discard dead letters: nobody retries them any more."""
-    criteria = _criteria(
-        topic, key, tenant, origin, message, error, newer_than, older_than
-    )
-    _check_choice(ids, replace(criteria, max_rows=limit), all=all)
+    criteria = filters.criteria(Status.PENDING)
+    _check_choice(ids, filters, limit, all=all)
     if not reason.strip():
         raise ConfigError("--reason is empty: say why, for those who ask later")
     with _desks(database, load_sides(side)) as desks:
@@ -248,23 +236,13 @@ def discard(
 def export(
     *,
     side: SideOption = None,
-    topic: Topic = None,
-    key: Key = None,
-    tenant: Tenant = None,
-    origin: Origin = None,
-    message: MessageId = None,
-    error: Error = None,
-    newer_than: NewerThan = None,
-    older_than: OlderThan = None,
+    filters: Filters,
     status: StatusOption = "ANY",
     limit: Limit = None,
     database: Database = None,
 ) -> None:
     """Print dead letters as JSON lines, with payloads, the oldest first."""
-    criteria = _criteria(
-        topic, key, tenant, origin, message, error, newer_than, older_than
-    )
-    criteria = replace(criteria, status=_status(status), max_rows=limit)
+    criteria = filters.criteria(_status(status), limit)
     with _desks(database, load_sides(side)) as desks:
         candidates = [
             (candidate.created_at, its_side, desk, candidate.id)
@@ -286,14 +264,7 @@ def retry(
     ids: Ids = None,
     *,
     side: SideOption = None,
-    topic: Topic = None,
-    key: Key = None,
-    tenant: Tenant = None,
-    origin: Origin = None,
-    message: MessageId = None,
-    error: Error = None,
-    newer_than: NewerThan = None,
-    older_than: OlderThan = None,
+    filters: Filters,
     limit: Limit = None,
     all: All = False,
     due: Annotated[
@@ -318,9 +289,7 @@ def retry(
     ] = None,
     broker: Broker = None,
     codec: Codec = None,
-    dead_letter_interval: DeadLetterInterval = DEFAULT_INTERVAL,
-    dead_letter_batch: DeadLetterBatch = DEFAULT_BATCH,
-    dead_letter_retries: DeadLetterRetries = DEFAULT_RETRIES,
+    schedule: Schedule,
     database: Database = None,
     json: Json = False,
 ) -> int:
@@ -330,14 +299,10 @@ def retry(
         broker=broker,
         codec=codec,
         consumer=consumer,
-        schedule=schedule_of(
-            dead_letter_interval, dead_letter_batch, dead_letter_retries
-        ),
+        schedule=schedule.read(),
     )
-    criteria = _criteria(
-        topic, key, tenant, origin, message, error, newer_than, older_than
-    )
-    named = _check_choice(ids, replace(criteria, max_rows=limit), all=all, or_due=due)
+    criteria = filters.criteria(Status.PENDING)
+    named = _check_choice(ids, filters, limit, all=all, or_due=due)
     if due and (named or dry_run):
         raise ConfigError("--due stands alone: the schedule chooses by itself")
     failures: list[DeadLetterFailed] = []
@@ -549,34 +514,16 @@ def _status(text: str) -> Status | None:
     return None if text == "ANY" else Status(text)
 
 
-def _criteria(
-    topic: str | None,
-    key: str | None,
-    tenant: str | None,
-    origin: str | None,
-    message: str | None,
-    error: str | None,
-    newer_than: timedelta | None,
-    older_than: timedelta | None,
-) -> Criteria:
-    return Criteria(
-        status=Status.PENDING,
-        topic=topic,
-        key=key,
-        tenant=tenant,
-        origin=origin,
-        message_id=message,
-        error=error,
-        newer_than=newer_than,
-        older_than=older_than,
-    )
-
-
 def _check_choice(
-    ids: Sequence[str] | None, criteria: Criteria, *, all: bool, or_due: bool = False
+    ids: Sequence[str] | None,
+    filters: Filters,
+    limit: int | None,
+    *,
+    all: bool,
+    or_due: bool = False,
 ) -> bool:
     """Return whether any are named; selecting all of them needs `--all`."""
-    asked = Criteria(status=Status.PENDING) != criteria
+    asked = filters != Filters() or limit is not None
     if ids and (asked or all):
         raise ConfigError("ids and filters together: leave out the one or the other")
     named = bool(ids or asked or all)

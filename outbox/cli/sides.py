@@ -5,10 +5,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import entry_points
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, LiteralString, TypeAlias
 from uuid import UUID
 
 import typer
+from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.inspect import OnDiscard
@@ -82,7 +83,8 @@ class Side:
         lacks: says what is missing to retry its dead letters; None if nothing is.
         open_retrier: opens what retries them, and whom it tells of its retries.
         take_turn: takes the schedule's turn; None if another replica has it.
-        list_blocked: lists at most so many messages, the oldest first.
+        list_blocked: the statement that lists refused messages, the oldest first.
+        count_blocked: the statement that counts the keys that these block.
     """
 
     schema: Schema
@@ -91,9 +93,23 @@ class Side:
         [RetryOptions, Observer], AbstractAsyncContextManager[Retrier]
     ]
     take_turn: Callable[[RetryOptions, Observer], Awaitable[Tally | None]]
-    list_blocked: Callable[[AdministrationConnection, int], Sequence[Blocked]]
-    count_blocked: Callable[[AdministrationConnection], BlockedCount]
+    list_blocked: LiteralString
+    count_blocked: LiteralString
     on_discard: OnDiscard | None = None
+
+    def read_blocked(
+        self, connection: AdministrationConnection, max_rows: int
+    ) -> Sequence[Blocked]:
+        """Return the refused messages, the oldest first."""
+        with connection.cursor(row_factory=class_row(Blocked)) as cursor:
+            cursor.execute(self.list_blocked, {"max_rows": max_rows})
+            return cursor.fetchall()
+
+    def read_blocked_count(self, connection: AdministrationConnection) -> BlockedCount:
+        """Return the number of blocked keys, and of refused messages without a key."""
+        with connection.cursor(row_factory=class_row(BlockedCount)) as cursor:
+            (counted,) = cursor.execute(self.count_blocked)
+        return counted
 
 
 def load_sides(only: str | None) -> list[Side]:

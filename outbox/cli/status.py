@@ -54,7 +54,7 @@ def status(*, database: Database = None, json: Json = False) -> int:
         findings = [it for _, found in examine(connection) for it in found]
         waiting = _read_waiting(connection)
         blocked = {
-            side.schema: side.count_blocked(connection).keys
+            side.schema: side.read_blocked_count(connection).keys
             for side in load_sides(None)
         }
         letters = {schema: _pending(connection, schema) for schema in blocked}

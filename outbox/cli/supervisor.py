@@ -28,81 +28,6 @@ Background: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _WATCHING: Final = "Watching"
 _SCHEDULE: Final = "Dead letters"
 _DEFAULT: Final = RetrySchedule()
-DEFAULT_INTERVAL: Final = Duration.of(_DEFAULT.interval)
-DEFAULT_WATCHDOG: Final = Duration(seconds=60)
-DEFAULT_MEASURE: Final = Duration(seconds=60)
-DEFAULT_BATCH: Final = _DEFAULT.batch
-DEFAULT_RETRIES: Final = _DEFAULT.max_retries
-
-HealthListen: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--health-listen",
-        metavar="ADDRESS",
-        help=f"Serve /live and /ready, and /blocked of a consumer, there: "
-        f"{FORMS.replace('[', chr(92) + '[')}.",
-        show_default="nowhere",
-        rich_help_panel=_WATCHING,
-    ),
-]
-WatchdogLimit: TypeAlias = Annotated[
-    timedelta,
-    duration_option(
-        "--watchdog",
-        help="Exit with status 70 if the event loop is blocked for this long; 0s: "
-        "never.",
-        panel=_WATCHING,
-    ),
-]
-MetricsListen: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics-listen",
-        metavar="ADDRESS",
-        help="Serve metrics for Prometheus there; it may be the address of "
-        "--health-listen.",
-        show_default="nowhere",
-        rich_help_panel=_WATCHING,
-    ),
-]
-MetricsInterval: TypeAlias = Annotated[
-    timedelta,
-    duration_option(
-        "--metrics-interval",
-        help="How often dead letters are counted for the metrics.",
-        panel=_WATCHING,
-    ),
-]
-DeadLetterInterval: TypeAlias = Annotated[
-    timedelta,
-    duration_option(
-        "--dead-letter-interval",
-        envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
-        help="How often dead letters that are due are retried; 0s: never.",
-        panel=_SCHEDULE,
-    ),
-]
-DeadLetterBatch: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--dead-letter-batch",
-        envvar="PILLARBOX_DEAD_LETTER_BATCH",
-        metavar="N",
-        help="How many of them are retried each time.",
-        rich_help_panel=_SCHEDULE,
-    ),
-]
-DeadLetterRetries: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--dead-letter-retries",
-        envvar="PILLARBOX_DEAD_LETTER_RETRIES",
-        metavar="N",
-        help="Maximum automatic retries of one dead letter; after that retry it by "
-        "hand.",
-        rich_help_panel=_SCHEDULE,
-    ),
-]
 
 
 class Stoppable(Protocol):
@@ -115,14 +40,49 @@ class Stoppable(Protocol):
         """Run until then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Watching:
-    """How a process is watched."""
+    """The options that say how a process is watched."""
 
-    health_listen: str | None
-    watchdog: timedelta
-    metrics_listen: str | None
-    metrics_interval: timedelta
+    health_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--health-listen",
+            metavar="ADDRESS",
+            help=f"Serve /live and /ready, and /blocked of a consumer, there: "
+            f"{FORMS.replace('[', chr(92) + '[')}.",
+            show_default="nowhere",
+            rich_help_panel=_WATCHING,
+        ),
+    ] = None
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics-listen",
+            metavar="ADDRESS",
+            help="Serve metrics for Prometheus there; it may be the address of "
+            "--health-listen.",
+            show_default="nowhere",
+            rich_help_panel=_WATCHING,
+        ),
+    ] = None
+    metrics_interval: Annotated[
+        timedelta,
+        duration_option(
+            "--metrics-interval",
+            help="How often dead letters are counted for the metrics.",
+            panel=_WATCHING,
+        ),
+    ] = Duration(seconds=60)
+    watchdog: Annotated[
+        timedelta,
+        duration_option(
+            "--watchdog",
+            help="Exit with status 70 if the event loop is blocked for this long; 0s: "
+            "never.",
+            panel=_WATCHING,
+        ),
+    ] = Duration(seconds=60)
 
     def metrics(self) -> "PrometheusEvents | None":
         """Make the observer that feeds the metrics; None if they are served nowhere.
@@ -147,17 +107,54 @@ class Watching:
         return PrometheusEvents()
 
 
-def schedule_of(
-    interval: timedelta, batch: int, max_retries: int
-) -> RetrySchedule | None:
-    """Make the schedule by which dead letters are retried; None for an interval of 0.
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The options that say how dead letters are retried by the clock."""
 
-    Raises:
-        ConfigError: a value can't be used.
-    """
-    if not interval:
-        return None
-    return RetrySchedule(interval=interval, batch=batch, max_retries=max_retries)
+    dead_letter_interval: Annotated[
+        timedelta,
+        duration_option(
+            "--dead-letter-interval",
+            envvar="PILLARBOX_DEAD_LETTER_INTERVAL",
+            help="How often dead letters that are due are retried; 0s: never.",
+            panel=_SCHEDULE,
+        ),
+    ] = Duration.of(_DEFAULT.interval)
+    dead_letter_batch: Annotated[
+        int,
+        typer.Option(
+            "--dead-letter-batch",
+            envvar="PILLARBOX_DEAD_LETTER_BATCH",
+            metavar="N",
+            help="How many of them are retried each time.",
+            rich_help_panel=_SCHEDULE,
+        ),
+    ] = _DEFAULT.batch
+    dead_letter_retries: Annotated[
+        int,
+        typer.Option(
+            "--dead-letter-retries",
+            envvar="PILLARBOX_DEAD_LETTER_RETRIES",
+            metavar="N",
+            help="Maximum automatic retries of one dead letter; after that retry it by "
+            "hand.",
+            rich_help_panel=_SCHEDULE,
+        ),
+    ] = _DEFAULT.max_retries
+
+    def read(self) -> RetrySchedule | None:
+        """Make the schedule; None for an interval of 0.
+
+        Raises:
+            ConfigError: a value can't be used.
+        """
+        if not self.dead_letter_interval:
+            return None
+        return RetrySchedule(
+            interval=self.dead_letter_interval,
+            batch=self.dead_letter_batch,
+            max_retries=self.dead_letter_retries,
+        )
 
 
 class Supervisor:
@@ -195,6 +192,7 @@ class Supervisor:
 
 def run_until_stopped(
     process: Stoppable,
+    background: Sequence[Background],
     watching: Watching,
     health: Health,
     metrics: "PrometheusEvents | None" = None,
@@ -202,9 +200,11 @@ def run_until_stopped(
     """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
 
     Args:
+        background: runs as long as the process does.
         health: an observer of the process.
         metrics: another one.
     """
+    supervisor = Supervisor(process, background)
     limit = watching.watchdog.total_seconds()
     watchdog = Watchdog(limit) if limit else None
     endpoints = Endpoints()
@@ -221,7 +221,7 @@ def run_until_stopped(
             if watchdog is not None:
                 await stack.enter_async_context(watchdog.watching())
             await stack.enter_async_context(endpoints.served())
-            await process.run()
+            await supervisor.run()
 
     def stop(number: int) -> None:
         health.stopping()

@@ -76,12 +76,7 @@ def test_dead_letter_metrics_show_the_last_measurement() -> None:
 def watching(
     metrics_listen: str | None, interval: timedelta = timedelta(minutes=1)
 ) -> Watching:
-    return Watching(
-        health_listen=None,
-        watchdog=timedelta(minutes=1),
-        metrics_listen=metrics_listen,
-        metrics_interval=interval,
-    )
+    return Watching(metrics_listen=metrics_listen, metrics_interval=interval)
 
 
 async def test_metrics_are_served_on_the_given_address(
