@@ -4,6 +4,8 @@ The queue of the postgres broker is not here: only its own source and publisher
 touch it, by SQL files.
 """
 
+from datetime import datetime
+
 from sqlalchemy import (
     Column,
     DateTime,
@@ -18,17 +20,23 @@ from sqlalchemy.dialects.postgresql import JSONB, UUID
 
 metadata = MetaData(schema="inbox")
 
+
+def _moment(name: str, *, primary_key: bool = False) -> Column[datetime]:
+    return Column(
+        name,
+        DateTime(timezone=True),
+        primary_key=primary_key,
+        nullable=False,
+        server_default=text("now()"),
+    )
+
+
 receipt_table = Table(
     "receipt",
     metadata,
     Column("message_id", UUID(as_uuid=True), primary_key=True),
     Column("message_at", DateTime(timezone=True), primary_key=True),
-    Column(
-        "received_at",
-        DateTime(timezone=True),
-        nullable=False,
-        server_default=text("now()"),
-    ),
+    _moment("received_at"),
     Column("consumer", Text, primary_key=True),
     postgresql_partition_by="RANGE (message_at)",
 )
@@ -39,12 +47,7 @@ foreign_receipt_table = Table(
     Column("source", Text, primary_key=True),
     Column("message_id", Text, primary_key=True),
     Column("consumer", Text, primary_key=True),
-    Column(
-        "received_at",
-        DateTime(timezone=True),
-        nullable=False,
-        server_default=text("now()"),
-    ),
+    _moment("received_at"),
 )
 
 dead_letter_table = Table(
@@ -56,18 +59,8 @@ dead_letter_table = Table(
         primary_key=True,
         server_default=text("gen_random_uuid()"),
     ),
-    Column(
-        "created_at",
-        DateTime(timezone=True),
-        primary_key=True,
-        server_default=text("now()"),
-    ),
-    Column(
-        "updated_at",
-        DateTime(timezone=True),
-        nullable=False,
-        server_default=text("now()"),
-    ),
+    _moment("created_at", primary_key=True),
+    _moment("updated_at"),
     Column("status", Text, nullable=False, server_default=text("'PENDING'")),
     Column("retry_count", Integer, nullable=False, server_default=text("0")),
     Column("retry_after", DateTime(timezone=True), server_default=text("now()")),

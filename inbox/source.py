@@ -2,10 +2,13 @@
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
-from typing import Protocol, Self, runtime_checkable
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from inbox.poison.history import History
 from outbox.message import Message
+
+E = TypeVar("E", contravariant=True)
+T = TypeVar("T")
 
 
 class Delivery(Protocol):
@@ -57,6 +60,50 @@ class DeliveryWithHistory(Delivery, Protocol):
     @property
     def history(self) -> History:
         """What the source knows about earlier starts."""
+
+
+class Settling(Protocol[E]):
+    """A source that knows its deliveries by entries of its own."""
+
+    def acked(self, entry: E) -> None:
+        """Settle an entry."""
+
+    def nacked(self, entry: E, delay: timedelta | None) -> None:
+        """Deliver an entry again, at once or after the delay."""
+
+
+class EntryDelivery(Generic[T]):
+    """A delivery that tells its source the outcome, once."""
+
+    def __init__(
+        self,
+        source: Settling[T],
+        entry: T,
+        message: Message,
+        *,
+        attempts: int,
+        problem: str | None,
+        history: History,
+    ) -> None:
+        self.message = message
+        self.attempts = attempts
+        self.problem = problem
+        self.history = history
+        self._source = source
+        self._entry = entry
+        self._settled = False
+
+    async def ack(self) -> None:
+        """Have it acked within milliseconds."""
+        if not self._settled:
+            self._settled = True
+            self._source.acked(self._entry)
+
+    async def nack(self, delay: timedelta | None = None) -> None:
+        """Have it delivered again: here or, if the source is left before, elsewhere."""
+        if not self._settled:
+            self._settled = True
+            self._source.nacked(self._entry, delay)
 
 
 class Source(Protocol):

@@ -44,7 +44,7 @@ class Grant:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Closed:
     """Routines that PUBLIC may not run, as it may run those without a rule."""
 
@@ -167,6 +167,12 @@ def render_on_partman() -> str:
     return "".join(f"{render(rule)}\n" for rule in ON_PARTMAN)
 
 
+def _grant(
+    may: Mapping[str, tuple[str, ...]], on: Objects, *to: str, why: str = ""
+) -> Grant:
+    return Grant(may=may, on=on, to=to, why=why)
+
+
 def _schema(name: str) -> Objects:
     return Objects("SCHEMA", (name,))
 
@@ -230,139 +236,113 @@ _DEAD_LETTERS_SEEN: Final = {
 
 GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
     "versions/0001_roles.grants.sql": (
-        Grant(may=_USAGE, on=_schema("outbox"), to=("monitor",)),
-        Grant(
-            may=_SELECT,
-            on=_tables("outbox.alembic_version"),
-            to=("monitor",),
+        _grant(_USAGE, _schema("outbox"), "monitor"),
+        _grant(
+            _SELECT,
+            _tables("outbox.alembic_version"),
+            "monitor",
             why="pillarbox doctor compares the version with its own.",
         ),
     ),
     "versions/0002_outbox.grants.sql": (
-        Closed(on=_ADD),
-        Grant(
-            may=_USAGE,
-            on=_schema("outbox"),
-            to=("application", "relay", "consumer", "maintainer"),
+        Closed(_ADD),
+        _grant(
+            _USAGE, _schema("outbox"), "application", "relay", "consumer", "maintainer"
         ),
-        Grant(may=_USAGE, on=_sequence("outbox.message_seq"), to=("application",)),
-        Grant(
-            may={
+        _grant(_USAGE, _sequence("outbox.message_seq"), "application"),
+        _grant(
+            {
                 "INSERT": _columns(
                     "id lane schema_version available_at topic key tenant"
                     " content_type headers payload"
                 )
             },
-            on=_tables("outbox.message"),
-            to=("application",),
+            _tables("outbox.message"),
+            "application",
         ),
-        Grant(may=_EXECUTE, on=_ADD, to=("application",)),
-        Grant(
-            may={
+        _grant(_EXECUTE, _ADD, "application"),
+        _grant(
+            {
                 "SELECT": (),
                 "UPDATE": _columns(
                     "attempts available_at last_error published_at dead_lettered_at"
                 ),
             },
-            on=_tables("outbox.message"),
-            to=("relay",),
+            _tables("outbox.message"),
+            "relay",
         ),
-        Grant(may=_SELECT, on=_sequence("outbox.message_seq"), to=("relay",)),
-        Grant(
-            may=_DEAD_LETTERS,
-            on=_tables("outbox.dead_letter"),
-            to=("relay",),
-            why=_EVIDENCE,
-        ),
-        Grant(may=_SELECT, on=_tables("outbox.readable_dead_letter"), to=("relay",)),
-        Grant(
-            may={
+        _grant(_SELECT, _sequence("outbox.message_seq"), "relay"),
+        _grant(_DEAD_LETTERS, _tables("outbox.dead_letter"), "relay", why=_EVIDENCE),
+        _grant(_SELECT, _tables("outbox.readable_dead_letter"), "relay"),
+        _grant(
+            {
                 "SELECT": _columns(
                     "id created_at seq lane attempts available_at published_at"
                     " dead_lettered_at topic key tenant last_error"
                 )
             },
-            on=_tables("outbox.message"),
-            to=("monitor",),
+            _tables("outbox.message"),
+            "monitor",
         ),
-        Grant(
-            may=_DEAD_LETTERS_SEEN, on=_tables("outbox.dead_letter"), to=("monitor",)
-        ),
+        _grant(_DEAD_LETTERS_SEEN, _tables("outbox.dead_letter"), "monitor"),
     ),
     "versions/0003_inbox.grants.sql": (
-        Closed(on=_functions("outbox.replay_caused_by(uuid)")),
-        Grant(
-            may=_EXECUTE,
-            on=_functions("outbox.replay_caused_by(uuid)"),
-            to=("consumer",),
+        Closed(_functions("outbox.replay_caused_by(uuid)")),
+        _grant(_EXECUTE, _functions("outbox.replay_caused_by(uuid)"), "consumer"),
+        _grant(_USAGE, _schema("inbox"), "consumer", "relay", "maintainer", "monitor"),
+        _grant(_EXECUTE, _functions("inbox.moment_of(uuid)"), "consumer"),
+        _grant(
+            {"SELECT": (), "INSERT": ()},
+            _tables("inbox.receipt", "inbox.foreign_receipt"),
+            "consumer",
         ),
-        Grant(
-            may=_USAGE,
-            on=_schema("inbox"),
-            to=("consumer", "relay", "maintainer", "monitor"),
+        _grant(
+            {"SELECT": (), "INSERT": (), "DELETE": ()},
+            _tables("inbox.subscription"),
+            "consumer",
         ),
-        Grant(may=_EXECUTE, on=_functions("inbox.moment_of(uuid)"), to=("consumer",)),
-        Grant(
-            may={"SELECT": (), "INSERT": ()},
-            on=_tables("inbox.receipt", "inbox.foreign_receipt"),
-            to=("consumer",),
+        _grant(
+            {"SELECT": (), "UPDATE": _columns("attempts available_at acked_at")},
+            _tables("inbox.delivery"),
+            "consumer",
         ),
-        Grant(
-            may={"SELECT": (), "INSERT": (), "DELETE": ()},
-            on=_tables("inbox.subscription"),
-            to=("consumer",),
-        ),
-        Grant(
-            may={"SELECT": (), "UPDATE": _columns("attempts available_at acked_at")},
-            on=_tables("inbox.delivery"),
-            to=("consumer",),
-        ),
-        Grant(
-            may=_DEAD_LETTERS,
-            on=_tables("inbox.dead_letter"),
-            to=("consumer",),
-            why=_EVIDENCE,
-        ),
-        Grant(may=_SELECT, on=_tables("inbox.readable_dead_letter"), to=("consumer",)),
-        Grant(may=_SELECT, on=_tables("inbox.subscription"), to=("relay", "monitor")),
-        Grant(
-            may=_USAGE,
-            on=_sequence("inbox.delivery_seq"),
-            to=("relay",),
+        _grant(_DEAD_LETTERS, _tables("inbox.dead_letter"), "consumer", why=_EVIDENCE),
+        _grant(_SELECT, _tables("inbox.readable_dead_letter"), "consumer"),
+        _grant(_SELECT, _tables("inbox.subscription"), "relay", "monitor"),
+        _grant(
+            _USAGE,
+            _sequence("inbox.delivery_seq"),
+            "relay",
             why="For the postgres publisher.",
         ),
-        Grant(
-            may={
+        _grant(
+            {
                 "INSERT": _columns(
                     "message_id lane schema_version consumer topic key tenant"
                     " content_type headers payload"
                 ),
                 "SELECT": _columns("message_id created_at seq"),
             },
-            on=_tables("inbox.delivery"),
-            to=("relay",),
+            _tables("inbox.delivery"),
+            "relay",
             why="RETURNING needs SELECT on the columns that it returns.",
         ),
-        Grant(
-            may={
+        _grant(
+            {
                 "SELECT": _columns(
                     "seq created_at message_id lane attempts available_at acked_at"
                     " consumer topic key tenant"
                 )
             },
-            on=_tables("inbox.delivery"),
-            to=("monitor",),
+            _tables("inbox.delivery"),
+            "monitor",
         ),
-        Grant(
-            may=_SELECT,
-            on=_tables("inbox.receipt", "inbox.foreign_receipt"),
-            to=("monitor",),
-        ),
-        Grant(may=_DEAD_LETTERS_SEEN, on=_tables("inbox.dead_letter"), to=("monitor",)),
+        _grant(_SELECT, _tables("inbox.receipt", "inbox.foreign_receipt"), "monitor"),
+        _grant(_DEAD_LETTERS_SEEN, _tables("inbox.dead_letter"), "monitor"),
     ),
     "versions/0004_partitions.grants.sql": (
         Closed(
-            on=_functions(
+            _functions(
                 "outbox.set_interval(text, interval, integer)",
                 "outbox.adopt_table(text)",
                 "outbox.make_partitions(text)",
@@ -382,11 +362,11 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.archive_partition(text, regclass, timestamptz, timestamptz)",
             )
         ),
-        Closed(on=_procedure("outbox.maintain(integer, interval)")),
-        Closed(on=_procedure("outbox.trim_foreign_receipts()")),
-        Grant(
-            may=_EXECUTE,
-            on=_functions(
+        Closed(_procedure("outbox.maintain(integer, interval)")),
+        Closed(_procedure("outbox.trim_foreign_receipts()")),
+        _grant(
+            _EXECUTE,
+            _functions(
                 "outbox.make_partitions(text)",
                 "outbox.trim_foreign_receipts_batch()",
                 "outbox.detach_expired(text, regclass[], interval)",
@@ -397,87 +377,81 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.note_failure(text)",
                 "outbox.accept_clock()",
             ),
-            to=("maintainer",),
+            "maintainer",
         ),
-        Grant(
-            may=_EXECUTE,
-            on=_procedure("outbox.maintain(integer, interval)"),
-            to=("maintainer",),
+        _grant(
+            _EXECUTE, _procedure("outbox.maintain(integer, interval)"), "maintainer"
         ),
-        Grant(
-            may=_EXECUTE,
-            on=_procedure("outbox.trim_foreign_receipts()"),
-            to=("maintainer",),
+        _grant(_EXECUTE, _procedure("outbox.trim_foreign_receipts()"), "maintainer"),
+        _grant(_EXECUTE, _functions("outbox.upkeep_plan(text)"), "monitor"),
+        _grant(
+            _SELECT,
+            _tables("outbox.partition_policy"),
+            "maintainer",
+            "monitor",
+            "application",
+            "relay",
+            "consumer",
         ),
-        Grant(may=_EXECUTE, on=_functions("outbox.upkeep_plan(text)"), to=("monitor",)),
-        Grant(
-            may=_SELECT,
-            on=_tables("outbox.partition_policy"),
-            to=("maintainer", "monitor", "application", "relay", "consumer"),
+        _grant(
+            _SELECT,
+            _tables("outbox.partition_health", "outbox.upkeep"),
+            "maintainer",
+            "monitor",
+            "relay",
         ),
-        Grant(
-            may=_SELECT,
-            on=_tables("outbox.partition_health", "outbox.upkeep"),
-            to=("maintainer", "monitor", "relay"),
-        ),
-        Grant(
-            may=_SELECT,
-            on=_tables(
+        _grant(
+            _SELECT,
+            _tables(
                 "outbox.retiring_partition",
                 "outbox.dropped_partition",
                 "outbox.kept_partition",
             ),
-            to=("maintainer", "monitor"),
+            "maintainer",
+            "monitor",
         ),
-        Grant(
-            may=_USAGE,
-            on=_schema("outbox"),
-            to=("detacher",),
+        _grant(
+            _USAGE,
+            _schema("outbox"),
+            "detacher",
             why="The detacher already has this as a member of the owner. Granted to the"
             " role itself, it keeps the role from being dropped while this database"
             " needs it.",
         ),
     ),
     "versions/0005_jobs.grants.sql": (
-        Grant(
-            may={"SELECT": (), "INSERT": (), "UPDATE": ()},
-            on=_tables("inbox.job"),
-            to=("consumer",),
+        _grant(
+            {"SELECT": (), "INSERT": (), "UPDATE": ()}, _tables("inbox.job"), "consumer"
         ),
-        Grant(
-            may={
+        _grant(
+            {
                 "SELECT": (),
                 "INSERT": (),
                 "UPDATE": _columns("starts started_at is_open"),
                 "DELETE": (),
             },
-            on=_tables("inbox.suspect"),
-            to=("consumer",),
+            _tables("inbox.suspect"),
+            "consumer",
         ),
-        Grant(may=_SELECT, on=_tables("inbox.suspect"), to=("monitor",)),
-        Grant(
-            may={
+        _grant(_SELECT, _tables("inbox.suspect"), "monitor"),
+        _grant(
+            {
                 "SELECT": _columns(
                     "message_id message_at consumer state lease attempts lease_until"
                     " queued_at started_at cancel_requested_at finished_at topic key"
                     " tenant worker reason"
                 )
             },
-            on=_tables("inbox.job"),
-            to=("monitor",),
+            _tables("inbox.job"),
+            "monitor",
         ),
     ),
 }
 """The rules of each file, below this folder."""
 
 ON_PARTMAN: Final[tuple[Rule, ...]] = (
-    Grant(
-        may=_USAGE,
-        on=_schema("{partman}"),
-        to=("monitor",),
-        why="For pillarbox doctor.",
-    ),
-    Grant(may=_SELECT, on=_tables("{partman}.part_config"), to=("monitor",)),
+    _grant(_USAGE, _schema("{partman}"), "monitor", why="For pillarbox doctor."),
+    _grant(_SELECT, _tables("{partman}.part_config"), "monitor"),
 )
 """What only an administrator can grant, besides the owner's rights on pg_partman."""
 

@@ -19,7 +19,7 @@ import confluent_kafka
 from confluent_kafka import Message as Record
 
 from inbox.consuming.backlog import Backlog
-from inbox.source import Delivery
+from inbox.source import Delivery, EntryDelivery
 from inbox.sources.kafka.log import Entry, Log
 from inbox.sources.kafka.reader import Part, Reader, require_topics
 from outbox.brokers.kafka.connection import (
@@ -30,7 +30,6 @@ from outbox.brokers.kafka.connection import (
 from outbox.brokers.kafka.message import message_of
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
-from outbox.message import Message
 
 _MAX_HELD: Final = 500
 _MAX_HELD_WHILE_KEYS_WAIT: Final = 5000
@@ -43,32 +42,6 @@ _DEFAULTS: Final = {
 _COOPERATIVE: Final = {"partition.assignment.strategy": "cooperative-sticky"}
 # New topics that begin as `orders.*` says are found within that time.
 _DISCOVERY: Final = {"topic.metadata.refresh.interval.ms": 5000}
-
-
-class KafkaDelivery:
-    """One record of a topic."""
-
-    def __init__(self, source: "KafkaSource", entry: Entry) -> None:
-        self.message: Message
-        self.problem: str | None
-        self.message, self.problem = message_of(entry.record)
-        self.attempts: int = entry.attempts
-        self.history = entry.history
-        self._source = source
-        self._entry = entry
-        self._settled = False
-
-    async def ack(self) -> None:
-        """Have its offset committed once all before it are settled."""
-        if not self._settled:
-            self._settled = True
-            self._source.acked(self._entry)
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
-        if not self._settled:
-            self._settled = True
-            self._source.nacked(self._entry, delay)
 
 
 class KafkaSource:
@@ -159,7 +132,7 @@ class KafkaSource:
         until = time.monotonic() + self._poll
         while True:
             if entries := self._take(limit):
-                return [KafkaDelivery(self, entry) for entry in entries]
+                return [self._delivery(entry) for entry in entries]
             await self._look_after_reader()
             patience = until - time.monotonic()
             if patience <= 0:
@@ -180,6 +153,17 @@ class KafkaSource:
                 asyncio.get_running_loop().call_soon(self._store)
             self._moved.add(log)
         self._landed(log)
+
+    def _delivery(self, entry: Entry) -> Delivery:
+        message, problem = message_of(entry.record)
+        return EntryDelivery(
+            self,
+            entry,
+            message,
+            attempts=entry.attempts,
+            problem=problem,
+            history=entry.history,
+        )
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
         """Put an entry before those that follow it, or aside for a while."""

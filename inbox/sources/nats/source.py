@@ -7,7 +7,7 @@ holds is kept by heartbeats, and what waits for its time holds back its key here
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 from inbox.consuming.backlog import Backlog
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Delivery
+from inbox.source import Delivery, EntryDelivery
 from inbox.sources.nats.durable import NANOSECONDS, Entry, find_durables
 from inbox.sources.nats.pull import ACKS, Pulls, give_back
 from outbox.brokers.nats.connection import ApiError, NatsConnection
@@ -26,7 +26,6 @@ from outbox.brokers.nats.options import NAME_FORM, is_name
 from outbox.brokers.nats.settings import NatsSettings
 from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.gather import end
-from outbox.message import Message
 from outbox.retry import jittered
 
 _DEFAULT: Final = {
@@ -37,32 +36,6 @@ _DEFAULT: Final = {
 _LAST_WRITE: Final = 5.0
 _BEATS: Final = 3
 _BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
-
-
-class NatsDelivery:
-    """One message of a stream."""
-
-    def __init__(self, source: "NatsSource", entry: Entry) -> None:
-        self.message: Message = entry.message
-        self.attempts: int = entry.attempts
-        self.problem: str | None = entry.problem
-        self.history = FIRST_DELIVERY if entry.is_first else REDELIVERED
-        self._entry = entry
-        self._source = source
-        self._settled = False
-
-    async def ack(self) -> None:
-        """Have it acked within milliseconds."""
-        self._settle(lambda: self._source.acked(self._entry))
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
-        self._settle(lambda: self._source.nacked(self._entry, delay))
-
-    def _settle(self, how: Callable[[], None]) -> None:
-        if not self._settled:
-            self._settled = True
-            how()
 
 
 class NatsSource:
@@ -189,7 +162,17 @@ class NatsSource:
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
-        return [NatsDelivery(self, entry) for entry in entries]
+        return [
+            EntryDelivery(
+                self,
+                entry,
+                entry.message,
+                attempts=entry.attempts,
+                problem=entry.problem,
+                history=FIRST_DELIVERY if entry.is_first else REDELIVERED,
+            )
+            for entry in entries
+        ]
 
     def acked(self, entry: Entry) -> None:
         """Have an entry acked."""

@@ -6,7 +6,7 @@ a time. Claiming writes nothing; see `lanes` for what is known in the process.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Final, Self
@@ -14,8 +14,7 @@ from typing import Final, Self
 import psycopg
 
 from inbox.consuming.outcomes import Outcomes
-from inbox.poison.history import History
-from inbox.source import Delivery
+from inbox.source import Delivery, EntryDelivery
 from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
 from inbox.sources.postgres.queue import AWAY, Outcome, Queue
 from outbox.brokers.postgres import PostgresOptions
@@ -27,7 +26,6 @@ from outbox.errors import (
 )
 from outbox.gather import end
 from outbox.lane import BUCKETS
-from outbox.message import Message
 from outbox.postgres.advisory_lock import Lock, consumer_class
 from outbox.postgres.connection import Link, conninfo
 from outbox.postgres.doorbell import Doorbell
@@ -41,34 +39,6 @@ from outbox.url import without_password
 _SETTINGS: Final = {"synchronous_commit": "off"}
 _FIRST_LOOK: Final = 0.005
 _LAST_LOOK: Final = 0.05
-
-
-class PostgresDelivery:
-    """One delivery of a lane."""
-
-    def __init__(
-        self, source: "PostgresSource", row: ClaimedDelivery, history: History
-    ) -> None:
-        self.message: Message = row.message
-        self.attempts: int = row.attempts
-        self.problem: str | None = row.problem
-        self.history = history
-        self._row = row
-        self._source = source
-        self._settled = False
-
-    async def ack(self) -> None:
-        """Have it marked as acked within milliseconds."""
-        self._settle(lambda: self._source.acked(self._row))
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Refuse the delivery; with a delay its key waits, in every replica."""
-        self._settle(lambda: self._source.nacked(self._row, delay))
-
-    def _settle(self, how: Callable[[], None]) -> None:
-        if not self._settled:
-            self._settled = True
-            how()
 
 
 class PostgresSource:
@@ -282,5 +252,13 @@ class PostgresSource:
         await self._queue.claim_tenants(self._lease.lanes, without)
         rows = self._queue.hand_out(limit, self._lease.lanes, without)
         return [
-            PostgresDelivery(self, row, self._queue.history_of(row)) for row in rows
+            EntryDelivery(
+                self,
+                row,
+                row.message,
+                attempts=row.attempts,
+                problem=row.problem,
+                history=self._queue.history_of(row),
+            )
+            for row in rows
         ]

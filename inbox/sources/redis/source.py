@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from itertools import count
@@ -19,7 +19,7 @@ from typing import Final, Self
 from redis.exceptions import ResponseError
 
 from inbox.consuming.outcomes import Outcomes
-from inbox.source import Delivery
+from inbox.source import Delivery, EntryDelivery
 from inbox.sources.redis.streams import Entry, EntryId, Streams
 from outbox.brokers.redis.connection import (
     BROKEN,
@@ -30,37 +30,10 @@ from outbox.brokers.redis.connection import (
 from outbox.brokers.redis.options import RedisOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.gather import cancellable, end
-from outbox.message import Message
 from outbox.retry import jittered
 
 _RECLAIM_INTERVAL: Final = 5.0
 _BEATS: Final = 3
-
-
-class RedisDelivery:
-    """One entry of a stream."""
-
-    def __init__(self, source: "RedisSource", entry: Entry) -> None:
-        self.message: Message = entry.message
-        self.attempts: int = entry.attempts
-        self.problem: str | None = entry.problem
-        self.history = entry.history
-        self._entry = entry
-        self._source = source
-        self._settled = False
-
-    async def ack(self) -> None:
-        """Have it acknowledged for the group within milliseconds."""
-        self._settle(lambda: self._source.acked(self._entry))
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
-        self._settle(lambda: self._source.nacked(self._entry, delay))
-
-    def _settle(self, how: Callable[[], None]) -> None:
-        if not self._settled:
-            self._settled = True
-            how()
 
 
 class RedisSource:
@@ -174,7 +147,17 @@ class RedisSource:
             raise redis_unavailable(self._url, error) from error
         size = min(limit, len(self._ready))
         given = [self._ready.popleft() for _ in range(size)]
-        return [RedisDelivery(self, entry) for entry in given]
+        return [
+            EntryDelivery(
+                self,
+                entry,
+                entry.message,
+                attempts=entry.attempts,
+                problem=entry.problem,
+                history=entry.history,
+            )
+            for entry in given
+        ]
 
     def acked(self, entry: Entry) -> None:
         """Have an entry acknowledged."""

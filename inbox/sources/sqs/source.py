@@ -9,7 +9,7 @@ about what became of it.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self
@@ -17,7 +17,7 @@ from uuid import UUID
 
 from inbox.consuming.outcomes import Outcomes
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED
-from inbox.source import Delivery
+from inbox.source import Delivery, EntryDelivery
 from inbox.sources.sqs.holding import Holding
 from inbox.sources.sqs.polls import Polls
 from inbox.sources.sqs.queue import Received, delete, hide, queue_names, queues_of
@@ -25,7 +25,6 @@ from outbox.bounded_dict import BoundedDict
 from outbox.brokers.sqs.connection import BROKEN, SqsSettings
 from outbox.errors import BrokerUnavailableError
 from outbox.gather import end
-from outbox.message import Message
 
 _CONNECTIONS: Final = 32
 _DISCOVERY: Final = 30.0
@@ -38,30 +37,6 @@ class _Outcome(NamedTuple):
     item: Received
     visible_after: int | None
     """Seconds; None settles it."""
-
-
-class SqsDelivery:
-    """One message of a queue."""
-
-    def __init__(self, source: "SqsSource", item: Received) -> None:
-        self.message: Message = item.message
-        self.attempts: int = item.attempts
-        self.problem: str | None = item.problem
-        self.history = REDELIVERED if item.came_again else FIRST_DELIVERY
-        self._settle: Callable[[timedelta | None, bool], None] | None
-        self._settle = lambda delay, acked: source.settle(item, delay, acked=acked)
-
-    async def ack(self) -> None:
-        """Have it deleted within milliseconds."""
-        settle, self._settle = self._settle, None
-        if settle is not None:
-            settle(None, True)
-
-    async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
-        settle, self._settle = self._settle, None
-        if settle is not None:
-            settle(delay, False)
 
 
 class SqsSource:
@@ -198,13 +173,15 @@ class SqsSource:
         """How many came that SQS had given out before."""
         return self._polls.reclaimed
 
-    def settle(self, item: Received, delay: timedelta | None, *, acked: bool) -> None:
-        """Have an item settled, handed over again, or handed over after a while."""
-        if acked:
-            item.settled = True
-            self._failures.pop(item.message.id, None)
-            self._outcomes.add(_Outcome(item, None))
-        elif delay is None:
+    def acked(self, item: Received) -> None:
+        """Have an item deleted within milliseconds."""
+        item.settled = True
+        self._failures.pop(item.message.id, None)
+        self._outcomes.add(_Outcome(item, None))
+
+    def nacked(self, item: Received, delay: timedelta | None) -> None:
+        """Deliver an item again, at once or after the delay."""
+        if delay is None:
             self._holding.put_back(item)
             self._polls.news.set()
         elif item.line is not None:
@@ -217,10 +194,17 @@ class SqsSource:
             self._holding.drop(item)
             self._outcomes.add(_Outcome(item, max(0, math.ceil(seconds))))
 
-    def _delivery(self, item: Received) -> SqsDelivery:
+    def _delivery(self, item: Received) -> Delivery:
         known = self._failures.get(item.message.id) or 0
         item.attempts = max(item.attempts, known)
-        return SqsDelivery(self, item)
+        return EntryDelivery(
+            self,
+            item,
+            item.message,
+            attempts=item.attempts,
+            problem=item.problem,
+            history=REDELIVERED if item.came_again else FIRST_DELIVERY,
+        )
 
     async def _poll(self, limit: int) -> None:
         try:
