@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -271,38 +273,57 @@ def test_help_loads_no_broker_and_no_other_command() -> None:
     assert not {"relay", "outbox.cli.migrate"} & loaded("consume", "--help")
 
 
-def test_bash_completes_commands_options_and_values() -> None:
-    """By the script that users install, in a real bash."""
+COMPLETE = {
+    "bash": """
+        COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _pillarbox_completion pillarbox
+        printf '"%s"\n' "${{COMPREPLY[@]}}"
+    """,
+    # Called with `*: :(("value":"help"))` or `*: :(value)`.
+    "zsh": """
+        _arguments() {{
+            print -r -- $@ | sed -E 's/":"[^"]*"/"/g; s/\\((\\w+)\\)/"\\1"/'
+        }}
+        words=({words}); CURRENT=$#words
+        _pillarbox_completion
+    """,
+    "fish": """
+        complete -C '{words}' | string replace -r '(\\S+).*' '"$1"'
+    """,
+}
+"""What a shell offers after these words, in quotes."""
+DECLARE = {"zsh": "compdef() { }\n"}
+
+
+@pytest.mark.parametrize("shell", COMPLETE)
+def test_a_shell_completes_commands_options_and_values(shell: str) -> None:
+    """By the script that users install, in the real shell."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
     environment = {**os.environ, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
     script = subprocess.run(
-        command_line("pillarbox", "--show-completion", "bash"),
+        command_line("pillarbox", "--show-completion", shell),
         capture_output=True,
         text=True,
         check=True,
         env={**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     ).stdout
 
-    def offered(*typed: str) -> list[str]:
-        words = " ".join(map(shlex.quote, typed))
-        program = (
-            f"{script}\n"
-            f"COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}\n"
-            "_pillarbox_completion pillarbox\n"
-            'printf "%s\\n" "${COMPREPLY[@]}"'
-        )
+    def offered(words: str) -> list[str]:
+        program = COMPLETE[shell].format(words=words)
         done = subprocess.run(
-            ["bash", "-c", program],
+            [shell, "-c", f"{DECLARE.get(shell, '')}{script}\n{program}"],
             capture_output=True,
             text=True,
             check=True,
             env=environment,
         )
-        return done.stdout.split()
+        return re.findall('"([^"]*)"', done.stdout)
 
-    assert offered("pillarbox", "part") == ["partitions"]
-    assert offered("pillarbox", "dead-letters", "ret") == ["retry"]
-    assert offered("pillarbox", "relay", "--batch") == ["--batch-size"]
-    assert offered("pillarbox", "jobs", "--state", "in_") == ["in_progress"]
+    assert offered("pillarbox part") == ["partitions"]
+    assert offered("pillarbox dead-letters ret") == ["retry"]
+    assert offered("pillarbox relay --batch") == ["--batch-size"]
+    assert offered("pillarbox jobs --state in_") == ["in_progress"]
 
 
 @pytest.mark.parametrize("name", ["outbox", "relay", "inbox"])
