@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from psycopg import pq
 from typing_extensions import override
 
 from outbox.brokers.options import BrokerOptions, Choice, Duration, Number, option
@@ -47,4 +46,7 @@ class PostgresOptions(BrokerOptions):
     @override
     def client_names(cls) -> Collection[str]:
         """Ask libpq for its own."""
+        # Whoever lists all brokers' options may have no libpq.
+        from psycopg import pq
+
         return [default.keyword.decode() for default in pq.Conninfo.get_defaults()]

@@ -24,7 +24,7 @@ from outbox.cli.command import (
 from outbox.cli.output import warn, write_json, write_line
 from outbox.duration import exact_duration, read_duration
 from outbox.errors import ConfigError
-from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
+from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, minimum_retention
 
 app = new_app()
 
@@ -143,7 +143,7 @@ def policy_fields(policy: Policy) -> dict[str, object]:
 def _warn_of(policies: Sequence[Policy]) -> None:
     needed = minimum_retention()
     for policy in policies:
-        if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < needed:
+        if policy.parent_table in KEPT_FOR_LATE_MESSAGES and policy.retention < needed:
             warn(
                 f"{policy.parent_table} is kept {exact_duration(policy.retention)}: "
                 "choose Limits(max_delay=…) and the retries of relay and consumer so "

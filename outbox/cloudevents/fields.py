@@ -8,8 +8,8 @@ Publishers and sources of transports that carry fields agree through this module
 import re
 from collections.abc import Mapping
 from typing import Final
-from uuid import UUID
 
+from outbox.cloudevents.headers import read_id
 from outbox.cloudevents.raw_text import payload_of, text_of
 from outbox.errors import InvalidMessageError
 from outbox.limits import check_received
@@ -65,7 +65,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Message:
             for name, value in fields.items()
             if name.startswith(_HEADER)
         },
-        id=_id(_required(fields, "id")),
+        id=read_id(_required(fields, "id")),
         content_type=_text(fields, "content_type"),
         schema_version=int(version),
     )
@@ -90,15 +90,6 @@ def unreadable_from_fields(topic: str, fields: Mapping[bytes, bytes]) -> Message
         },
         content_type="application/json" if bare else None,
     )
-
-
-def _id(value: str) -> UUID:
-    try:
-        return UUID(value)
-    except ValueError:
-        raise InvalidMessageError(
-            "id", value, "isn't a UUID", "fix the producer"
-        ) from None
 
 
 def _required(fields: Mapping[bytes, bytes], name: str) -> str:

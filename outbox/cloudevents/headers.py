@@ -78,7 +78,7 @@ def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Mes
         key=headers.get(f"{prefix}partitionkey"),
         tenant=headers.get(f"{prefix}tenant"),
         headers={name: value for name, value in headers.items() if name not in own},
-        id=_id(_required(headers, prefix, "id")),
+        id=read_id(_required(headers, prefix, "id")),
         content_type=headers.get(CONTENT_TYPE),
         schema_version=int(version),
     )
@@ -98,7 +98,12 @@ def _required(headers: Mapping[str, str], prefix: str, name: str) -> str:
     return value
 
 
-def _id(value: str) -> UUID:
+def read_id(value: str) -> UUID:
+    """Read the id of a message.
+
+    Raises:
+        InvalidMessageError: it isn't a UUID.
+    """
     try:
         return UUID(value)
     except ValueError:

@@ -1,9 +1,9 @@
 """Dead letters of both sides: one table shape, one piece of code.
 
-`letter` is what is kept of a message that was given up, `criteria` says which ones are
-meant, `desk` lists, shows and discards them. `retry` tries some again by a `Retrier`,
-of which the relay has one that publishes and the inbox one that handles; `schedule`
-does so by the clock, in one replica at a time. `commands` is how people reach it.
+`letter` is what is kept of a message that was given up. `criteria` selects some of
+them, `inspect` lists, shows and discards them. `retry` retries them with a `Retrier`:
+the relay's publishes, the inbox's calls the handler. `schedule` does so by the clock,
+in one replica at a time. The commands are in `outbox.cli.dead_letters`.
 """
 
 from outbox.dead_letters.criteria import Criteria

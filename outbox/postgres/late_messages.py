@@ -11,7 +11,7 @@ from outbox.limits import Limits
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
 
-KEPT_FOR_LATECOMERS: Final = ("inbox.receipt", "inbox.job")
+KEPT_FOR_LATE_MESSAGES: Final = ("inbox.receipt", "inbox.job")
 """Tables in which a message needs the day of its id, however late it arrives."""
 LIST_MINIMUMS: Final = load("outbox", "list_minimums")
 

@@ -9,7 +9,7 @@ from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.retention import read_policies
 from outbox.duration import exact_duration
-from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
+from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, minimum_retention
 from outbox.postgres.sql_files import load
 
 _OPEN: Final = (
@@ -61,7 +61,7 @@ def check_retention(
             )
     for policy in read_policies(connection):
         needed = minimum_retention()
-        if policy.parent_table in KEPT_FOR_LATECOMERS and policy.retention < needed:
+        if policy.parent_table in KEPT_FOR_LATE_MESSAGES and policy.retention < needed:
             yield _found(
                 Severity.WARNING,
                 f"{policy.parent_table} is kept for {exact_duration(policy.retention)},"

@@ -8,7 +8,7 @@ from psycopg.errors import CheckViolation
 
 from outbox.cli.main import main
 from outbox.duration import exact_duration
-from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, minimum_retention
+from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, minimum_retention
 from tests.fixtures.pasting import paste
 from tests.fixtures.relay import execute
 from tests.outbox.administration.retiring import EXPIRED
@@ -173,7 +173,7 @@ def test_a_dangerous_retention_policy_is_refused(
     assert execute(database_url, "TABLE outbox.partition_policy") == before
 
 
-@pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
+@pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
 def test_receipts_and_jobs_may_be_kept_for_less_if_no_message_comes_that_late(
     table: str, database_url: str, capsys: Capture
 ) -> None:
@@ -188,7 +188,7 @@ def test_receipts_and_jobs_may_be_kept_for_less_if_no_message_comes_that_late(
     assert f"one can come after {exact_duration(minimum_retention())}" in printed.err
 
 
-@pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
+@pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
 def test_the_minimum_is_the_defaults_and_the_database_enforces_it(
     table: str, database_url: str
 ) -> None:
@@ -200,7 +200,7 @@ def test_the_minimum_is_the_defaults_and_the_database_enforces_it(
         execute(database_url, f"{shorten} parent_table = %s", (table,))
 
 
-@pytest.mark.parametrize("table", KEPT_FOR_LATECOMERS)
+@pytest.mark.parametrize("table", KEPT_FOR_LATE_MESSAGES)
 def test_a_minimum_above_the_defaults_is_respected(
     table: str, database_url: str, capsys: Capture
 ) -> None:

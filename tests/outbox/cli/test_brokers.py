@@ -1,6 +1,8 @@
 """`pillarbox brokers`: nobody has to read source for an option of a URL."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -41,6 +43,19 @@ def test_a_broker_is_named_by_itself_by_a_scheme_or_by_a_url(
         "help": "how long an entry stays with a dead replica before another one takes "
         "it",
     }
+
+
+def test_nobody_needs_a_client_library_to_read_about_options() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['psycopg', 'redis', 'nats', 'pika'])\n"
+        "from outbox.cli.main import main\n"
+        "sys.exit(main(['brokers', 'postgres']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "unsubscribed" in done.stdout
 
 
 def test_a_broker_that_is_not_installed_is_answered_with_those_that_are(

@@ -8,7 +8,7 @@ import pytest
 
 from inbox import Consumer
 from inbox.sources.memory import MemorySource
-from outbox.postgres.late_messages import KEPT_FOR_LATECOMERS, RetentionFoundShort
+from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, RetentionFoundShort
 from outbox.retry import RetryPolicy
 from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of, sessions_of
@@ -56,7 +56,7 @@ async def test_retries_that_outlast_the_receipts_are_reported_until_retention_is
 ) -> None:
     found = (await events_of(database_url, PATIENT)).of(RetentionFoundShort)
 
-    assert sorted(event.table for event in found) == sorted(KEPT_FOR_LATECOMERS)
+    assert sorted(event.table for event in found) == sorted(KEPT_FOR_LATE_MESSAGES)
     assert {event.needed for event in found} == {AFTER}
     for event in found:
         paste(database_url, event.remedy)
