@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
-from uuid import uuid4
 
 from inbox.source import Delivery, Source
 from inbox.testing.crash import die_holding
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
-from outbox.testing.conformance import capability
+from outbox.testing.conformance import BrokerCase, capability
 from outbox.testing.samples import MAX_PAYLOAD_BYTES
 
 __all__ = ["Capabilities", "SourceCase"]
@@ -62,7 +61,7 @@ class Capabilities:
     stalls: bool = capability("The broker can hang with its connections open.")
 
 
-class SourceCase(ABC):
+class SourceCase(BrokerCase, ABC):
     """The abstract part: override the hooks that your capabilities require.
 
     To use a fixture, write one of your own:
@@ -81,7 +80,6 @@ class SourceCase(ABC):
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     max_payload_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
-    patience: ClassVar[float] = 60.0
     hold: ClassVar[float] = 3.0
 
     @abstractmethod
@@ -99,10 +97,6 @@ class SourceCase(ABC):
         """Put a message that the broker may refuse; return whether it accepted it."""
         await self.put(message)
         return True
-
-    def topic(self) -> str:
-        """Return the name of a topic that no other test uses."""
-        return f"suite-{uuid4().hex}"
 
     async def prepare(self, topic: str, *consumers: str) -> None:
         """Make sure that these consumers get the topic's messages from now on.
@@ -123,27 +117,6 @@ class SourceCase(ABC):
 
     async def put_raw_topic(self, topic: bytes) -> None:
         """Put a foreign message into a topic. For `takes_bytes_as_topic`."""
-        raise NotImplementedError
-
-    def stop_broker(self) -> None:
-        """Break all connections and refuse new ones. For `goes_away`."""
-        raise NotImplementedError
-
-    def start_broker(self) -> None:
-        """Make the broker available again. For `goes_away`."""
-        raise NotImplementedError
-
-    def cut_connections(self) -> None:
-        """Break the open connections. For `goes_away`."""
-        self.stop_broker()
-        self.start_broker()
-
-    def stall_broker(self) -> None:
-        """Let nothing through, with connections open. For `stalls`."""
-        raise NotImplementedError
-
-    def resume_broker(self) -> None:
-        """Let everything through again. For `stalls`."""
         raise NotImplementedError
 
     async def die_holding(self, consumer: str, topic: str, count: int) -> None:

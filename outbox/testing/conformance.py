@@ -4,11 +4,12 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import field, fields
-from typing import Any, Final, ParamSpec
+from typing import Any, ClassVar, Final, ParamSpec
+from uuid import uuid4
 
 import pytest
 
-__all__ = ["capability", "checks"]
+__all__ = ["BrokerCase", "capability", "checks"]
 
 P = ParamSpec("P")
 
@@ -19,6 +20,41 @@ _GRACE: Final = 10.0
 def capability(meaning: str, *, default: bool = True) -> Any:
     """Declare a field of a Capabilities class; skipped tests show its `meaning`."""
     return field(default=default, metadata={"meaning": meaning})
+
+
+class BrokerCase:
+    """What the cases of both sides need to have done to the broker.
+
+    Attributes:
+        patience: seconds within which a call must end, whatever the broker does.
+    """
+
+    patience: ClassVar[float] = 60.0
+
+    def topic(self) -> str:
+        """Return the name of a topic that no other test uses."""
+        return f"suite-{uuid4().hex}"
+
+    def stop_broker(self) -> None:
+        """Break all connections and refuse new ones. For `goes_away`."""
+        raise NotImplementedError
+
+    def start_broker(self) -> None:
+        """Make the broker available again. For `goes_away`."""
+        raise NotImplementedError
+
+    def cut_connections(self) -> None:
+        """Break the open connections. For `goes_away`."""
+        self.stop_broker()
+        self.start_broker()
+
+    def stall_broker(self) -> None:
+        """Let nothing through, with connections open. For `stalls`."""
+        raise NotImplementedError
+
+    def resume_broker(self) -> None:
+        """Let everything through again. For `stalls`."""
+        raise NotImplementedError
 
 
 def checks(

@@ -5,11 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-from uuid import uuid4
 
 from outbox.errors import BrokerUnavailableError
 from outbox.message import Message
-from outbox.testing.conformance import capability
+from outbox.testing.conformance import BrokerCase, capability
 from outbox.testing.samples import MAX_PAYLOAD_BYTES
 from relay.publisher import Acked, Confirmation, Publisher
 
@@ -42,7 +41,7 @@ class Capabilities:
     )
 
 
-class PublisherCase(ABC):
+class PublisherCase(BrokerCase, ABC):
     """The abstract part: override the hooks that your capabilities require.
 
     A hook may be called several times in a test. To use a fixture, write one of your
@@ -60,7 +59,6 @@ class PublisherCase(ABC):
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     max_payload_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
-    patience: ClassVar[float] = 60.0
 
     @abstractmethod
     def publisher(self) -> Publisher:
@@ -74,11 +72,7 @@ class PublisherCase(ABC):
         don't arrive, and don't use a connection that `stall_broker` stalls.
         """
 
-    def topic(self) -> str:
-        """Return the name of a topic that no other test uses."""
-        return f"suite-{uuid4().hex}"
-
-    async def prepare(self, topic: str) -> None:  # noqa: B027 - most need nothing
+    async def prepare(self, topic: str) -> None:
         """Prepare a topic for publishing, if the broker needs that."""
 
     def bad_message(self, topic: str) -> Message:
@@ -87,27 +81,6 @@ class PublisherCase(ABC):
 
     async def refused_message(self) -> Message:
         """Return a message that is refused temporarily. For `refuses_alone`."""
-        raise NotImplementedError
-
-    def stop_broker(self) -> None:
-        """Break all connections and refuse new ones. For `goes_away`."""
-        raise NotImplementedError
-
-    def start_broker(self) -> None:
-        """Make the broker available again. For `goes_away`."""
-        raise NotImplementedError
-
-    def cut_connections(self) -> None:
-        """Break the open connections. For `goes_away`."""
-        self.stop_broker()
-        self.start_broker()
-
-    def stall_broker(self) -> None:
-        """Let nothing through, with connections open. For `stalls`."""
-        raise NotImplementedError
-
-    def resume_broker(self) -> None:
-        """Let everything through again. For `stalls`."""
         raise NotImplementedError
 
     async def fresh_topic(self) -> str:
