@@ -19,12 +19,11 @@ from outbox.dead_letters.retry import find
 from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.dead_letters import give_up, states
-from tests.fixtures.jobs import TOPIC, cancel, consumer_of, job_of, receipts
+from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
 from tests.fixtures.relay import execute
 
 pytestmark = pytest.mark.timeout(180)
 
-LEASE: Final = timedelta(seconds=1)
 PENDING: Final = ("PENDING", 0, "refused")
 
 

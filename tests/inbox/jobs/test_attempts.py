@@ -24,7 +24,7 @@ from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Tally, find, retry_all
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.jobs import LEASE, TOPIC, consumer_of, job_of
+from tests.fixtures.jobs import BRIEF, LEASE, TOPIC, consumer_of, job_of
 from tests.fixtures.relay import execute
 
 pytestmark = pytest.mark.timeout(180)
@@ -166,7 +166,7 @@ async def test_a_failure_after_losing_the_lease_writes_no_dead_letter(
 ) -> None:
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.handles(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
         if job.attempts > 1:
             return

@@ -25,6 +25,7 @@ from outbox.cli.main import main
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.jobs import (
+    BRIEF,
     EFFECTS,
     LEASE,
     TOPIC,
@@ -115,7 +116,7 @@ async def test_a_process_that_lost_the_lease_commits_nothing(
     consumer = consumer_of(sessions, Message(TOPIC, b""))
     lost: list[type[BaseException]] = []
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.handles(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
         if job.attempts > 1:
             return

@@ -18,6 +18,7 @@ from inbox.jobs.job import AsyncJob, Job
 from outbox import Message
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.jobs import (
+    BRIEF,
     EFFECT,
     EFFECTS,
     LEASE,
@@ -51,7 +52,7 @@ async def test_a_long_handler_works_in_transactions_of_its_own(
     message = Message(TOPIC, b"")
     consumer = consumer_of(sessions, message, message)
 
-    @consumer.handles(TOPIC, lease=LEASE)
+    @consumer.handles(TOPIC, lease=BRIEF)
     async def render(job: AsyncJob, message: Message) -> None:
         await note(job, "one")
         assert effects(url) == ["one"]

@@ -26,20 +26,19 @@ from outbox.dead_letters.retry import Tally, find, retry_all
 from outbox.postgres.connection import conninfo, sqlalchemy_url
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.jobs import TOPIC, cancel, consumer_of, job_of, receipts
+from tests.fixtures.jobs import LEASE, TOPIC, cancel, consumer_of, job_of, receipts
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
-SHORT: Final = timedelta(seconds=1)
 AWAY: Final = [ConnectionRefusedError("refused"), PoolTimeoutError("no room")]
 
 
 def wait_for_renewal(url: str) -> None:
     """Wait until the lease runs for longer than it was first taken for."""
-    query = "SELECT lease_until > started_at + interval '1.2 seconds' FROM inbox.job"
-    wait_for("the lease is renewed", lambda: execute(url, query) == [(True,)])
+    query = "SELECT lease_until > started_at + %s + interval '0.2 s' FROM inbox.job"
+    wait_for("the lease is renewed", lambda: execute(url, query, [LEASE]) == [(True,)])
 
 
 class Away:
@@ -100,7 +99,7 @@ async def test_it_is_renewed_while_handlers_have_all_their_threads(
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions, Message(TOPIC, b""), max_in_flight=1)
 
-        @consumer.handles(TOPIC, lease=SHORT)
+        @consumer.handles(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             wait_for_renewal(database_url)
 
@@ -116,7 +115,7 @@ async def test_a_cancel_arrives_while_handlers_have_all_their_threads(
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions, message, max_in_flight=1)
 
-        @consumer.handles(TOPIC, lease=SHORT)
+        @consumer.handles(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             wait_for("the cancel arrives", lambda: job.cancelled)
@@ -133,7 +132,7 @@ async def test_it_is_renewed_in_the_retry_of_a_dead_letter(database_url: str) ->
     with sessions_of(database_url) as sessions:
         consumer = consumer_of(sessions)
 
-        @consumer.handles(TOPIC, lease=SHORT)
+        @consumer.handles(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             wait_for_renewal(database_url)
 
@@ -157,7 +156,7 @@ async def test_a_stop_releases_the_job_without_waiting_for_the_thread(
             drain=timedelta(milliseconds=50),
         )
 
-        @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+        @consumer.handles(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None:
             begun.set()
             has_stopped.wait()
@@ -179,7 +178,7 @@ async def test_a_handler_that_ignores_the_first_cancellation_ends_with_the_drain
             sessions, Message(TOPIC, b""), drain=timedelta(milliseconds=50)
         )
 
-        @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+        @consumer.handles(TOPIC, lease=LEASE)
         async def render(job: AsyncJob, message: Message) -> None:
             begun.set()
             for wait in ("first", "second"):
@@ -203,7 +202,7 @@ async def test_a_failed_heartbeat_is_repeated_whatever_the_error(
     sessions = away.async_sessions(database_url)
     consumer = consumer_of(sessions, Message(TOPIC, b""))
 
-    @consumer.handles(TOPIC, lease=timedelta(seconds=2))
+    @consumer.handles(TOPIC, lease=LEASE)
     async def render(job: AsyncJob, message: Message) -> None:
         calls.append(job.attempts)
         await away.find(1)
@@ -227,10 +226,10 @@ async def test_the_outcome_is_recorded_when_the_database_is_back(
     consumer = consumer_of(sessions, Message(TOPIC, b""))
     loop = asyncio.get_running_loop()
 
-    @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+    # The first heartbeat is due in a minute.
+    @consumer.handles(TOPIC, lease=timedelta(hours=1))
     def render(job: Job, message: Message) -> None:
         calls.append(job.attempts)
-        # The first heartbeat is due in ten seconds.
         away.is_away = True
         asyncio.run_coroutine_threadsafe(away.find(2), loop)
 
@@ -251,7 +250,7 @@ async def test_a_consumer_that_has_stopped_leaves_no_connection_in_use(
     ):
         consumer = consumer_of(sessions)
 
-        @consumer.handles(TOPIC, lease=timedelta(seconds=30))
+        @consumer.handles(TOPIC, lease=LEASE)
         def render(job: Job, message: Message) -> None: ...
 
         # The first transaction of its own, which has to wait.
