@@ -18,7 +18,7 @@ from outbox.retry import jittered
 from outbox.testing.nats import NatsServer
 
 POLL = timedelta(milliseconds=200)
-ENOUGH = 10
+ENOUGH = 6
 
 
 def test_a_jittered_wait_is_between_half_and_all_of_it() -> None:
@@ -34,11 +34,13 @@ async def idle(source: Source, is_enough: Callable[[], bool]) -> None:
             assert not await source.receive(limit=1)
 
 
+def whole(waits: list[float]) -> list[float]:
+    """Return those that weren't cut short by something that was due earlier."""
+    return [wait for wait in waits if wait >= 0.099]
+
+
 def differ(waits: list[float]) -> bool:
-    # A few are cut short, by what is due before.
-    whole = [wait for wait in waits if wait >= 0.099]
-    assert len(whole) >= ENOUGH / 2, waits
-    return max(whole) <= 0.2 and max(whole) - min(whole) > 0.01
+    return max(waits) <= 0.2 and max(waits) - min(waits) > 0.01
 
 
 async def test_reads_of_redis_wait_for_different_times(redis_url: str) -> None:
@@ -46,7 +48,7 @@ async def test_reads_of_redis_wait_for_different_times(redis_url: str) -> None:
     with Redis.from_url(redis_url) as client, client.monitor() as monitor:
 
         def listen() -> None:
-            while len(waits) < ENOUGH:
+            while len(whole(waits)) < ENOUGH:
                 said = monitor.next_command()["command"]
                 found = re.search(r"XREADGROUP .*BLOCK (\d+)", said, re.IGNORECASE)
                 if found is not None:
@@ -57,9 +59,9 @@ async def test_reads_of_redis_wait_for_different_times(redis_url: str) -> None:
         async with RedisSource(
             redis_url, consumer="billing", topics=["orders"], poll_interval=POLL
         ) as source:
-            await idle(source, lambda: len(waits) >= ENOUGH)
+            await idle(source, lambda: len(whole(waits)) >= ENOUGH)
         listener.join(60)
-    assert differ(waits)
+    assert differ(whole(waits))
 
 
 async def test_pulls_of_nats_wait_for_different_times(
@@ -79,5 +81,5 @@ async def test_pulls_of_nats_wait_for_different_times(
             topics=[f"{nats_topics}.*"],
             poll_interval=POLL,
         ) as source:
-            await idle(source, lambda: len(waits) >= ENOUGH)
-    assert differ(waits)
+            await idle(source, lambda: len(whole(waits)) >= ENOUGH)
+    assert differ(whole(waits))

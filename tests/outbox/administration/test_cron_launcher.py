@@ -59,7 +59,7 @@ DETACH_FAILURES: Final = f"{DETACH_RUNS} AND status = 'failed'"
 RESET_THE_DATABASE_S: Final = (
     "ALTER ROLE pillarbox_detacher IN DATABASE pillarbox RESET statement_timeout"
 )
-ADD: Final = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
+ADD: Final = "SET statement_timeout = '30s'; SELECT outbox.add('t', '{}'::jsonb)"
 
 
 @pytest.fixture
