@@ -113,27 +113,35 @@ def relay(
         timedelta,
         duration_option(
             "--publish-timeout",
-            help="How long the broker may take before it counts as away.",
+            help="How long a publish may take before the broker is considered "
+            "unavailable.",
         ),
     ] = Duration.of(_DEFAULT.publish_timeout),
     drain: Annotated[
         timedelta,
         duration_option(
-            "--drain", help="How long to wait for what is in flight when stopping."
+            "--drain", help="How long to wait for batches in flight when stopping."
         ),
     ] = Duration.of(_DEFAULT.drain),
     max_attempts: Annotated[
         int,
-        _number("max-attempts", "Attempts of one message before it is a dead letter."),
+        _number(
+            "max-attempts",
+            "Maximum attempts to publish a message before it becomes a dead letter.",
+        ),
     ] = _DEFAULT.retry.max_attempts,
     strict_order: Annotated[
         bool,
-        typer.Option("--strict-order", help="Publish one message of a key at a time."),
+        typer.Option(
+            "--strict-order",
+            help="Publish one message of a key at a time, for brokers that can refuse "
+            "single messages.",
+        ),
     ] = False,
     schedule: Schedule,
     watching: Watching,
 ) -> int:
-    """Publish what was committed, until SIGTERM; then drain and exit."""
+    """Publish committed messages until SIGTERM; then drain and exit."""
     options = RetryOptions(
         database=database_url(database),
         broker=broker_url(broker),
@@ -301,12 +309,12 @@ def replay(
         ),
     ] = 1000,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count them and do nothing.")
+        bool, typer.Option("--dry-run", help="Count them without changing anything.")
     ] = False,
     database: Database = None,
     json: Json = False,
 ) -> None:
-    """Publish messages again that were published, by topic, key and time."""
+    """Publish messages again, selected by topic, key and time."""
     now = datetime.now(UTC)
     choice = Choice(
         since=_moment("--since", since, now),

@@ -59,18 +59,19 @@ def consume(
         typer.Option(
             "--queue",
             metavar="NAME=WEIGHT",
-            help="Serve only the queues named so; may be repeated.",
+            help="Serve only these queues; may be repeated.",
             show_default="all, with the consumer's weights",
         ),
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Handle what is there and exit when idle."),
+        typer.Option("--once", help="Handle the waiting messages and exit when idle."),
     ] = False,
     idle: Annotated[
         timedelta,
         duration_option(
-            "--idle", help="With --once: exit when nothing has come for this long."
+            "--idle",
+            help="With --once: exit when no message has arrived for this long.",
         ),
     ] = Duration(seconds=5),
     show_blocked_keys: Annotated[
@@ -84,7 +85,7 @@ def consume(
     schedule: Schedule,
     watching: Watching,
 ) -> int:
-    """Handle messages with a Consumer of yours, until SIGTERM; then drain and exit."""
+    """Handle messages with your Consumer until SIGTERM; then drain and exit."""
     queues = queues_of(queue or ())
     found = load_consumer(consumer)
     if queues:

@@ -71,13 +71,13 @@ def cancel(
         typer.Option(
             "--consumer",
             metavar="NAME",
-            help="Whose job; needed if several have one, or if the message has not "
-            "come yet.",
+            help="Consumer of the job; required if several have one, or if the "
+            "message has not arrived yet.",
         ),
     ] = None,
     reason: Annotated[
         str | None,
-        typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the job."),
+        typer.Option("--reason", metavar="TEXT", help="Why; stored in the job."),
     ] = None,
     database: Database = None,
 ) -> int:

@@ -34,7 +34,7 @@ unsubscribe_app = new_app()
 def _subscribe(
     consumer: ConsumerName, topics: Topics, *, database: Database = None
 ) -> int:
-    """Have the postgres broker deliver topics to a consumer."""
+    """Subscribe a consumer of the postgres broker to topics."""
 
     async def change(connection: Connection) -> str:
         await subscribe(connection, consumer, topics)
@@ -47,7 +47,7 @@ def _subscribe(
 def _unsubscribe(
     consumer: ConsumerName, topics: Topics, *, database: Database = None
 ) -> int:
-    """Have the postgres broker no longer deliver topics to a consumer."""
+    """Unsubscribe a consumer of the postgres broker from topics."""
 
     async def change(connection: Connection) -> str:
         ended = await unsubscribe(connection, consumer, topics)

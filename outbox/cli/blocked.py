@@ -47,7 +47,7 @@ def blocked(
     database: Database = None,
     json: Json = False,
 ) -> None:
-    """List refused messages that wait, and the keys that they block."""
+    """List refused messages that wait for a retry, and the keys that they block."""
     sides = load_sides(side)
     with administration(
         database_url(database),

@@ -71,7 +71,7 @@ Ids: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Ids of dead letters, or their first digits.",
+        help="Ids of dead letters, or prefixes of ids.",
         show_default=False,
     ),
 ]
@@ -96,7 +96,7 @@ All: TypeAlias = Annotated[
     typer.Option("--all", help="All that are PENDING.", rich_help_panel=_FILTERS),
 ]
 DryRun: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="List them and do nothing.")
+    bool, typer.Option("--dry-run", help="List them without changing anything.")
 ]
 
 
@@ -178,7 +178,7 @@ def show(
     database: Database = None,
     json: Json = False,
 ) -> None:
-    """Show one dead letter with everything that was kept."""
+    """Show one dead letter with everything that was stored."""
     with _desks(database, load_sides(side)) as desks:
         found, desk, its_id = _find(IdPrefix.of(id), desks)
         letter = desk.read(its_id)
@@ -193,7 +193,10 @@ def discard(
     ids: Ids = None,
     *,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept.")
+        str,
+        typer.Option(
+            "--reason", metavar="TEXT", help="Why; stored in the dead letter."
+        ),
     ],
     side: SideOption = None,
     filters: Filters,
@@ -203,7 +206,7 @@ def discard(
     database: Database = None,
     json: Json = False,
 ) -> None:
-    """Discard dead letters: nobody retries them any more."""
+    """Discard dead letters: they are never retried again."""
     criteria = filters.criteria(Status.PENDING)
     _check_choice(ids, filters, limit, all=all)
     if not reason.strip():
@@ -271,7 +274,8 @@ def retry(
         bool,
         typer.Option(
             "--due",
-            help="What the schedule would retry now, unless a replica is doing so.",
+            help="Those that the schedule would retry now, unless a replica is doing "
+            "it.",
             rich_help_panel=_FILTERS,
         ),
     ] = False,

@@ -24,7 +24,7 @@ app = new_app()
     "but not everything could be checked, 2 nothing could be checked.",
 )
 def doctor(*, database: Database = None, json: Json = False) -> int:
-    """Check everything, and name the remedy for each finding."""
+    """Check the schema, its upkeep and the server; name a remedy for each finding."""
     url = database_url(database)
     found = {"pooler": check_pooler(url)}
     if not found["pooler"]:

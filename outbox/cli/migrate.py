@@ -77,7 +77,9 @@ def _migrate(
     ] = Duration.of(LOCK_TIMEOUT),
     role_prefix: Annotated[
         str,
-        typer.Option("--role-prefix", metavar="NAME", help="What roles begin with."),
+        typer.Option(
+            "--role-prefix", metavar="NAME", help="Prefix of the names of the roles."
+        ),
     ] = "pillarbox",
     partman_schema: Annotated[
         str,

@@ -66,8 +66,8 @@ def retention(
         timedelta | None,
         duration_option(
             "--minimum",
-            help="How long a message can take to come back, by your delays and "
-            "retries; a retention below it is refused.",
+            help="How late a message can still reach its consumer, by your delays and "
+            "retries; a shorter retention is refused.",
         ),
     ] = None,
     archive: Annotated[
@@ -82,7 +82,7 @@ def retention(
     database: Database = None,
     json: Json = False,
 ) -> None:
-    """Show or set how long rows stay, for each table."""
+    """Show or set how long each table keeps its rows."""
     asked = {kept, premake, interval, minimum, archive} != {None}
     if action == "set" and (not table or not asked):
         raise ConfigError(

@@ -24,7 +24,7 @@ SideOption: TypeAlias = Annotated[
     Literal["outbox", "inbox"] | None,
     typer.Option(
         "--side",
-        help="Only what the relay gave up (outbox), or what consumers did (inbox).",
+        help="Only the side of the relay (outbox) or of the consumers (inbox).",
         show_default="both",
     ),
 ]

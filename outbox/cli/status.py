@@ -46,7 +46,7 @@ class Waiting:
     "postgres broker; other brokers keep theirs.",
 )
 def status(*, database: Database = None, json: Json = False) -> int:
-    """Show what waits, what failed, and whether the tables are in order."""
+    """Show waiting and failed messages, and the state of the tables."""
     with administration(
         database_url(database), application_name="pillarbox status"
     ) as connection:

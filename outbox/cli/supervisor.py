@@ -126,7 +126,7 @@ class Schedule:
             "--dead-letter-batch",
             envvar="PILLARBOX_DEAD_LETTER_BATCH",
             metavar="N",
-            help="How many of them are retried each time.",
+            help="Maximum number of dead letters retried each time.",
             rich_help_panel=_SCHEDULE,
         ),
     ] = _DEFAULT.batch
@@ -136,8 +136,8 @@ class Schedule:
             "--dead-letter-retries",
             envvar="PILLARBOX_DEAD_LETTER_RETRIES",
             metavar="N",
-            help="Maximum automatic retries of one dead letter; after that retry it by "
-            "hand.",
+            help="Maximum automatic retries of one dead letter; after that retry it "
+            "manually.",
             rich_help_panel=_SCHEDULE,
         ),
     ] = _DEFAULT.max_retries
