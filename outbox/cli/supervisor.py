@@ -49,7 +49,7 @@ class Watching:
         typer.Option(
             "--health-listen",
             metavar="ADDRESS",
-            help=f"Serve /live and /ready, and /blocked of a consumer, there: "
+            help=f"Address that serves /live, /ready and, for a consumer, /blocked: "
             f"{FORMS.replace('[', chr(92) + '[')}.",
             show_default="nowhere",
             rich_help_panel=_WATCHING,
@@ -60,7 +60,7 @@ class Watching:
         typer.Option(
             "--metrics-listen",
             metavar="ADDRESS",
-            help="Serve metrics for Prometheus there; it may be the address of "
+            help="Address that serves metrics for Prometheus; may be that of "
             "--health-listen.",
             show_default="nowhere",
             rich_help_panel=_WATCHING,
