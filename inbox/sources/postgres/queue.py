@@ -40,8 +40,8 @@ _MAX_SUSPECTS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a delivery: it was acked, or it failed."""
+class Settled:
+    """A delivery that was settled: it was acked, or it failed."""
 
     row: ClaimedDelivery
     delay: timedelta | None
@@ -151,14 +151,14 @@ class Queue:
             return taken_over.history
         return REDELIVERED if row.attempts else FIRST_DELIVERY
 
-    async def write(self, batch: Sequence[Outcome]) -> None:
+    async def write(self, batch: Sequence[Settled]) -> None:
         """Write outcomes down, after which their deliveries are held no longer.
 
         Raises:
             BrokerUnavailableError: the database is away; to be called again.
         """
-        acked = [o.row for o in batch if o.delay is None]
-        failed = [(o.row, o.delay) for o in batch if o.delay is not None]
+        acked = [s.row for s in batch if s.delay is None]
+        failed = [(s.row, s.delay) for s in batch if s.delay is not None]
         try:
             if acked:
                 await self._execute("mark_acked", **_span(acked))
@@ -171,8 +171,8 @@ class Queue:
                 )
         except AWAY as error:
             raise BrokerUnavailableError(message_of(error)) from error
-        for outcome in batch:
-            self._lanes.let_go(outcome.row)
+        for settled in batch:
+            self._lanes.let_go(settled.row)
 
     async def close(self) -> None:
         """Disconnect; the next call connects again."""

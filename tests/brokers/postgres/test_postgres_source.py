@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,15 +12,20 @@ import pytest
 
 from inbox.source import Delivery
 from inbox.sources.postgres import PostgresSource
+from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
+from inbox.sources.postgres.queue import Queue, Settled
 from outbox import Message, uuid7
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.lane import bucket_of
-from outbox.postgres.connection import conninfo
+from outbox.postgres.connection import Link, conninfo
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import numbered
+from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.relay import execute
 
 HOUR = timedelta(hours=1)
+ALL_LANES = range(16)
+FAILED = " WHERE attempts = 1"
 INSERT = """
     INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic, key,
                                 content_type, headers, payload)
@@ -190,6 +195,89 @@ async def test_a_message_that_commits_late_is_not_overtaken(
         await publish(database_url, after)
         received = await receive(consumer, 2)
     assert [delivery.message.id for delivery in received] == [late.id, after.id]
+
+
+@asynccontextmanager
+async def queue_of_all_lanes(url: str) -> AsyncIterator[tuple[Queue, DeliveryLanes]]:
+    """A queue that sweeps only when it is told to, and its lanes."""
+    lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
+    lanes.take(ALL_LANES)
+    queue = Queue(
+        Link(url, application_name="test"),
+        lanes,
+        consumer="billing",
+        prefetch=100,
+        sweep_interval=HOUR,
+        answer_timeout=timedelta(seconds=60),
+    )
+    try:
+        yield queue, lanes
+    finally:
+        await queue.close()
+
+
+async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follows_it(
+    database_url: str,
+) -> None:
+    late, head = (Message("orders", name, key="k") for name in (b"late", b"head"))
+    lane = bucket_of(late.key, late.id)
+    beside = next(f"k{n}" for n in range(1000) if bucket_of(f"k{n}", late.id) == lane)
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    async with queue_of_all_lanes(database_url) as (queue, lanes):
+
+        async def claim() -> list[ClaimedDelivery]:
+            await queue.claim(ALL_LANES)
+            return queue.hand_out(100, ALL_LANES, ())
+
+        with psycopg.connect(conninfo(database_url)) as slow:
+            slow.execute(INSERT, {"id": late.id, "lane": lane, "key": late.key})
+            await publish(database_url, head)
+            (failed,) = await claim()
+            lanes.block(failed)
+            await queue.write([Settled(failed, HOUR)])
+        # The floor rises over the late one, for claims leave its key out.
+        for _ in range(3):
+            await publish(database_url, Message("orders", b"", key=beside))
+            (row,) = await claim()
+            assert row.message.key == beside
+            await queue.write([Settled(row, None)])
+        assert lanes.floors([lane])[lane] > failed.seq
+        await publish(database_url, Message("orders", b"next", key="k"))
+        execute(database_url, "UPDATE inbox.delivery SET available_at = now()" + FAILED)
+
+        queue.sweep_at = 0.0
+        rows = await claim()
+
+    assert [row.message.id for row in rows[:2]] == [late.id, head.id]
+    assert [row.message.payload for row in rows[2:]] == [b"next"]
+
+
+async def test_a_refusal_that_comes_after_the_lease_is_lost_blocks_no_key(
+    database_url: str, proxy: MakeProxy
+) -> None:
+    first, *rest = numbered(3)
+    lane = bucket_of(first.key, first.id)
+    beside = next(f"k{n}" for n in range(1000) if bucket_of(f"k{n}", first.id) == lane)
+    to_server, through = proxy(database_url)
+    async with AsyncExitStack() as frozen, AsyncExitStack() as owning:
+        late = await frozen.enter_async_context(source(through))
+        await publish(database_url, Message("orders", b"3", key=beside), first, *rest)
+        deliveries = await receive(late, 4)
+        to_server.stall()
+        # It reads one row at a time, and knows by now that no key is blocked.
+        owner = await owning.enter_async_context(source(database_url, prefetch=1))
+        assert payloads(await receive(owner, 1, limit=1)) == [3]
+
+        (refused,) = (d for d in deliveries if d.message.id == first.id)
+        await refused.nack(HOUR)
+        to_server.resume()
+        # On leaving it would write what is still to be written.
+        await frozen.aclose()
+
+        received = await receive(owner, 3)
+
+    assert [int(delivery.message.payload) for delivery in received] == [0, 1, 2]
+    assert execute(database_url, "SELECT max(attempts) FROM inbox.delivery") == [(0,)]
 
 
 async def test_replicas_share_the_lanes_and_deliver_nothing_twice(
