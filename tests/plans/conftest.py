@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
@@ -150,7 +151,22 @@ def explain(request: pytest.FixtureRequest, filled_url: str) -> Iterator[Explain
 
 @contextmanager
 def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
-    """Yield a function that runs one of the relay's statements, and shows its plan.
+    """Yield a function that runs one of the relay's statements, and shows its plan."""
+    with executed_plans(url, "pillarbox_relay", settings) as execute:
+        with psycopg.connect(url) as connection:
+            parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
+
+        def run(name: str, **parameters: object) -> Explained:
+            return Explained(execute(load("relay", name), parameters), parents)
+
+        yield run
+
+
+@contextmanager
+def executed_plans(
+    url: str, role: str, settings: Mapping[str, str]
+) -> Iterator[Callable[[str, Mapping[str, object]], Node]]:
+    """Yield a function that executes a statement, rolls it back, and shows its plan.
 
     The plan is the one that was executed. EXPLAIN would make another, for these very
     parameters, whatever `plan_cache_mode` says.
@@ -163,20 +179,19 @@ def explaining(url: str, settings: Mapping[str, str]) -> Iterator[Explain]:
             plans.append(json.loads(shown)["Plan"])
 
     with psycopg.connect(url, autocommit=True) as connection:
-        parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
         connection.execute("LOAD 'auto_explain'")
         connection.execute(AUTO_EXPLAIN)
-        connection.execute("SET ROLE pillarbox_relay")
+        connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
         for name, value in settings.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         connection.add_notice_handler(note)
 
-        def run(name: str, **parameters: object) -> Explained:
+        def run(statement: str, parameters: Mapping[str, object]) -> Node:
             with connection.transaction(force_rollback=True):
                 plans.clear()
-                connection.execute(load("relay", name), parameters, prepare=True)
+                connection.execute(statement, parameters, prepare=True)
                 # A query ends, and is shown, when the next one takes its place.
                 connection.execute("SELECT")
-            return Explained(plans[0], parents)
+            return plans[0]
 
         yield run

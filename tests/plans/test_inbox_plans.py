@@ -1,6 +1,5 @@
 """The statements on deliveries use their index, and none walks another's flood."""
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -9,10 +8,11 @@ import psycopg
 import pytest
 from typing_extensions import override
 
+from inbox.sources.postgres.source import SESSION_SETTINGS
 from outbox.postgres.sql_files import load
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.postgres import Template, new_database
-from tests.plans.conftest import Explained, Node
+from tests.plans.conftest import Explained, Node, executed_plans
 
 DAY = timedelta(days=1)
 LANES = list(range(16))
@@ -89,27 +89,16 @@ def flooded_url(
         yield url
 
 
-@pytest.fixture(params=["a plan of its own", "the generic plan"])
-def explain(request: pytest.FixtureRequest, flooded_url: str) -> Iterator[Explain]:
-    """Explain one of the consumer's statements, executed and rolled back."""
-    generic = request.param == "the generic plan"
-    with psycopg.connect(flooded_url, autocommit=True) as connection:
+@pytest.fixture
+def explain(flooded_url: str) -> Iterator[Explain]:
+    """Explain one of the consumer's statements, executed as the source does."""
+    with psycopg.connect(flooded_url) as connection:
         parents: dict[str, str] = dict(connection.execute(PARENTS).fetchall())
-        mode = "force_generic_plan" if generic else "force_custom_plan"
-        connection.execute(f"SET plan_cache_mode = {mode}")
-        connection.execute("SET ROLE pillarbox_consumer")
+    with executed_plans(flooded_url, "pillarbox_consumer", SESSION_SETTINGS) as execute:
 
         def run(name: str, **parameters: object) -> Deliveries:
-            query = load("inbox", name)
-            with connection.transaction(force_rollback=True):
-                row = connection.execute(
-                    f"EXPLAIN (ANALYZE, FORMAT JSON, TIMING OFF) {query}",
-                    {"consumer": "billing", **parameters},
-                    prepare=True,
-                ).fetchone()
-            assert row is not None
-            plan = json.loads(row[0]) if isinstance(row[0], str) else row[0]
-            return Deliveries(plan[0]["Plan"], parents)
+            asked = {"consumer": "billing", **parameters}
+            return Deliveries(execute(load("inbox", name), asked), parents)
 
         yield run
 
@@ -141,6 +130,16 @@ def test_a_claim_reads_the_days_between_its_bounds_by_the_ready_index(
     assert plan.sequential() == []
     assert plan.partitions() == {today.strftime("%Y%m%d")}
     assert plan.indexes() == {"delivery_ready_idx"}
+
+
+def test_no_plan_of_the_source_is_generic(explain: Explain, today: datetime) -> None:
+    # The sixth time PostgreSQL may choose; a generic one would have parameters.
+    plans = [explain("claim_deliveries", **claim(today)) for _ in range(6)]
+
+    assert not any("$" in said for plan in plans for said in plan.conditions())
+    assert {index for plan in plans for index in plan.indexes()} == {
+        "delivery_ready_idx"
+    }
 
 
 @pytest.mark.parametrize("floor", [-1, 10])
