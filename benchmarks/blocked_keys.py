@@ -1,4 +1,4 @@
-"""How long others wait while one tenant has a million blocked keys."""
+"""How long other tenants wait while one has a million blocked keys."""
 
 from __future__ import annotations
 

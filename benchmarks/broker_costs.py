@@ -1,4 +1,4 @@
-"""How much of what relay and broker allow together the relay to a broker reaches.
+"""How close the relay to a broker comes to what relay and broker allow together.
 
 If settling a message and publishing it shared nothing and overlapped in nothing, the
 two costs would add up: 1 / (1 / relay to nothing + 1 / publishing alone).

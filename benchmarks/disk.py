@@ -1,4 +1,4 @@
-"""What a million messages take on disk, and what their removal costs and leaves.
+"""The disk space of a million messages, and the cost and result of their removal.
 
 Beside it the same table without partitions, whose old rows are deleted. Younger rows
 stay in both, as they do in a table that is in use: at the end of the file, which a

@@ -1,4 +1,4 @@
-"""What the doorbell costs those who write, and how soon it wakes the relay."""
+"""What the doorbell costs writers, and how soon it wakes the relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drain a full outbox by a relay in a process of its own, and measure that process.
+"""Drain a full outbox with a relay in its own process, and measure that process.
 
 `drain` starts the process; `python -m benchmarks.drain` is what it runs.
 """

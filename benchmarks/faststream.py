@@ -1,4 +1,4 @@
-"""How fast a full table drains into NATS and Redis, beside faststream-outbox."""
+"""How fast a full table drains into NATS and Redis, compared with faststream-outbox."""
 
 from __future__ import annotations
 

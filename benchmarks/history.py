@@ -1,4 +1,4 @@
-"""Days that lie behind: made by pg_partman, filled on the server, vacuumed."""
+"""Past partitions: created by pg_partman, filled on the server, vacuumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long others wait while somebody inserts rows made to cost as much as they can."""
+"""How long others wait while someone inserts rows designed to be expensive."""
 
 from __future__ import annotations
 

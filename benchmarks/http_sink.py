@@ -1,4 +1,4 @@
-"""Takes every webhook, in a process of its own: the least that a receiver can do.
+"""Accepts every webhook, in its own process: the cheapest possible receiver.
 
 It prints its port, and ends with its input.
 """

@@ -1,4 +1,4 @@
-"""What `import outbox` takes, beside imports that every application has anyway."""
+"""The time of `import outbox`, compared with imports that applications have anyway."""
 
 from __future__ import annotations
 

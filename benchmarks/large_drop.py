@@ -1,4 +1,4 @@
-"""How long writers wait while a day of five million rows is dropped under load.
+"""How long writers wait while a partition of five million rows is dropped under load.
 
 Nobody else's transaction is open: what is left is what the size itself costs.
 """

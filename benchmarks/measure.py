@@ -1,4 +1,4 @@
-"""Run variants in turn and print what was found, each figure with its noise."""
+"""Run variants in turn and print the figures with their noise."""
 
 from __future__ import annotations
 

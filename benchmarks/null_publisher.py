@@ -1,4 +1,4 @@
-"""The publisher that does nothing, to see what the relay itself costs."""
+"""A publisher that does nothing, to measure the relay alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long others' messages wait beside what somebody puts into the outbox.
+"""How long others' messages wait next to those of one tenant.
 
 `python -m benchmarks.others` is the relay's process, which is measured too.
 """

@@ -1,4 +1,4 @@
-"""Whether the drain is as fast with 90 daily partitions as with 8."""
+"""Whether the outbox drains as fast with 90 daily partitions as with 8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers that cost the machine next to nothing themselves: PostgreSQL's pgbench."""
+"""Writers that cost next to nothing themselves: PostgreSQL's pgbench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a consumer drains the `postgres` broker, beside two job queues.
+"""How fast a consumer drains the `postgres` broker, compared with two job queues.
 
 Ours writes a receipt for each message, in the handler's transaction.
 """

@@ -1,4 +1,4 @@
-"""How fast a consumer drains Redis Streams, beside a loop of XREADGROUP and XACK.
+"""How fast a consumer drains Redis Streams, compared with XREADGROUP and XACK.
 
 The loop keeps nothing: no order, no receipts, no transaction.
 """

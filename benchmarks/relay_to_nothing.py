@@ -1,4 +1,4 @@
-"""How fast a full table drains into a publisher that does nothing, beside peers."""
+"""How fast a full table drains into a null publisher, compared with peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long writers wait while old days are dropped and somebody's transaction is open.
+"""How long writers wait while partitions are dropped and a transaction is open.
 
 A session that is idle in a transaction has read the table. pg_partman's own drop asks
 for an exclusive lock on it, and every writer queues behind that request.

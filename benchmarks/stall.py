@@ -1,4 +1,4 @@
-"""How long the longest of many inserts takes while old days are dropped."""
+"""The longest of many inserts while old partitions are dropped."""
 
 from __future__ import annotations
 

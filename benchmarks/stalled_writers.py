@@ -1,4 +1,4 @@
-"""Writers whose longest wait is looked for, and others that show what isn't a wait.
+"""Writers whose longest wait is measured, and control writers.
 
 As many more insert at the same pace into a table that nobody else touches: what both
 kinds wait for in the same moment, the machine takes, and not a lock.

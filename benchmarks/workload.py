@@ -1,4 +1,4 @@
-"""The messages that every relay gets: the same payloads and keys for ours and peers'.
+"""The messages that every relay gets: the same payloads and keys for all.
 
 Standard library only: peers import it in environments of their own.
 """

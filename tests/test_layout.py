@@ -23,7 +23,7 @@ BROKERS = tuple(
         if page.stem != "index"
     )
 )
-WITHOUT_SOURCE = {"http"}  # what is posted to us comes to `inbox.webhook`
+WITHOUT_SOURCE = {"http"}  # posted messages are received by `inbox.webhook`
 ENDINGS = ("", ".py", ".md")
 MOST_MODULES = 21
 HEADER = ("-- Does: ", "-- Takes: ", "-- Gives: ", "-- Index: ")

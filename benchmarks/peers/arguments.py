@@ -1,4 +1,4 @@
-"""What every peer's driver is told, and the one line in which it answers.
+"""The arguments of every peer's driver, and the one line that it answers with.
 
 Standard library only, as it runs in the peers' own environments.
 """

@@ -1,4 +1,4 @@
-"""Run a peer's driver in an environment that holds that peer and nothing else."""
+"""Run a peer's driver in an environment with only that peer installed."""
 
 from __future__ import annotations
 

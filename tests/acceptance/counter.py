@@ -25,7 +25,7 @@ COUNTED: Final = "numbers.counted"
 DOUBTED: Final = "numbers.doubted"
 TOPICS: Final = (COUNTED, DOUBTED)
 HOLD: Final = timedelta(seconds=2)
-"""After which what a counter held goes to another, if nobody says it is gone."""
+"""After this, another counter gets what a vanished one held."""
 
 
 class Base(DeclarativeBase):

@@ -117,7 +117,7 @@ class Counters:
         return dict(numbers)
 
     def told(self, event: str) -> list[int]:
-        """How often each counter told of an event."""
+        """How often each counter logged an event."""
         return [counter.log().count(event) for counter in self._started]
 
     def all_told(self, event: str, before: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""A counter whose transactions may stand still for 2 s only."""
+"""A counter whose transactions may be idle for only 2 s."""
 
 import os
 from datetime import timedelta

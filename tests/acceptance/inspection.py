@@ -34,7 +34,7 @@ _BACKENDS = """
 
 
 class Inspection:
-    """Looks with a superuser's connection of its own, opened anew when it broke."""
+    """Queries with its own superuser connection, reopened when it breaks."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -41,7 +41,7 @@ def messages_with_poison(count: int) -> Sequence[Message]:
 
 
 def published(events: RecordedEvents) -> int:
-    """How many the relay told that it settled as published."""
+    """How many messages the relay reported as published."""
     return sum(batch.published for batch in events.of(BatchSettled))
 
 

@@ -1,4 +1,4 @@
-"""Relays that stand still for longer than their lease."""
+"""Relays that are frozen for longer than their lease."""
 
 import time
 

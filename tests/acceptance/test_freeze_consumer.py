@@ -1,4 +1,4 @@
-"""A consumer that stands still for longer than its lease."""
+"""A consumer that is frozen for longer than its lease."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A consumer that stands still until its broker gives its messages to another."""
+"""A consumer that is frozen until its broker gives its messages to another."""
 
 from collections.abc import Iterator
 from typing import Final

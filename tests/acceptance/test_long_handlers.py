@@ -176,7 +176,7 @@ async def test_a_process_frozen_for_longer_than_its_lease_prints_nothing_more(
     printers.give_paper(PAGES)
     wait_for("the other has done it", printers.reports, seconds=400)
     frozen.thaw()
-    # Waits until it was told, by its own transaction or by the next heartbeat.
+    # Waits until it learns that, from its own transaction or the next heartbeat.
     if kind == "stubborn":
         frozen.wait_for_log("told: JobLostError")
     frozen.wait_for_log("DuplicateSkipped")

@@ -1,4 +1,4 @@
-"""Relays that are asked to end."""
+"""Relays that are stopped."""
 
 import signal
 

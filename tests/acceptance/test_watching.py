@@ -1,4 +1,4 @@
-"""Both processes tell their health, and end when their loop is stuck."""
+"""Both processes report their health, and exit when their event loop is stuck."""
 
 import json
 import re

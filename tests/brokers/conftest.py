@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """Collect after each test: a socket that nobody closed warns, which is an error."""
+    """Collect garbage after each test: an unclosed socket warns, which is an error."""
     yield
     gc.collect()

@@ -1,4 +1,4 @@
-"""Whoever gives up on a broker at any moment leaves no connection behind.
+"""A call to a broker that is cancelled at any moment leaves no connection behind.
 
 The event loop is stepped: a call is cancelled before the first turn of its loop, then
 before the second one, and so on until it ends before it is cancelled. That finds what
@@ -242,7 +242,7 @@ def test_a_call_cancelled_at_any_point_leaves_nothing_behind(call: Call) -> None
 
 
 def _call_and_cancel(call: Call, *, turn: int | None) -> bool:
-    """Call, cancel before a turn of the loop, and tell whether that came in time."""
+    """Call, cancel before a turn of the loop, and return whether that was in time."""
     loop = _Loop(turn)
 
     async def main() -> None:

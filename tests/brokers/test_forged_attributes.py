@@ -31,7 +31,7 @@ Broker: TypeAlias = tuple[Publisher, Source, str]
 
 @pytest.fixture(params=["redis", "nats", "rabbitmq"])
 def broker(request: pytest.FixtureRequest) -> Broker:
-    """A real broker: its publisher, its source, and a topic of which nobody knows."""
+    """A real broker: its publisher, its source, and a topic that no other test uses."""
     asked: Callable[[str], Any] = request.getfixturevalue
     consumer = f"billing-{uuid4().hex}"
     match request.param:

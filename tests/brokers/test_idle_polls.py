@@ -1,4 +1,4 @@
-"""Replicas that are idle together don't ask their broker in step."""
+"""Idle replicas don't poll their broker in step."""
 
 import asyncio
 import json

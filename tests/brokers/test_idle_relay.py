@@ -1,4 +1,4 @@
-"""A relay that has nothing to publish notices that its broker is away, and back."""
+"""An idle relay notices that its broker is unavailable, and available again."""
 
 import asyncio
 from collections.abc import Callable, Iterator

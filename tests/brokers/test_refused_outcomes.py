@@ -1,4 +1,4 @@
-"""Brokers that hand over and take no acks: it is told, and nothing more is fetched."""
+"""Brokers that deliver but accept no acks: reported, and nothing more is fetched."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,7 +50,7 @@ async def put(publisher: Publisher, payload: bytes) -> None:
 
 
 async def until_acks_are_given_up(events: RecordedEvents) -> list[SourceLost]:
-    """Return what was told until it was about outcomes, and so nothing is fetched."""
+    """Return the events until one is about outcomes, when nothing more is fetched."""
     lost: list[SourceLost] = []
     while not (lost and "outcomes can't be written" in lost[-1].reason):
         lost = await events.wait_for(SourceLost, len(lost) + 1)

@@ -16,7 +16,7 @@ FOLLOWERS: Final[set[Callable[[], None]]] = set()
 
 
 class Clock:
-    """A clock that runs beside the right one, at a distance that can be changed."""
+    """A clock with an adjustable offset from the real one."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

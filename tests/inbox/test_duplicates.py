@@ -1,4 +1,4 @@
-"""What becomes of a duplicate: it is skipped, it is an error, or it replays."""
+"""What happens to a duplicate: it is skipped, raises, or replays."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The guard as a context manager, in sessions of both colours."""
+"""The guard as a context manager, in sync and async sessions."""
 
 import asyncio
 

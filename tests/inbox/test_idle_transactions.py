@@ -1,4 +1,4 @@
-"""A handler's transaction that stands still is ended, and another one handles it."""
+"""An idle transaction of a handler is ended, and the message is handled again."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Receipts tell new from known, exactly, with each session and driver."""
+"""Receipts distinguish new messages from duplicates, with each session and driver."""
 
 import threading
 from collections.abc import Awaitable, Callable

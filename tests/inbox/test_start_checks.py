@@ -1,4 +1,4 @@
-"""What a consumer looks at before it fetches: its role's rights, and its pool."""
+"""What a consumer checks before it fetches: its role's privileges, and its pool."""
 
 import asyncio
 from collections.abc import Iterator

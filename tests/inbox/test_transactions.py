@@ -225,7 +225,7 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
             with guard(session, message.id, consumer="billing"):
                 session.execute(EFFECT, DONE)
             catch_an_error(session)
-            for _ in range(2):  # whoever tries again doesn't lose it in silence either
+            for _ in range(2):  # a second attempt doesn't lose it silently, either
                 with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
                     session.commit()
             session.close()

@@ -232,7 +232,7 @@ def tried(
     *,
     whole: bool,
 ) -> bool:
-    """Try one environment, add a line to the table, and tell whether all went well."""
+    """Test one environment, add a line to the table, and return whether it passed."""
     started = time.monotonic()
     problem = None
     versions: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a database holds of ours, as the catalog tells it."""
+"""The objects of ours in a database, read from the catalog."""
 
 from typing import Any, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Traps of a role that may create in public, for whoever calls what is unqualified.
+"""Traps set by a role that may create in public, for unqualified names.
 
 With the catalog first in the path, as it mostly is, a routine or an operator of others
 is called where it fits the arguments better: where the catalog's takes another string

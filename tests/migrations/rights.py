@@ -198,7 +198,7 @@ FORBIDDEN = {
         "UPDATE partman.part_config SET retention = '1 day'",
         "CREATE TABLE outbox.mine (id int)",
     ],
-    # It is the owner, and nobody else.
+    # Only the owner.
     "detacher": [
         *(f"SET ROLE pillarbox_{role}" for role in ("maintainer", "application")),
         *(f"SET ROLE pillarbox_{role}" for role in ("relay", "consumer", "monitor")),

@@ -1,4 +1,4 @@
-"""Whoever migrates need not be a superuser, as nobody is on a managed server."""
+"""The migrating role need not be a superuser, which managed services don't offer."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Whoever else uses pg_partman in the database: their runs leave our tables alone."""
+"""Other users of pg_partman in the database: their runs leave our tables alone."""
 
 from collections.abc import Sequence
 from datetime import UTC, timedelta

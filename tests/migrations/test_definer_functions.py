@@ -1,4 +1,4 @@
-"""What runs with the owner's rights isn't led astray by the caller's search_path."""
+"""SECURITY DEFINER functions are not affected by the caller's search_path."""
 
 import re
 from collections.abc import Iterator

@@ -84,7 +84,7 @@ def partman(url: str) -> Partman:
 
 
 def losses(older: Partman, newer: Partman) -> list[str]:
-    """The errors, all of them, for what one pg_partman has and another has not."""
+    """The errors that result from differences between two versions of pg_partman."""
     (old_tables, old_routines), (new_tables, new_routines) = older, newer
     missing = list(old_routines - new_routines)
     for table, columns in old_tables.items():

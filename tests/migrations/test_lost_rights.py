@@ -110,7 +110,7 @@ def prefix() -> str:
 
 @pytest.fixture(scope="module")
 def url(server: PostgresServer, prefix: str) -> Iterator[str]:
-    """One database for all: each test mends what it breaks."""
+    """One database for all tests: each repairs what it breaks."""
     with new_database(server, "pillarbox_lost") as name:
         url = server.database_url(name)
         migrate(url, with_cron=False, role_prefix=prefix)

@@ -97,7 +97,7 @@ THEIRS = [
 
 @pytest.fixture
 def their_database(database_url: str) -> str:
-    """Our full set of partitions, and a partitioned table of theirs beside it."""
+    """Our full set of partitions, and a partitioned table of the application."""
     for statement in THEIRS:
         execute(database_url, statement)
     ours = "SELECT count(*) > 50 FROM pg_class WHERE relispartition AND relkind = 'r'"

@@ -96,7 +96,7 @@ class State(NamedTuple):
     look: Look | None
     flight: Flight | None
     due: int | None
-    """A row that was made ready, of which the lane has not been told yet."""
+    """A row that was made ready, which the lane doesn't know yet."""
     late_acks: tuple[int, ...]
     """What the former relay has published and not marked yet."""
     late_refusal: int | None

@@ -62,7 +62,7 @@ class Relay(NamedTuple):
     locks: frozenset[int] = frozenset()
     is_member: bool = False
     ended_early: bool = False
-    """The server ended its session, and it has not noticed."""
+    """The server ended its session, which it has not noticed yet."""
 
 
 class State(NamedTuple):
@@ -171,7 +171,7 @@ class LeaseModel:
             relay._replace(request=Request("list_lock_holders"), sent=0),
         )
         if relay.connected and not relay.has_session:
-            # Its connection is known to be closed, and opened anew without a word.
+            # Its connection is known to be closed, and is reopened silently.
             yield (
                 "sends a heartbeat on a new connection",
                 relay._replace(

@@ -1,4 +1,4 @@
-"""How much one call carries: what gets through in time."""
+"""The adaptive batch: calls carry what gets through in time."""
 
 from datetime import timedelta
 

@@ -117,7 +117,7 @@ async def test_a_flood_of_bulk_work_does_not_starve_the_rest(
 ) -> None:
     flood(database_url, Priority.BULK, 3000)
     publisher = ScriptedPublisher()
-    # No sweep comes to help: only the turns of the classes.
+    # No sweep helps: only the turns of the priority classes.
     config = replace(QUICK, sweep_interval=HOUR, batch_size=10, concurrency=1)
     async with running(database_url, publisher, config):
         await publisher.until_acked(10)

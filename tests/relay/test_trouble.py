@@ -1,4 +1,4 @@
-"""A relay on a real database when things go wrong, and when it is told to stop."""
+"""A relay on a real database during failures, and when it is stopped."""
 
 import asyncio
 from datetime import timedelta

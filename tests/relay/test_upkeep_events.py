@@ -1,4 +1,4 @@
-"""A relay tells how the upkeep is doing, which pg_cron may run where nobody looks."""
+"""A relay reports the state of the upkeep, which pg_cron may run unobserved."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Posting to webhooks: what is particular to it, beside the suite."""
+"""Posting to webhooks: what is specific to it, in addition to the suite."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""What is Kafka's own about its publisher: its URL, its partitions, its refusals."""
+"""What is specific to the Kafka publisher: URL, partitions, refusals."""
 
 from typing import Any
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""Whatever the order of acks, the position is behind nothing that is not settled."""
+"""Whatever the order of acks, the position never passes an unsettled record."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What is Kafka's own about its source: offsets, rebalances, what waits in it."""
+"""What is specific to the Kafka source: offsets, rebalances, buffering."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -85,7 +85,7 @@ class TestKafkaSource(ThroughProxy, SourceSuite):
 
     @override
     def test_replicas_share_and_nothing_is_handled_twice(self) -> None:
-        # Nobody dies here, and on a busy machine nobody must be taken for dead.
+        # No process dies here, and on a busy machine none must be considered dead.
         self.session = 8.0
         super().test_replicas_share_and_nothing_is_handled_twice()
 

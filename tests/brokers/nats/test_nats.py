@@ -1,4 +1,4 @@
-"""Publishing to NATS JetStream: what is particular to it, beside the suite."""
+"""Publishing to NATS JetStream: what is specific to it, in addition to the suite."""
 
 import nats
 import pytest

@@ -1,4 +1,4 @@
-"""What we use of nats-py's private parts is still what it was."""
+"""The private parts of nats-py that we use are unchanged."""
 
 import inspect
 from collections.abc import Callable

@@ -64,7 +64,7 @@ async def test_tls_is_required_even_if_the_server_offers_none(
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A file with a certificate of 127.0.0.1, and one with its key beside it."""
+    """A file with a certificate for 127.0.0.1, and a file with its key."""
     path = tmp_path / "cert.pem"
     files = ["-keyout", str(path.with_suffix(".key")), "-out", str(path)]
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]

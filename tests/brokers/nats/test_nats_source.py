@@ -1,4 +1,4 @@
-"""Deliveries out of NATS JetStream: what is particular to it, beside the suite."""
+"""Deliveries from NATS JetStream: what is specific to it, in addition to the suite."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What a replica knows of its lanes: floors, held deliveries, blocked keys."""
+"""A replica's state of its lanes: floors, held deliveries, blocked keys."""
 
 from datetime import UTC, datetime
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Whose rows are handed out next, and when to look for tenants that a flood hides."""
+"""Which tenant's rows come next, and when to look for tenants hidden by a flood."""
 
 import pytest
 

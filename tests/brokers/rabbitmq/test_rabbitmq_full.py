@@ -1,4 +1,4 @@
-"""The RabbitMQ publisher when nothing is taken: a full queue, one down, a full disk."""
+"""The RabbitMQ publisher with a full queue, a queue that is down, or a full disk."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ async def is_published(publisher: RabbitMQPublisher, batch: Sequence[Message]) -
     try:
         return await publisher.publish(batch) == [Acked()] * len(batch)
     except BrokerUnavailableError:
-        # The relay pauses, too; a blocked connection is told without waiting.
+        # The relay pauses, too; a blocked connection is reported at once.
         await answer_after(0.05)
         return False
 

@@ -1,4 +1,4 @@
-"""Redis Streams: what is published arrives, and nothing gets lost on the way."""
+"""Redis Streams: published messages arrive, and none is lost."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A replica that leaves its group in Redis takes nothing with it."""
+"""A replica that leaves its group in Redis loses no entries."""
 
 import asyncio
 from collections.abc import AsyncIterator

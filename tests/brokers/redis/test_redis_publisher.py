@@ -1,4 +1,4 @@
-"""The Redis publisher: what is full, not to be written or too large, and the URL."""
+"""The Redis publisher: full memory, missing privileges, size limits, and the URL."""
 
 import pytest
 from redis import Redis as SyncRedis

@@ -1,4 +1,4 @@
-"""SQS and SNS: what they have of their own, against moto's server."""
+"""SQS and SNS: what is specific to them, on moto's server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

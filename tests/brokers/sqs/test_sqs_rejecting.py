@@ -60,7 +60,7 @@ class Service:
         return taken(entries)
 
     def reject(self) -> None:
-        """Answer in turn with all that says: not now, and nobody is to blame."""
+        """Answer in turn with every temporary error that isn't the message's fault."""
         refusals = cycle(
             [
                 error("RequestThrottled", 403),

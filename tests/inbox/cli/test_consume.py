@@ -1,4 +1,4 @@
-"""`pillarbox consume` starts, drains, is killed, and says what is wrong."""
+"""`pillarbox consume` starts, drains, is killed, and reports errors."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""The backlog: order by place, and keys that wait aside."""
+"""The backlog: order by position, and keys that wait."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

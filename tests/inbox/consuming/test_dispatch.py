@@ -22,7 +22,7 @@ def delivery(name: str, key: str | None = None, tenant: str | None = None) -> De
 
 
 class Work:
-    """Begins deliveries, and ends them when it is told to."""
+    """Starts deliveries, and ends them on demand."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Slots: never too many, none lost, shared by weight, by tenant, and by arrival."""
+"""Slots: never too many, none lost, shared by weight, tenant and arrival."""
 
 import asyncio
 from collections import Counter, defaultdict

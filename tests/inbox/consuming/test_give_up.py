@@ -1,4 +1,4 @@
-"""A message is given up once, whoever dies, and however many give it up at once."""
+"""One dead letter per message, despite crashes and concurrent writers."""
 
 from datetime import timedelta
 

@@ -11,7 +11,7 @@ from outbox.errors import BrokerUnavailableError
 
 
 class Written:
-    """Keeps what is written; fails as often as it is told to."""
+    """Records what is written; fails a given number of times."""
 
     def __init__(self, *, failures: int = 0) -> None:
         self.batches: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Whatever is in a message, it can be given up, and holds up nobody else."""
+"""Any message can be dead-lettered, and delays no other."""
 
 import json
 from datetime import timedelta

@@ -36,7 +36,7 @@ Read = tuple[Message, str | None]
 
 
 def fields_of(prefix: str, named: Mapping[str, str]) -> st.SearchStrategy[Any]:
-    """Attributes that mean something, each there or not, and headers beside them."""
+    """Attributes, each present or not, and other headers."""
     values = {
         prefix + name: NUMBERS
         if kind == "number"

@@ -36,7 +36,7 @@ def saved(url: str) -> tuple[int, int]:
 
 @contextmanager
 def serving(app: str, url: str, log: Path) -> Iterator[Post]:
-    """Yield what places an order by its reference, and tells the status."""
+    """Yield a function that places an order and returns the status."""
     port = free_port()
     server = RunningProcess(
         command_line("uvicorn", app, f"--port={port}"),

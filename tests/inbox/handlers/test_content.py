@@ -1,4 +1,4 @@
-"""A payload is what its content type says, as far as that can be told."""
+"""A payload must match its content type, as far as that can be checked."""
 
 import pytest
 

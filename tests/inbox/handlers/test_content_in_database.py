@@ -1,4 +1,4 @@
-"""What isn't what its content type says goes to the dead letters, as it came."""
+"""A payload that contradicts its content type is dead-lettered unchanged."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Handlers keep to their terms, whatever their colour."""
+"""Handlers obey the same rules, sync or async."""
 
 import asyncio
 from collections.abc import Callable

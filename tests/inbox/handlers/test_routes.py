@@ -1,4 +1,4 @@
-"""Which handler a topic has."""
+"""Which handler a topic is routed to."""
 
 from typing import Any
 

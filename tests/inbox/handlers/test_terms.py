@@ -1,4 +1,4 @@
-"""A consumer's handlers get what they understand, for as long as they may take."""
+"""A consumer's handlers get versions they understand, and a time limit."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Messages of older versions reach handlers as what they understand."""
+"""Messages of older versions are upcast before they reach handlers."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Long handlers that end otherwise: cancelled, overtaken, out of time, hopeless."""
+"""Long handlers that are cancelled, overtaken, timed out, or fail permanently."""
 
 import asyncio
 import json

@@ -63,11 +63,11 @@ class Away:
         self.is_away = False
 
     def async_sessions(self, url: str) -> async_sessionmaker[AsyncSession]:
-        """Sessions for coroutines, none of which is had while it is."""
+        """Sessions for coroutines, which fail while the database is away."""
         return _Checked(self, create_async_engine(sqlalchemy_url(url)))
 
     def sessions(self, url: str) -> sessionmaker[Session]:
-        """Sessions for plain functions, none of which is had while it is."""
+        """Sessions for plain functions, which fail while the database is away."""
         return _CheckedSync(self, create_engine(sqlalchemy_url(url)))
 
 

@@ -1,4 +1,4 @@
-"""What it means when a long handler that was told to stop returns, or goes on."""
+"""The outcome when a long handler that was told to stop returns, or goes on."""
 
 import asyncio
 import threading

@@ -10,7 +10,7 @@ LONG = timedelta(seconds=60)
 
 
 class Worker:
-    """A task that works until it is told to end."""
+    """A task that runs until a test ends it."""
 
     def __init__(self, isolation: Isolation, *, exclusive: bool = False) -> None:
         self.began = asyncio.Event()

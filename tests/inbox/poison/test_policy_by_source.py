@@ -1,4 +1,4 @@
-"""What the postgres broker says of messages that a dead replica may have started."""
+"""How the postgres broker reports messages that a dead replica may have started."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The endpoint for webhooks refuses what is no good, and says why."""
+"""The endpoint for webhooks refuses invalid requests, and says why."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -29,7 +29,7 @@ RUNS = "SELECT status, return_message FROM cron.job_run_details"
 
 @pytest.fixture
 def elsewhere(private_server: PostgresServer) -> str:
-    """An empty database, beside the one in which pg_cron works."""
+    """An empty database, on the server whose pg_cron works in another one."""
     private_server.create_database("bank")
     return private_server.database_url("bank")
 
@@ -107,7 +107,7 @@ def test_a_role_that_may_have_a_job_outlives_the_schema(
 
 
 def remove(way: str, url: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what was said beside the output."""
+    """Return what was written to standard error."""
     if way == "command":
         assert main(["migrate", "--remove", "--yes", "--database", url]) == 0
         return capsys.readouterr().err

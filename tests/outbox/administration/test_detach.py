@@ -1,4 +1,4 @@
-"""Detach, look again, drop: by pg_cron or by the command, and nobody waits for it."""
+"""Detach, check again, drop: by pg_cron or the command, without blocking anyone."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Where nobody can detach concurrently: a short lock, and no scan under it."""
+"""If no concurrent detach is possible: a short lock, and no scan under it."""
 
 import threading
 

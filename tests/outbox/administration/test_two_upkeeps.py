@@ -1,4 +1,4 @@
-"""Upkeeps at once: one gives way to the other, and none of them fails."""
+"""Concurrent upkeeps: one yields to the other, and neither fails."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""URLs that are none: an error of ours that says so, and no password in it."""
+"""Invalid URLs: a clear error without the password."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""`pillarbox brokers`: nobody has to read source for an option of a URL."""
+"""`pillarbox brokers` lists the options of broker URLs."""
 
 import json
 import subprocess

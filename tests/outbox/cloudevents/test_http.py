@@ -82,7 +82,7 @@ def whole(name: str) -> str:
         *("Authorization", "authorization", "Cookie", "set-cookie", "Host"),
         *("proxy-authorization", "x-forwarded-for", "connection", "te", "webhook-id"),
         *("pillarbox-headers", "ce-tenant", "Ce-Tenant", "content-type"),
-        # Escaped as nobody of ours escapes.
+        # Escaped in a way that our publisher doesn't use.
         *("x%2Down", "%63e-tenant", "%61uthorization", "a%"),
         *(whole("ce-tenant"), whole("CE-Key"), whole("cloudEvents:tenant")),
         *(whole("pillarbox-topic"), whole("content-type"), "cloudEvents%3Atenant"),

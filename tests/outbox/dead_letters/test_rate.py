@@ -26,7 +26,7 @@ class Clock:
 
 
 class Desk:
-    """Retries whatever it is, and notes when; each takes as long as it is told."""
+    """Retries anything, and notes when; each retry takes a given time."""
 
     def __init__(self, clock: Clock, *takes: float) -> None:
         self.begun: list[float] = []

@@ -1,4 +1,4 @@
-"""Readiness follows the events of a process; what it serves over HTTP hurts nobody."""
+"""Readiness follows the events of a process; its HTTP server withstands bad clients."""
 
 import asyncio
 import json

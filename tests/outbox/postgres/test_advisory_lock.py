@@ -1,4 +1,4 @@
-"""Advisory locks: who has one keeps nobody out who means another."""
+"""Advisory locks: different locks don't exclude each other."""
 
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import Lock

@@ -1,4 +1,4 @@
-"""The doorbell: writers ring only for who sleeps, and nobody sleeps too early."""
+"""The doorbell: writers ring only for sleepers, and no relay sleeps too early."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

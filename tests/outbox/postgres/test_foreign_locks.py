@@ -1,4 +1,4 @@
-"""Who may connect may take our advisory locks: it is seen, named and told."""
+"""Any session can take our advisory locks: this is detected and reported by name."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def importer_url(database_url: str) -> Iterator[str]:
 
 
 class Watched:
-    """A lease that tells who is in its way."""
+    """A lease that records the sessions in its way."""
 
     def __init__(self, url: str, patience: timedelta = SECOND) -> None:
         self.told: asyncio.Queue[Obstruction] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What the statements that read a lane tell its cursor about open transactions."""
+"""What the lane cursor learns about open transactions from the statements."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -20,7 +20,7 @@ CLASS = 4711
 
 
 class Member:
-    """A lease that tells when its lanes change."""
+    """A lease that records changes of its lanes."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ async def member(
 
 @asynccontextmanager
 async def beating_by_hand(url: str, name: str) -> AsyncIterator[Member]:
-    """A member that sends a heartbeat only when it is told to."""
+    """A member that sends a heartbeat only on demand."""
     joined = Member(url, name)
     await joined.lease.beat()
     try:
@@ -202,7 +202,7 @@ async def test_the_server_ends_the_lease_of_a_member_without_heartbeats(
         async with member(database_url, "other") as other:
             await other.has(32)
 
-        # It has not heard of it, and knows all the same that it may not use them.
+        # It has not noticed, but knows that it must not use them any more.
         assert len(frozen.held) == 32
         assert not frozen.lease.holds([0])
         assert frozen.lease.lanes == frozenset()

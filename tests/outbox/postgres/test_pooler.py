@@ -101,7 +101,7 @@ def test_a_pooler_is_found_however_it_assigns_sessions(
         for _ in range(5):
             with pytest.raises(PoolerError, match=REFUSAL):
                 refuse_pooler(url)
-    # What it asked has left nothing to whoever gets the session next.
+    # The check left nothing behind in the session for its next client.
     assert execute(url, "SHOW search_path") == [('"$user", public',)]
 
 

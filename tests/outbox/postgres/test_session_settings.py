@@ -1,4 +1,4 @@
-"""What ALTER DATABASE says about sessions stops none of our processes and commands."""
+"""Settings of ALTER DATABASE stop none of our processes and commands."""
 
 from datetime import datetime, timedelta
 
