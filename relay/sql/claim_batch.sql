@@ -87,5 +87,7 @@ SELECT lane, seq, id, created_at, attempts,
                    LIMIT %(max_rows)s
               ) AS measured
         ) AS weighed
+      -- Without it, whether a row is loaded would be computed for each column.
+      OFFSET 0
   ) AS claimed
  WHERE bytes_through - abs(bytes) <= %(max_bytes)s
