@@ -46,7 +46,7 @@ def announced_waits(relay: RunningProcess) -> list[float]:
 
 
 def by_first_appearance(arrivals: Sequence[Arrival]) -> dict[str, list[int]]:
-    """Return the numbers of each key, from id, key and number of what arrived."""
+    """Return the numbers of each key, from the id, key and number of each arrival."""
     numbers: dict[str, list[int]] = {}
     seen = set()
     for id, key, number in arrivals:
@@ -98,7 +98,7 @@ class BrokerFaults(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it again, with what it had."""
+        """Start it again, with its data."""
 
     @pytest.mark.timeout(900)
     def test_killed_and_restarted_in_mid_drain(self) -> None:

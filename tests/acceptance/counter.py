@@ -80,7 +80,7 @@ def counter() -> Consumer:
 
 
 def source_of(url: str) -> Source | str:
-    """Make what needn't wait long for what a dead counter held."""
+    """Create a source that soon takes over what a dead counter held."""
     if url.startswith("redis:"):
         return RedisSource(url, consumer=NAME, topics=TOPICS, reclaim_after=HOLD)
     if url.startswith("nats:"):

@@ -35,7 +35,7 @@ _SHARES = """
 
 
 class Counters:
-    """Starts counters, subscribed from the start; ends what is left at the end."""
+    """Starts counters, subscribed from the start; stops them at the end."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
         self._url = as_role(url, "pillarbox_consumer")
@@ -81,7 +81,7 @@ class Counters:
         return [int(share) for (share,) in rows]
 
     def wait_for_count(self, count: int) -> None:
-        """Wait until messages were handled so often, as long as it goes on."""
+        """Wait until messages have been handled this often, while it makes progress."""
         while (counted := self.count()) < count:
             wait_for("it goes on", partial(self._has_more, counted), pause=0.05)
 

@@ -21,7 +21,7 @@ Figures: TypeAlias = Callable[[str, object], None]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what the tests measured on their way."""
+    """Print the tests' measurements."""
     passed = terminalreporter.getreports("passed")
     figures = [
         (r.nodeid, name, value) for r in passed for name, value in r.user_properties
@@ -62,7 +62,7 @@ def relays(database_url: str, tmp_path: Path) -> Iterator[Relays]:
 def counters(
     database_url: str, tmp_path: Path, inspection: Inspection
 ) -> Iterator[Counters]:
-    """Starts consumers that count in `database_url`, which is their broker, too."""
+    """Starts consumers that count in `database_url`, which is also their broker."""
     with Counters(database_url, tmp_path, inspection) as started:
         yield started
         for counter in started:
@@ -93,7 +93,7 @@ def private_database_url(private_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def figures(record_property: Figures) -> Figures:
-    """Takes the name and value of what a test measured, to be shown at the end."""
+    """Records the name and value of a measurement, printed at the end."""
     return record_property
 
 

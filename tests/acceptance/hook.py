@@ -101,7 +101,7 @@ class Hook:
         self._process.kill()
 
     def close(self) -> None:
-        """Let the recorder take nothing, and say so."""
+        """Let the recorder refuse everything."""
         closed_sign(self.file).touch()
 
     def open(self) -> None:

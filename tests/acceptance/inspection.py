@@ -69,7 +69,7 @@ class Inspection:
         return int(self._count(condition))
 
     def wait_until_settled(self, *, seconds: float = 90) -> None:
-        """Wait until no message is unsettled; fail when none was for so long."""
+        """Wait until no message is unsettled; fail if progress stops."""
         while left := self.unsettled():
             what = f"fewer than {left} messages are unsettled"
             wait_for(what, partial(self._has_fewer, left), seconds=seconds)
@@ -105,7 +105,7 @@ class Inspection:
         return pids
 
     def wait_for_shares(self, shares: list[int]) -> None:
-        """Wait until relays hold so many lanes each."""
+        """Wait until each relay holds this many lanes."""
 
         def shared() -> bool:
             return sorted(map(len, self.lanes().values())) == sorted(shares)

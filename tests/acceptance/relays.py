@@ -18,7 +18,7 @@ def as_role(url: str, role: str) -> str:
 
 
 class Relays:
-    """Starts relays with the rights of a relay; ends what is left at the end."""
+    """Starts relays with a relay's privileges; stops them at the end."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url = as_role(url, "pillarbox_relay")

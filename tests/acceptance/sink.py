@@ -108,7 +108,7 @@ class Sink:
         return self._by_pid[pid]
 
     def wait_for_count(self, count: int) -> None:
-        """Wait until so many messages are there."""
+        """Wait until there are this many messages."""
         wait_for(f"{count} messages arrive", lambda: self.count() >= count)
 
     def wait_for_relay(self, pid: int) -> None:

@@ -23,7 +23,7 @@ BEFORE = 3
 
 
 class Printers:
-    """Consumer processes that print reports, and what has come out of them."""
+    """Consumer processes that print reports, and their output."""
 
     def __init__(self, url: str, directory: Path, inspection: Inspection) -> None:
         self._environment = {
@@ -57,11 +57,11 @@ class Printers:
         return message
 
     def give_paper(self, sheets: int) -> None:
-        """Let so many pages be printed in all."""
+        """Let this many pages be printed in total."""
         self._inspection.run(f"UPDATE paper SET sheets = {sheets}")
 
     def who_works(self) -> RunningProcess:
-        """Wait until the first pages are printed and saved; give who did it."""
+        """Wait until the first pages are printed and saved; return the process."""
         self.give_paper(BEFORE)
         wait_for("pages are printed", lambda: self.job()[2] == BEFORE)
         ((pid,),) = self._inspection.rows("SELECT DISTINCT pid FROM page")
@@ -69,7 +69,7 @@ class Printers:
         return worker
 
     def pages(self) -> list[tuple[int, int]]:
-        """Each page, and who printed it."""
+        """Each page, and the process that printed it."""
         return self._inspection.rows(
             "SELECT number, pid FROM page ORDER BY number, pid"
         )

@@ -66,7 +66,7 @@ class Supervisor:
             )
 
     def end(self) -> None:
-        """End what is running."""
+        """Stop the running processes."""
         if self._process is not None:
             self._process.kill()
             show(self._process)

@@ -49,7 +49,7 @@ def publisher_of(url: str) -> Publisher:
 
 
 def waits_for(relay: Running) -> list[str]:
-    """What `/ready` says of the events so far."""
+    """The answer of `/ready` after the events so far."""
     health = Health(RelayStarted, {BrokerLost: BrokerFound})
     for event in relay.events.events:
         health(event)

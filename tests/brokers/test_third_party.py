@@ -27,7 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, directory: Path, *command: str) -> str:
-    """Run a module of Python that finds the sample; give what it wrote."""
+    """Run a Python module that finds the sample; return its output."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", *command],
         cwd=directory,

@@ -74,7 +74,7 @@ async def test_a_rabbitmq_routing_key_that_is_not_text_is_dead_lettered(
 
 
 def nested(depth: int) -> bytes:
-    """Return a table of AMQP with a table in it, and so on."""
+    """Return a nested AMQP table."""
     table = b""
     for _ in range(depth):
         table = b"\x01aF" + struct.pack(">I", len(table)) + table

@@ -55,7 +55,7 @@ class Moment:
 
 
 def say(line: str) -> None:
-    """Print a line at once, before what pytest prints."""
+    """Print a line at once, before pytest's output."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -15,7 +15,7 @@ SECONDS = 600
 
 
 def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and show what it said if it fails."""
+    """Run a command to its end, and print its output if it fails."""
     done = subprocess.run(
         command,
         capture_output=True,
@@ -32,12 +32,12 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 def docker(*arguments: str) -> str:
-    """Return what docker says."""
+    """Return docker's output."""
     return run("docker", *arguments).stdout.strip()
 
 
 def inspected(kind: str, name: str) -> dict[str, Any]:
-    """Return what the engine knows of an image or a container."""
+    """Return docker's description of an image or a container."""
     (found,) = json.loads(docker(kind, "inspect", name))
     return dict(found)
 

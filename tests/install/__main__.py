@@ -83,7 +83,7 @@ class Environment:
         )
 
     def versions(self) -> Mapping[str, str]:
-        """Return what is installed, by name."""
+        """Return the installed packages by name."""
         said = run([UV, "pip", "freeze", "--quiet", "--python", self._python])
         lines = (line.partition("==") for line in said.splitlines())
         return {name: version for name, _, version in lines if version}

@@ -266,14 +266,14 @@ def check_metrics(relaying: "Running") -> Iterator[str]:
 
 
 def consumer() -> "Running":
-    """Return what handles the messages."""
+    """Return the handler of the messages."""
     if "SHOP_SECRET" in os.environ:
         return Running("uvicorn", "app:hook", "--port", os.environ["SHOP_PORT"])
     return Running("pillarbox", "consume", "app:consumer")
 
 
 class Running:
-    """A console script of this environment, which is ended after the block."""
+    """A console script of this environment, stopped after the block."""
 
     def __init__(self, name: str, *arguments: str) -> None:
         self.name = name
@@ -305,11 +305,11 @@ class Running:
         self._reader.join()
 
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it is still running."""
         return self._process.poll() is None
 
     def log(self) -> str:
-        """Return what it has written so far."""
+        """Return its output so far."""
         return "".join(self._lines)
 
     def wait_for_line(self, *texts: str) -> str:
@@ -332,7 +332,7 @@ class Running:
 
 
 def run(command: str, *arguments: str, status: int = 0) -> str:
-    """Run a console script to its end, and give what it says."""
+    """Run a console script to its end, and return its output."""
     ended = subprocess.run(
         [sys.executable, SCRIPTS / command, *arguments],
         stdin=subprocess.DEVNULL,
@@ -347,7 +347,7 @@ def run(command: str, *arguments: str, status: int = 0) -> str:
 
 
 def main() -> int:
-    """Check what the command line names."""
+    """Run the check named on the command line."""
     what, *arguments = sys.argv[1:]
     provided = set(metadata("pillarbox").get_all("Provides-Extra") or ())
     sys.path.insert(0, str(Path.cwd()))

@@ -86,7 +86,7 @@ def snapshot(url: str) -> Snapshot:
 
 
 def drop_roles_of_jobs(url: str, prefix: str) -> None:
-    """End what a removal leaves where pg_cron works in another database."""
+    """Drop what a removal leaves if pg_cron works in another database."""
     left = "SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s) ORDER BY 1"
     with psycopg.connect(url, autocommit=True) as connection:
         roles = connection.execute(left, (f"{prefix}_",)).fetchall()

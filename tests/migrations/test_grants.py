@@ -35,7 +35,7 @@ def test_no_file_of_grants_is_without_rules() -> None:
 
 
 def test_the_grants_on_a_table_are_in_one_file() -> None:
-    """Each file first takes back what was granted on its tables."""
+    """Each file first revokes the grants on its tables."""
     tables = [
         {
             name

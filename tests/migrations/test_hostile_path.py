@@ -107,7 +107,7 @@ NEW: Final[dict[str, Callable[[str], int]]] = {
 
 @pytest.fixture
 def mallory(server: PostgresServer) -> Iterator[str]:
-    """A role that is to stay what it is."""
+    """A role that must not change."""
     name = f"mallory_{uuid4().hex[:8]}"
     execute(server.url, f"CREATE ROLE {name} LOGIN")
     yield name
@@ -215,7 +215,7 @@ def hide_the_catalog(server: PostgresServer, url: str) -> None:
 
 
 def by_the_catalog(url: str) -> str:
-    """Return the URL for what a test itself asks."""
+    """Return the URL for the test's own queries."""
     return f"{url}?options=-csearch_path%3Dpg_catalog"
 
 

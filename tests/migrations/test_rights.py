@@ -30,7 +30,7 @@ def pairs(table: dict[str, list[str]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def acting(server: PostgresServer, template: Template) -> Iterator[As]:
-    """One database for all: what one test leaves behind disturbs no other."""
+    """One database for all tests: what one leaves behind doesn't affect the others."""
     with new_database(server, "pillarbox_rights", template) as name:
 
         @contextmanager

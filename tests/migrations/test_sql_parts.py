@@ -25,7 +25,7 @@ PREFIX = "parted"
 
 @pytest.fixture
 def psql(tmp_path: Path) -> Psql:
-    """Run a script in psql; give what it said."""
+    """Run a script in psql; return its output."""
 
     def run(url: str, script: str) -> "subprocess.CompletedProcess[str]":
         file = tmp_path / "part.sql"
@@ -42,7 +42,7 @@ def psql(tmp_path: Path) -> Psql:
 
 @pytest.fixture
 def developer(server: PostgresServer, empty_database_url: str) -> Iterator[str]:
-    """The empty database, by a person who is no administrator."""
+    """The empty database, as a role that is not an administrator."""
     execute(server.url, "CREATE ROLE parted_developer LOGIN")
     yield empty_database_url.replace("postgres@", "parted_developer@")
     execute(empty_database_url, "DROP OWNED BY parted_developer CASCADE")

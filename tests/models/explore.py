@@ -10,7 +10,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise is broken; says what happened until then."""
+    """A promise is broken; lists the steps up to then."""
 
 
 @dataclass(frozen=True, slots=True)

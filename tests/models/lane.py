@@ -44,7 +44,7 @@ class FullSnapshot(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A claim that is under way: what its statements have read."""
+    """A claim in progress: what its statements have read."""
 
     snapshot: FullSnapshot
     found: tuple[int, ...]
@@ -394,7 +394,7 @@ class LaneModel:
                 )
 
     def _check_quiet(self, state: State) -> None:
-        """Claim what is left, with a sweep now and then."""
+        """Claim the remaining rows, with occasional sweeps."""
         for _ in range(4 * len(state.rows) + 4):
             lane = self._thaw(state.lane)
             lane.needs_refresh = True

@@ -245,7 +245,7 @@ class LeaseModel:
         )
 
     def _lose(self, relay: Relay) -> Relay:
-        """Do what `_lose_all` does; the server hears of it."""
+        """Do what `_lose_all` does; the server learns of it."""
         own = self._own(relay)
         own.lose_all()
         return _keep(relay, own)._replace(

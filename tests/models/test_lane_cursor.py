@@ -59,7 +59,7 @@ def test_every_row_is_claimed_in_order_up_to_a_larger_bound(
 
 
 class RisesToTheLastRow(LaneCursor):
-    """Takes what a look found for all there was."""
+    """Breaks the rule: assumes that a look found everything."""
 
     @override
     def looked(self, up_to: int, snapshot: Snapshot) -> None:

@@ -43,7 +43,7 @@ class OutlivesItsSession(Ownership):
 
 
 class TakesNothing(Ownership):
-    """Waits for others to take what is free."""
+    """Waits until others take the free lanes."""
 
     @override
     def balance(

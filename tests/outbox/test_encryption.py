@@ -134,7 +134,7 @@ async def test_a_message_whose_key_the_relay_lacks_is_dead_lettered_as_stored(
 
 @dataclass
 class Clinic:
-    """A handler that keeps what it read."""
+    """A handler that records what it read."""
 
     read: list[tuple[bytes, str]]
 

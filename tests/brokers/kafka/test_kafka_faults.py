@@ -107,7 +107,7 @@ class TestKafka(BrokerFaults):
         self.expect_uncharged(relay, times=3 * len(passing))
 
     def wait_for_another(self, connections: range) -> None:
-        """Wait until there were more connections than so many."""
+        """Wait until there were more than this many connections."""
         wait_for("it was cut", lambda: self.proxy.connections not in connections)
 
     def expect_uncharged(self, relay: RunningProcess, *, times: int) -> None:

@@ -128,7 +128,7 @@ def test_the_error_for_a_missing_client_library_names_the_extra(scheme: str) -> 
 async def listening(
     server: NatsServer, hear: Callable[[Msg], Awaitable[None]]
 ) -> AsyncIterator[tuple[NatsConnection, asyncio.Event]]:
-    """Connect and hear what is published to `here`; an event tells of the end."""
+    """Connect and subscribe to `here`; an event is set when the connection ends."""
     settings = NatsSettings.from_url(server.url)
     lost = asyncio.Event()
     connection = NatsConnection(settings, on_lost=lambda _: lost.set())

@@ -25,7 +25,7 @@ PERMISSIONS = ("set_permissions", "writer", "^$", ".*", ".*")
 
 @pytest.fixture
 def writer(shared_rabbitmq: RabbitMQServer) -> Iterator[str]:
-    """A user who may write and make nothing."""
+    """A user without permission to write or declare anything."""
     shared_rabbitmq.control("add_user", "writer", "secret")
     shared_rabbitmq.control(*PERMISSIONS)
     yield "writer"

@@ -20,7 +20,7 @@ TAKES_NOTHING = "takes nothing now: a queue for topic '.*' is full or not availa
 
 @pytest.fixture
 def topic() -> str:
-    """A topic, and so a queue, that no other test has."""
+    """A topic, and therefore a queue, that no other test uses."""
     return f"orders-{uuid4().hex}"
 
 

@@ -41,7 +41,7 @@ async def test_messages_that_arrive_while_a_replica_leaves_go_to_the_next(
             look = streams._pending
 
             async def look_and_read(stream: bytes, member: str) -> Any:
-                """A read of the one that leaves is served as soon as it has looked."""
+                """A read by the leaving replica returns as soon as it has looked."""
                 found = await look(stream, member)
                 if not found:
                     monkeypatch.undo()

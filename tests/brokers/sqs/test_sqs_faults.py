@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 
 
 class Reader:
-    """Takes out what comes into a queue, by a loop in a thread of its own."""
+    """Takes messages out of a queue, in a loop in its own thread."""
 
     def __init__(self, server: SqsServer, queue: str, *, subscribed: bool) -> None:
         self.arrivals: list[Arrival] = []
@@ -43,7 +43,7 @@ class Reader:
         self._reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
     def finish(self) -> None:
-        """Take out what is left, and end."""
+        """Take the remaining messages, and stop."""
         self._enough.set()
         if self._reading is not None:
             self._reading.result(timeout=600)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fault
 
 
 class Service:
-    """Runs the script in a thread of its own, and keeps what was taken."""
+    """Runs the script in its own thread, and records the accepted requests."""
 
     def __init__(self) -> None:
         self.sqs = ScriptedSqs(self.take)

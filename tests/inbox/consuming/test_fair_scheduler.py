@@ -26,7 +26,7 @@ weights = st.dictionaries(
 
 
 class Ticket:
-    """Somebody who wants a turn."""
+    """A task that wants a slot."""
 
     def __init__(self, queue: str, tenant: Tenant) -> None:
         self.queue = queue
@@ -36,7 +36,7 @@ class Ticket:
 
 
 class Room:
-    """Those who wait, and those who have a turn, in the order in which they got it."""
+    """The tasks that wait, and those that got a slot, in that order."""
 
     def __init__(
         self, places: int, weights: Mapping[str, int] = WEIGHTS, cap: int | None = None

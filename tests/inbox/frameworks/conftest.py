@@ -20,7 +20,7 @@ def url(database_url: str) -> str:
 
 @pytest.fixture
 def invoices(url: str) -> Callable[[], list[int]]:
-    """What was billed so far, in order."""
+    """The bills so far, in order."""
 
     def read() -> list[int]:
         rows = execute(url, "SELECT order_id FROM invoice ORDER BY order_id")

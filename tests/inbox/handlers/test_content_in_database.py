@@ -23,7 +23,7 @@ LETTERS = """
 
 
 class Handled(list[object]):
-    """Handlers of each kind, and what they were called with."""
+    """Handlers of each kind, and the messages they were called with."""
 
     async def one(self, _: AsyncSession, message: Message) -> None:
         self.append(message.json())

@@ -56,7 +56,7 @@ class Away:
             raise self.error
 
     async def find(self, times: int) -> None:
-        """Be away until that was found so often."""
+        """Be unavailable until a number of attempts have found that."""
         self.is_away = True
         for _ in range(times):
             await asyncio.to_thread(self.found.acquire)

@@ -68,7 +68,7 @@ def a_year_old() -> UUID:
 
 @asynccontextmanager
 async def blocked(url: str) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """Hold the rows that are there; what it yields waits until somebody is blocked."""
+    """Lock the existing rows; yield a function that waits for a blocked session."""
 
     async def somebody_is_blocked() -> None:
         found = partial(execute, url, BLOCKED)

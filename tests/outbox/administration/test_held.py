@@ -49,7 +49,7 @@ VALUES (%s, %s, 'reports', 't', {})
 
 
 class Held(NamedTuple):
-    """A row that holds its day, and what settles it."""
+    """A row that holds its partition, and the statement that settles it."""
 
     table: str
     insert: str

@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def outbox(url: str, capsys: Capture, *arguments: str, status: int = 0) -> str:
-    """Run the command; give what it printed, or its error."""
+    """Run the command; return its output, or its error."""
     assert main([arguments[0], "--database", url, *arguments[1:]]) == status
     printed = capsys.readouterr()
     return printed.err if status else printed.out

@@ -25,7 +25,7 @@ TABLES = [
 
 
 class Upkeep:
-    """A maintainer's session that hears what the upkeep says."""
+    """A maintainer's session that records the notices of the upkeep."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

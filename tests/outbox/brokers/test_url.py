@@ -69,7 +69,7 @@ _SOURCES = [name for name in _PUBLISHERS if not name.startswith("http")]
 
 
 def refusals(scheme: str, read: Callable[[str], object]) -> Iterator[str]:
-    """Read URLs with all the tails, and give what was said of those refused."""
+    """Read URLs with all the suffixes, and return the errors of those refused."""
     for tail in _TAILS:
         try:
             read(f"{scheme}://{tail}")

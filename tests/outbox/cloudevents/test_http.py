@@ -100,7 +100,7 @@ def test_only_what_our_publisher_writes_is_a_header_of_the_message(name: str) ->
 
 
 def test_no_header_of_its_own_becomes_an_attribute() -> None:
-    """As anyone may send it who can write a name by percent signs."""
+    """As any client may send it, with a percent-encoded name."""
     headers = to_request(Message("t", b"")) | {
         "pillarbox-headers": whole("ce-tenant"),
         whole("ce-tenant").lower(): "forged",

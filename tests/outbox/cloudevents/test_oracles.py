@@ -51,7 +51,7 @@ ATTRIBUTES = {
 
 
 def check_theirs(event: object, message: Message) -> None:
-    """Compare what their SDK read with the message that we wrote."""
+    """Compare what the SDK read with the message that we wrote."""
     assert isinstance(event, CloudEvent)
     attributes = event.get_attributes()
     expected = {
@@ -70,7 +70,7 @@ def check_theirs(event: object, message: Message) -> None:
 
 
 def check_ours(message: Message) -> None:
-    """Compare what we read with the event that their SDK wrote."""
+    """Compare what we read with the event that the SDK wrote."""
     assert str(message.id) == ATTRIBUTES["id"]
     assert message.topic == ATTRIBUTES["type"]
     assert message.key == ATTRIBUTES["partitionkey"]

@@ -47,7 +47,7 @@ def listener(database_url: str) -> Iterator[Connection]:
 
 
 def rings(listener: Connection) -> list[str]:
-    """What was rung so far: its own ring comes after all that committed before."""
+    """The rings so far: our own arrives after those of all earlier commits."""
     listener.execute("SELECT pg_notify('outbox_message', 'asked')")
     heard = []
     for notification in listener.notifies():

@@ -54,7 +54,7 @@ COMMANDS = (
 
 @contextmanager
 def sessions_in_pool(url: str, count: int) -> Iterator[None]:
-    """Let the pool have so many sessions, all of them idle again."""
+    """Make the pool open this many sessions, all idle again."""
     with ExitStack() as stack:
         connections = [
             stack.enter_context(psycopg.connect(conninfo(url))) for _ in range(count)

@@ -200,7 +200,7 @@ def test_commands_of_one_statement_work_through_it(
 
 
 def paths(url: str) -> set[str]:
-    """Return what the sessions of the pool have for the clients that come next."""
+    """Return the state that the pool's sessions keep for their next clients."""
     return {execute(url, "SHOW search_path")[0][0] for _ in range(ROUNDS)}
 
 
