@@ -1,7 +1,6 @@
 """`guard`: the receipt as a context manager, for where a decorator doesn't fit."""
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sqlalchemy.orm import Session, scoped_session
 
@@ -58,15 +57,10 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._lent.__enter__()
         return True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         """Check the transaction; its owner ends it."""
         if self._lent is not None:
-            self._lent.__exit__(kind, error, trace)
+            self._lent.__exit__(*exc_info)
 
     async def __aenter__(self) -> bool:
         """Do as `__enter__`."""
@@ -77,12 +71,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         await self._lent.__aenter__()
         return True
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: Any) -> None:
         """Do as `__exit__`."""
         if self._lent is not None:
-            await self._lent.__aexit__(kind, error, trace)
+            await self._lent.__aexit__(*exc_info)

@@ -24,7 +24,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -259,12 +258,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         """Refuse everything that would end the transaction, from now on."""
         self._held.lend()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take it back, and check how the handler left it."""
         self._held.take_back()
         if kind is None:
@@ -274,12 +268,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         """Do as `__enter__`."""
         self._held.lend()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Do as `__exit__`."""
         self._held.take_back()
         if kind is not None:

@@ -17,7 +17,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy.orm import Session
@@ -106,12 +105,7 @@ class HandlerRetrier:
         """Nothing is opened before it is needed."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         """Let go of the threads for plain functions."""
         await self._executor.close()
 
