@@ -91,8 +91,9 @@ def test_an_error_at_start_prints_one_line_and_exits_with_2(
 ) -> None:
     process = site.run(path, **variables)
     assert process.wait() == 2
-    assert len(process.log().splitlines()) == 1
-    assert words in process.log()
+    # Dead letters may have been retried before the broker turned out to be away.
+    (line,) = (line for line in process.log().splitlines() if " INFO " not in line)
+    assert words in line
 
 
 def test_subscriptions_are_made_and_ended_by_command(

@@ -165,8 +165,11 @@ BROKEN = {
     "nobody relays": (
         "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
         " payload) VALUES (outbox.uuid7(), now(), 0, 't', 'c', '');"
+        # Two hours ago may have been yesterday.
+        " SELECT outbox.make_partitions_at('outbox.message',"
+        " ARRAY[now() - interval '2 hours']);"
         " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
-        " created_at = date_trunc('day', now(), 'UTC')",
+        " created_at = now() - interval '2 hours'",
         *("backlog", "warning", "has waited", "pillarbox relay"),
     ),
     "a replication slot is read by nobody": (

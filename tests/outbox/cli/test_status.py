@@ -34,7 +34,8 @@ def test_the_monitor_sees_what_waits_and_what_failed(
     assert (ours["dead_letters"], theirs["dead_letters"]) == (0, 1)
     assert (theirs["due"], theirs["waited"]) == (0, None)
     (table,) = [t for t in said["partitions"] if t["table"] == "outbox.message"]
-    assert table["ahead"] == 7
+    # One fewer after midnight, until the next upkeep.
+    assert table["ahead"] in {6, 7}
 
 
 def test_the_answer_comes_first_and_has_the_doctors_status(
