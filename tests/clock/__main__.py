@@ -24,7 +24,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from tests.clock.setting import Clock, library, shared_memory
+from tests.clock.setting import Clock, preload, shared_memory
 
 HERE: Final = Path(__file__).parent
 
@@ -65,9 +65,6 @@ def utc(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-# All are in the past. libfaketime shows the true time to a signal handler that
-# interrupts epoll_wait(): with a clock ahead of it, lock_timeout of PostgreSQL would
-# never expire.
 MIDNIGHT: Final = Moment(name="midnight", at=utc("2025-06-01 00:00"))
 # Clocks in Berlin change at 01:00 UTC.
 SPRING: Final = Moment(name="spring", at=utc("2026-03-29 01:00"), zone="Europe/Berlin")
@@ -127,10 +124,6 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     if os.environ.get("PILLARBOX_DATABASE_URL"):
         parser.error("PILLARBOX_DATABASE_URL is set, but its clock can't be: unset it")
-    try:
-        library()
-    except FileNotFoundError as error:
-        parser.error(str(error))
     tests = chosen.pytest or (FEW if chosen.short else DATABASE)
     moments: Sequence[Moment] = SHORT if chosen.short else ALL
     if chosen.moment:
@@ -141,11 +134,14 @@ def main(arguments: Sequence[str]) -> int:
         share = f"{(number + today) % len(moments)}/{len(moments)}"
         say(f"\n=== {moment}: {' '.join(tests)}")
         started = time.monotonic()
-        status = run(
-            moment,
-            ["-n", chosen.workers, *tests],
-            {"PILLARBOX_TEST_SHARE": share} if chosen.once else {},
-        )
+        try:
+            status = run(
+                moment,
+                ["-n", chosen.workers, *tests],
+                {"PILLARBOX_TEST_SHARE": share} if chosen.once else {},
+            )
+        except FileNotFoundError as error:
+            parser.error(str(error))
         passed = status == 0 or (chosen.once and status == _NO_TESTS)
         outcomes.append(passed)
         say(
@@ -170,6 +166,7 @@ def run(moment: Moment, arguments: Sequence[str], more: Mapping[str, str]) -> in
                 **os.environ,
                 **environment(moment),
                 **more,
+                "LD_PRELOAD": preload(Path(directory)),
                 "FAKETIME_TIMESTAMP_FILE": str(clock.file),
                 "FAKETIME_NO_CACHE": "1",
                 "FAKETIME_SHARED": shared,
@@ -182,7 +179,6 @@ def environment(moment: Moment) -> Mapping[str, str]:
     """Return the variables that make a process and its children follow a clock."""
     paths = [str(HERE / "sleeping"), os.environ.get("PYTHONPATH", "")]
     return {
-        "LD_PRELOAD": str(library()),
         # What waits for so many seconds waits by that clock.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",

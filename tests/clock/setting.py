@@ -3,7 +3,9 @@
 import ctypes
 import os
 import secrets
+import shutil
 import struct
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -71,6 +73,28 @@ def shared_memory() -> Iterator[str]:
     finally:
         semaphore.unlink(missing_ok=True)
         segment.unlink(missing_ok=True)
+
+
+def preload(directory: Path) -> str:
+    """Return what LD_PRELOAD says to processes that follow a clock.
+
+    Args:
+        directory: where what is compiled for it is put; the server may read it.
+
+    Raises:
+        FileNotFoundError: libfaketime or a C compiler isn't installed.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise FileNotFoundError(
+            "a C compiler is missing: apt-get install gcc libc6-dev, or make clock"
+        )
+    waiting = directory / "waiting.so"
+    source = Path(__file__).with_name("waiting.c")
+    faketime = library()
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", waiting, source], check=True)
+    waiting.chmod(0o755)
+    return f"{waiting} {faketime}"
 
 
 def library() -> Path:
