@@ -66,7 +66,7 @@ async def test_an_invalid_message_is_refused_permanently(
         ),
         (400, "POST", good | {"ce-type": ""}, b"1", "there is no header ce-type"),
         (400, "POST", good | {"ce-schemaversion": "x"}, b"1", "isn't a whole number"),
-        (400, "POST", request_of(old), b"1", "no partition for that day"),
+        (400, "POST", request_of(old), b"1", "has a partition for that day"),
         (404, "POST", request_of(other), b"1", "no handler for topic 'nobody.asked'"),
         (405, "GET", good, b"", "use POST"),
         (413, "POST", request_of(large), large.payload, "limit of 100 bytes"),
