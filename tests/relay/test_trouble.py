@@ -269,7 +269,7 @@ async def test_a_relay_survives_the_loss_of_its_connections(database_url: str) -
 async def test_a_database_without_the_schema_is_refused_at_start(
     empty_database_url: str,
 ) -> None:
-    with pytest.raises(ConfigError, match="no outbox: run pillarbox migrate"):
+    with pytest.raises(ConfigError, match="no schema outbox: run pillarbox"):
         async with running(empty_database_url, ScriptedPublisher()):
             pass
 
