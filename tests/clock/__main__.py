@@ -12,6 +12,7 @@ What follows `--` goes to pytest. Every test begins at the moment, by libfaketim
 import argparse
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -124,6 +125,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     if os.environ.get("PILLARBOX_DATABASE_URL"):
         parser.error("PILLARBOX_DATABASE_URL is set, but its clock can't be: unset it")
+    # So that what is left in shared memory is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tests = chosen.pytest or (FEW if chosen.short else DATABASE)
     moments: Sequence[Moment] = SHORT if chosen.short else ALL
     if chosen.moment:
