@@ -8,8 +8,9 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
 # What to pass on to the command: make demo ARGS=--help
 ARGS ?=
-# How many processes share the tests.
-WORKERS ?= 4
+# How many processes share the tests. On two cores six keep both busy: most tests wait for a
+# server or another process most of their time.
+WORKERS ?= 6
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,6 +53,10 @@ ifneq ($(filter matrix,$(MAKECMDGOALS)),)
 needs += debootstrap
 endif
 
+# The tests start hundreds of processes. Without bytecode on disk each of them would compile
+# every module that it imports, and each worker every test.
+unexport PYTHONDONTWRITEBYTECODE
+
 ifneq ($(DATABASE_URL),)
 export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
@@ -89,7 +94,7 @@ images: packages ## Build the images of docker/, without a registry if need be
 	@docker/engine docker/build-images
 
 containers: packages $(READY) ## Build the images and test what runs in containers
-	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers $(ARGS) && \
+	@docker/engine sh -c 'docker/build-images && $(BIN)/pytest -m containers tests/containers $(ARGS) && \
 	  $(BIN)/pytest -n $(WORKERS) $(PARTITION_TESTS)'
 
 matrix: packages ## Run the tests on each supported Debian and PostgreSQL, as root
