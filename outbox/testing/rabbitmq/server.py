@@ -80,13 +80,39 @@ class RabbitMQServer(PrivateServer):
             raise OutboxError(f"rabbitmqctl {arguments[0]}: {done.stderr.strip()}")
         return done.stdout
 
+    def evaluate(self, expression: str) -> str:
+        """Evaluate Erlang in the node and return the value, as Erlang writes it.
+
+        The expression ends with a period. It takes a hundredth of the time of
+        rabbitmqctl, which starts an Erlang of its own.
+
+        Raises:
+            OutboxError: it can't be evaluated, or failed.
+        """
+        program = _beside_epmd("erl_call")
+        if program is None:
+            return self.control("eval", expression).strip()
+        address = f"127.0.0.1:{self._environment['RABBITMQ_DIST_PORT']}"
+        cookie = (self.directory / ".erlang.cookie").read_text()
+        done = subprocess.run(
+            [program, "-address", address, "-c", cookie, "-e"],
+            input=f"{expression}\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = done.stdout.strip()
+        if done.returncode or not said.startswith("{ok, "):
+            raise OutboxError(f"Erlang: {expression}: {said}{done.stderr.strip()}")
+        return said.removeprefix("{ok, ").removesuffix("}")
+
     def write_names(self) -> None:
         """Write to disk which quorum queues there are.
 
         Otherwise a kill right after a queue was declared loses it for good: nothing can
         be published to it, and confirmed messages are gone.
         """
-        self.control("eval", _WRITE_NAMES)
+        self.evaluate(_WRITE_NAMES)
 
 
 @contextmanager
@@ -161,6 +187,13 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
         # Makes the script exec the server instead of supervising it.
         "RABBITMQ_ALLOW_INPUT": "true",
     }
+
+
+def _beside_epmd(name: str) -> Path | None:
+    """Return the path of one of Erlang's own programs that are not on PATH."""
+    epmd = shutil.which("epmd")
+    found = epmd and Path(epmd).resolve().with_name(name)
+    return found if found and found.exists() else None
 
 
 def _program(name: str) -> str:

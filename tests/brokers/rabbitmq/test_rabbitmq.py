@@ -17,19 +17,22 @@ from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
 from tests.fixtures.consumers import numbered
 from tests.fixtures.proxy import MakeProxy
-from tests.fixtures.rabbitmq import bind, channel_of, drain, exchange_of
+from tests.fixtures.rabbitmq import (
+    bind,
+    channel_of,
+    drain,
+    exchange_of,
+    restrict_topics,
+    user,
+)
 from tests.fixtures.waiting import wait_for
-
-PERMISSIONS = ("set_permissions", "writer", "^$", ".*", ".*")
 
 
 @pytest.fixture
 def writer(shared_rabbitmq: RabbitMQServer) -> Iterator[str]:
-    """A user without permission to write or declare anything."""
-    shared_rabbitmq.control("add_user", "writer", "secret")
-    shared_rabbitmq.control(*PERMISSIONS)
-    yield "writer"
-    shared_rabbitmq.control("delete_user", "writer")
+    """A user who may write, but declare nothing."""
+    with user(shared_rabbitmq, "writer", "secret", "^$"):
+        yield "writer"
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ async def test_a_topic_that_may_not_be_written_is_refused_alone(
     exchange = exchange_of(rabbitmq_url)
     bind(rabbitmq_url, "orders")
     bind(rabbitmq_url, "secret")
-    shared_rabbitmq.control("set_topic_permissions", writer, exchange, "^orders$", ".*")
+    restrict_topics(shared_rabbitmq, writer, exchange, "^orders$")
     url = rabbitmq_url.replace("guest:guest", "writer:secret")
     messages = [
         Message("orders", b"1"),

@@ -79,25 +79,27 @@ class TestRabbitMQ(RabbitMQFaults):
     @pytest.mark.timeout(300)
     def test_a_memory_alarm_costs_no_attempt(self) -> None:
         relay = self.drain()
-        self.expect_blocked(relay, "set_vm_memory_high_watermark", "0.00001", "0.4")
+        set_limit = "vm_memory_monitor:set_vm_memory_high_watermark({})."
+        self.expect_blocked(relay, set_limit, "0.00001", "0.4")
 
     @pytest.mark.timeout(300)
     def test_a_disk_alarm_costs_no_attempt(self) -> None:
         relay = self.drain()
-        self.expect_blocked(relay, "set_disk_free_limit", "1000000000000000", "50MB")
+        set_limit = "rabbit_disk_monitor:set_disk_free_limit({})."
+        self.expect_blocked(relay, set_limit, "1000000000000000", '"50MB"')
 
     def expect_blocked(
-        self, relay: RunningProcess, limit: str, alarm: str, calm: str
+        self, relay: RunningProcess, set_limit: str, alarm: str, calm: str
     ) -> None:
         self.proxy.stall()
-        self.server.control(limit, alarm)
+        self.server.evaluate(set_limit.format(alarm))
         self.proxy.resume()
         try:
             relay.wait_for_log("takes nothing now: low on", times=2)
             assert self.inspection.unsettled()
             assert self.inspection.charged() == 0
         finally:
-            self.server.control(limit, calm)
+            self.server.evaluate(set_limit.format(calm))
         self.expect_all(relay)
 
 

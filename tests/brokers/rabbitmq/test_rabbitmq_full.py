@@ -11,7 +11,7 @@ from outbox.errors import BrokerUnavailableError
 from outbox.testing.rabbitmq import RabbitMQServer
 from relay.publisher import Acked, Nacked
 from relay.publishers.rabbitmq import RabbitMQPublisher
-from tests.fixtures.rabbitmq import bind, drain
+from tests.fixtures.rabbitmq import bind, drain, set_free_disk_limit
 from tests.fixtures.waiting import answer_after
 
 REJECTS = {"x-overflow": "reject-publish"}
@@ -79,11 +79,11 @@ async def test_a_queue_that_is_down_is_unavailable_until_it_is_up(
     bind(rabbitmq_url, topic, {"x-queue-type": "quorum"})
     server = f"quorum_queues, {{'%2F_{topic}', node()}}"
     batch = [Message(topic, b"") for _ in range(10)]
-    shared_rabbitmq.control("eval", f"ok = ra:stop_server({server}).")
+    shared_rabbitmq.evaluate(f"ok = ra:stop_server({server}).")
     async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
         with pytest.raises(BrokerUnavailableError, match=TAKES_NOTHING):
             await publisher.publish(batch)
-        shared_rabbitmq.control("eval", f"ok = ra:restart_server({server}).")
+        shared_rabbitmq.evaluate(f"ok = ra:restart_server({server}).")
         async with asyncio.timeout(50):
             while not await is_published(publisher, batch):
                 continue
@@ -97,17 +97,17 @@ async def test_a_server_with_a_full_disk_is_unavailable_until_there_is_room(
 ) -> None:
     bind(rabbitmq_url, topic)
     batch = [Message(topic, b"") for _ in range(10)]
-    shared_rabbitmq.control("set_disk_free_limit", "1000000000000000")
+    set_free_disk_limit(shared_rabbitmq, "1000000000000000")
     try:
         async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
             for _ in range(2):
                 with pytest.raises(BrokerUnavailableError, match="now: low on disk"):
                     await publisher.publish(batch)
-            shared_rabbitmq.control("set_disk_free_limit", "50MB")
+            set_free_disk_limit(shared_rabbitmq, "50MB")
             async with asyncio.timeout(50):
                 while not await is_published(publisher, batch):
                     continue
     finally:
-        shared_rabbitmq.control("set_disk_free_limit", "50MB")
+        set_free_disk_limit(shared_rabbitmq, "50MB")
     arrived = drain(rabbitmq_url, topic, len(batch))
     assert {m.id for m in arrived} == {m.id for m in batch}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox.brokers.plugins import implementation
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import is_running, wait_until
 from outbox.testing.rabbitmq import RabbitMQServer, rabbitmq_server
 
@@ -45,11 +45,18 @@ def test_a_server_stops_when_its_owner_is_killed() -> None:
 def test_durable_data_survives_a_stop_and_a_kill(
     private_rabbitmq: RabbitMQServer,
 ) -> None:
-    private_rabbitmq.control("add_vhost", "kept")
+    private_rabbitmq.evaluate('rabbit_vhost:add(<<"kept">>, <<"tests">>).')
     for end in (private_rabbitmq.stop, private_rabbitmq.kill):
         end()
         private_rabbitmq.start()
-        assert "kept" in private_rabbitmq.control("list_vhosts")
+        kept = private_rabbitmq.evaluate('rabbit_vhost:exists(<<"kept">>).')
+        assert kept == "true"
+
+
+def test_erlang_is_evaluated_in_the_node(shared_rabbitmq: RabbitMQServer) -> None:
+    assert shared_rabbitmq.evaluate("Two = 1 + 1, {Two, node}.") == "{2, node}"
+    with pytest.raises(OutboxError, match="badmatch"):
+        shared_rabbitmq.evaluate("ok = error.")
 
 
 def test_without_the_server_the_error_says_what_to_install(

@@ -38,7 +38,7 @@ def impatient(server: RabbitMQServer) -> Iterator[None]:
             ("consumer_timeout", timeout),
             ("channel_tick_interval", check),
         ):
-            server.control("eval", f"application:set_env(rabbit, {name}, {value}).")
+            server.evaluate(f"application:set_env(rabbit, {name}, {value}).")
 
     configure(1000, 200)
     try:
