@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+_CANCEL_AGAIN: Final = 5.0
+"""Seconds; a task that is cleaning up needs less."""
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -24,11 +27,19 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they have ended."""
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)
+    """Cancel tasks and wait until they have ended; what they raise is dropped.
+
+    A task that goes on is cancelled again: libraries swallow a cancellation that comes
+    in the instant of a result, among them psycopg before 3.3 in Python 3.11.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # retrieved, or asyncio would log it
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import psycopg
 
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
+from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.postgres.connection import Link, connect
@@ -174,8 +175,7 @@ class Relay:
                 ]
                 await self._stop.wait()
                 await self._drain(workers)
-                for task in upkeep:
-                    task.cancel()
+                await end(upkeep)
             self._notify(RelayStopped())
 
     async def _check(self) -> None:

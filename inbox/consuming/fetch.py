@@ -21,6 +21,7 @@ from inbox.events import (
 from inbox.source import Delivery, ReclaimingSource, SelectiveSource, Source
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
+from outbox.gather import end
 from outbox.retry import RetryPolicy
 
 _RECONNECT: Final = RetryPolicy(
@@ -136,9 +137,8 @@ async def fetch_all(
     try:
         await asyncio.wait((receiving, stopped), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (stopped, *tasks):
-            task.cancel()
-        await asyncio.gather(receiving, stopped, *tasks, return_exceptions=True)
+        await end((stopped, *tasks))
+        await asyncio.gather(receiving, return_exceptions=True)
     failures = (None if task.cancelled() else task.exception() for task in tasks)
     return next((f for f in failures if isinstance(f, Exception)), None)
 

@@ -38,6 +38,7 @@ from inbox.jobs.store import (
 from inbox.receipt import check_id, has_receipt, refusal
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
+from outbox.gather import end
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
@@ -284,8 +285,7 @@ async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        sweep.cancel()
-        await asyncio.wait({sweep})
+        await end({sweep})
 
 
 async def _sweep(executor: Executor, consumer: str) -> None:

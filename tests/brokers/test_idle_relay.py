@@ -2,20 +2,26 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 
-from outbox import Message
+from outbox import Message, gather
 from outbox.brokers.plugins import implementation
 from outbox.observability.health import Health
 from outbox.testing.nats import nats_server
 from outbox.testing.rabbitmq import rabbitmq_server
 from outbox.testing.redis import redis_server
 from outbox.testing.server import PrivateServer
-from relay.events import BatchSettled, BrokerFound, BrokerLost, RelayStarted
+from relay.events import (
+    BatchSettled,
+    BrokerFound,
+    BrokerLost,
+    RelayStarted,
+    RelayStopped,
+)
 from relay.publisher import Checkable, Publisher
 from tests.fixtures.nats import make_stream
 from tests.fixtures.proxy import MakeProxy
@@ -116,3 +122,27 @@ async def test_the_relay_survives_any_error_of_a_check(database_url: str) -> Non
         insert(database_url, Message("orders", b""))
         await publisher.until_acked(1)
         await relay.events.wait_for(BrokerFound)
+
+
+async def test_a_relay_stops_though_a_library_swallows_the_cancellation(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Swallowing(ScriptedPublisher):
+        def __init__(self) -> None:
+            super().__init__()
+            self.checked = asyncio.Event()
+            self.swallowed = False
+
+        async def check(self) -> None:
+            if not self.swallowed:
+                self.checked.set()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                self.swallowed = True
+
+    monkeypatch.setattr(gather, "_CANCEL_AGAIN", 0.1)
+    publisher = Swallowing()
+    async with running(database_url, publisher, broker_check_interval=OFTEN) as relay:
+        await publisher.checked.wait()
+    assert publisher.swallowed
+    assert len(relay.events.of(RelayStopped)) == 1
