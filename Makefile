@@ -10,7 +10,7 @@ DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
 ARGS ?=
 # How many processes share the tests. On two cores six keep both busy: most tests wait for a
 # server or another process most of their time.
-WORKERS ?= 6
+WORKERS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin
