@@ -1,5 +1,6 @@
 """Each thing is broken on purpose, and the doctor finds it and names the remedy."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -67,7 +68,9 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
     assert held["remedy"].startswith("SELECT * FROM outbox.message_p")
     (backlog,) = (f for f in findings if f["check"] == "backlog")
     assert backlog["severity"] == "error"
-    assert "has waited for 20d, more than half its retention" in backlog["finding"]
+    # In the first hour of a day, it is an hour short of 20 days.
+    waited = r"has waited for (19|20)d, more than half its retention"
+    assert re.search(waited, backlog["finding"])
 
 
 def test_a_row_that_appeared_in_a_detached_partition(
