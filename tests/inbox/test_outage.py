@@ -121,7 +121,7 @@ async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    ("change", "mend", "words"),
+    ("change", "remedy", "words"),
     [
         (
             "REVOKE SELECT ON inbox.delivery FROM pillarbox_consumer",
@@ -136,7 +136,7 @@ async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
     ],
 )
 async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
-    database_url: str, change: str, mend: str, words: str
+    database_url: str, change: str, remedy: str, words: str
 ) -> None:
     as_consumer = f"{database_url}?options=-crole%3Dpillarbox_consumer"
     async with async_sessions_of(database_url) as sessions:
@@ -152,7 +152,7 @@ async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
             execute(database_url, change)
             lost, *_ = await events.wait_for(SourceLost)
             assert words in lost.reason
-            execute(database_url, mend)
+            execute(database_url, remedy)
             await events.wait_for(SourceFound)
             await publish(database_url, Message("orders", b"2"))
             await events.wait_for(MessageHandled, 2)

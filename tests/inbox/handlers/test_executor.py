@@ -141,11 +141,11 @@ async def test_a_timeout_inside_the_handler_is_the_handlers_own() -> None:
             async with asyncio.timeout(0.001):
                 await answer_after(10)
         except TimeoutError:
-            return "mended"
+            return "recovered"
         return "in time"
 
     terms = Terms(same, time_limit=timedelta(hours=1))
-    assert await call(prepare(handler, terms)) == "mended"
+    assert await call(prepare(handler, terms)) == "recovered"
 
 
 def test_an_idempotent_handler_stays_marked_as_such() -> None:

@@ -49,7 +49,7 @@ def versions(server: PostgresServer) -> tuple[str, str]:
         "   string_to_array(target, '.')::int[] DESC, source LIMIT 1",
     )
     if not found:
-        lacking = "the server has not the files of pg_partman 4 and 5"
+        lacking = "the server lacks the files of pg_partman 4 and 5"
         assert "PILLARBOX_MUST_UPGRADE" not in os.environ, lacking
         pytest.skip(f"{lacking}: make matrix")
     old, new = found[0]
