@@ -111,7 +111,7 @@ format: packages $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reference: packages $(READY) ## Write docs/reference/commands.md from the code
+reference: packages $(READY) ## Write the pages of docs/reference from the code
 	@$(BIN)/python -m docs.reference
 
 lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)

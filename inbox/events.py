@@ -1,7 +1,7 @@
 """What a consumer tells its observers."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from outbox.events import Event
@@ -45,12 +45,17 @@ class DeliveriesReclaimed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryEvent(Event):
-    """Something that happened to one delivery."""
+    """Something that happened to one delivery.
+
+    Attributes:
+        traceparent: the message's header of that name.
+    """
 
     consumer: str
     id: UUID
     topic: str
     key: str | None
+    traceparent: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,7 @@ class HandlerFailed(DeliveryEvent):
     `stacktrace` is given for the message's first failure in this process.
     """
 
-    level = logging.WARNING
+    about = ("consumer", "topic", "reason")
 
     attempts: int
     reason: str
@@ -95,6 +100,8 @@ class HandlerFailed(DeliveryEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRequested(DeliveryEvent):
     """The handler raised `RetryLater`."""
+
+    level = logging.DEBUG
 
     reason: str
     seconds_until_retry: float
@@ -107,7 +114,9 @@ class MessageDeadLettered(DeliveryEvent):
     `stacktrace` is that of the dead letter, unless an earlier event had it.
     """
 
-    level = logging.ERROR
+    level = logging.WARNING
+    about = ("consumer", "topic", "reason")
+    advice = "fix the cause, then run pillarbox dead-letters retry --side inbox"
 
     attempts: int
     reason: str
@@ -130,9 +139,14 @@ class DeliveryReturned(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost(Event):
-    """The broker is away; the consumer asks again after the delay."""
+    """The broker is unavailable; the consumer asks again after the delay."""
 
-    level = logging.WARNING
+    about = ("consumer", "queue")
+    lasting_level = logging.WARNING
+    advice = (
+        "check that the broker is running, that this host can reach it, and that it"
+        " accepts the credentials of the consumer's URL"
+    )
 
     consumer: str
     queue: str
@@ -144,15 +158,25 @@ class SourceLost(Event):
 class SourceFound(Event):
     """The broker delivers messages again."""
 
+    ends = (SourceLost,)
+
     consumer: str
     queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDatabaseLost(Event):
-    """The handlers' database is away; the consumer tries again after the delay."""
+    """The handlers' database is unavailable; the consumer tries again after the delay.
 
-    level = logging.WARNING
+    While that lasts the event is repeated.
+    """
+
+    about = ("consumer",)
+    lasting_level = logging.WARNING
+    advice = (
+        "check that the database is running, that this host can reach it, and that it"
+        " has a connection left"
+    )
     waits_for = "database"
 
     consumer: str
@@ -163,5 +187,7 @@ class HandlerDatabaseLost(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDatabaseFound(Event):
     """The handlers' database is back."""
+
+    ends = (HandlerDatabaseLost,)
 
     consumer: str

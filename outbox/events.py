@@ -9,14 +9,29 @@ from typing import ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened, named in the past."""
+    """Something that happened, named in the past.
+
+    A field with `repr=False` is for observers in the process; no log shows it.
+    """
 
     level: ClassVar[int] = logging.INFO
-    """The level at which a log reports it."""
+    """The level at which a log reports it: WARNING if an operator must act."""
 
-    about: ClassVar[tuple[str, ...]] = ()
-    """The fields that identify the subject of an event that may repeat: a log reports
-    the first one at once and sums up those that follow."""
+    about: ClassVar[tuple[str, ...] | None] = None
+    """For an event that may repeat, the fields that identify its subject: a log reports
+    the first one at once and sums up those that follow. Empty: the event's type is the
+    subject."""
+
+    lasting_level: ClassVar[int | None] = None
+    """The level at which repetitions are summed up; None: `level`. For what usually
+    ends by itself, and needs an operator if it doesn't."""
+
+    ends: ClassVar["tuple[type[Event], ...]"] = ()
+    """The events whose repetitions are over with this one."""
+
+    advice: ClassVar[str | None] = None
+    """What an operator should do. A log shows it as `remedy`, at WARNING. An event
+    whose remedy depends on the case has a field of that name instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +66,8 @@ class UpkeepMeasured(Event):
 class UpkeepFailed(Event):
     """The upkeep of the partitions failed, or refused the server's clock."""
 
-    level = logging.ERROR
+    level = logging.WARNING
+    advice = "run pillarbox doctor, which names the cause; then pillarbox maintain"
 
     reason: str
 

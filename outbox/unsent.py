@@ -41,6 +41,7 @@ class MessagesUnsent(Event):
     """Messages were added to a session that was never flushed, and are lost."""
 
     level = logging.WARNING
+    advice = "commit the session that outbox.add was given"
 
     messages: int
     topics: tuple[str, ...]

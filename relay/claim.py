@@ -399,6 +399,11 @@ def _read(row: Sequence[Any]) -> Claimed:
     return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
 
 
+def traceparent_of(row: Claimed) -> str | None:
+    """Return the trace context with which a message was added, if it is readable."""
+    return None if row.message is None else row.message.headers.get("traceparent")
+
+
 def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
     """Decode the payload of a row, if it is encoded."""
     if row.message is None or not is_encoded(row.message):

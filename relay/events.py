@@ -1,7 +1,7 @@
 """The events that a relay sends to its observers."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from outbox.events import Event
@@ -100,9 +100,11 @@ class BatchSettled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleBatchDropped(Event):
-    """A batch was not published, because its lease was no longer certain."""
+    """A batch was not published, because its lease was no longer certain.
 
-    level = logging.WARNING
+    Whichever relay leases the lanes next publishes it.
+    """
+
     messages: int
 
 
@@ -110,25 +112,25 @@ class StaleBatchDropped(Event):
 class KeyBlocked(Event):
     """A message was nacked; later messages of its key wait until it is retried."""
 
-    level = logging.WARNING
-    about = ("key",)
+    about = ("topic", "reason")
     id: UUID
     topic: str
     key: str
     attempts: int
     reason: str
+    traceparent: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelayed(Event):
     """A message without a key was nacked and will be retried; no other one waits."""
 
-    level = logging.WARNING
-    about = ("topic",)
+    about = ("topic", "reason")
     id: UUID
     topic: str
     attempts: int
     reason: str
+    traceparent: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,17 +138,25 @@ class MessageDeadLettered(Event):
     """A message was moved to the dead letters."""
 
     level = logging.WARNING
+    about = ("topic", "reason")
+    advice = "fix the cause, then run pillarbox dead-letters retry --side outbox"
     id: UUID
     topic: str
     attempts: int
     reason: str
+    traceparent: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLost(Event):
     """The broker is unavailable; nothing is claimed until the delay is over."""
 
-    level = logging.WARNING
+    about = ()
+    lasting_level = logging.WARNING
+    advice = (
+        "check that the broker is running, that this host can reach it, and that it"
+        " accepts the credentials of --broker"
+    )
     reason: str
     seconds: float
 
@@ -155,12 +165,19 @@ class BrokerLost(Event):
 class BrokerFound(Event):
     """The broker accepts messages again."""
 
+    ends = (BrokerLost,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLost(Event):
     """A connection to PostgreSQL broke; it is opened again after the delay."""
 
-    level = logging.WARNING
+    about = ()
+    lasting_level = logging.WARNING
+    advice = (
+        "check that the database is running, that this host can reach it, and that it"
+        " has a connection left"
+    )
     reason: str
     seconds: float
 
@@ -168,3 +185,5 @@ class DatabaseLost(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFound(Event):
     """A broken connection was replaced."""
+
+    ends = (DatabaseLost,)

@@ -12,7 +12,7 @@ from outbox.events import Event
 from outbox.postgres.connection import Link
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
-from relay.claim import Batch, claim_batch
+from relay.claim import Batch, claim_batch, traceparent_of
 from relay.config import RelayConfig
 from relay.events import (
     BatchClaimed,
@@ -164,7 +164,11 @@ class Worker:
             if row.key is None:
                 self._notify(
                     MessageDelayed(
-                        id=row.id, topic=row.topic, attempts=attempts, reason=reason
+                        id=row.id,
+                        topic=row.topic,
+                        attempts=attempts,
+                        reason=reason,
+                        traceparent=traceparent_of(row),
                     )
                 )
                 continue
@@ -178,6 +182,7 @@ class Worker:
                     key=row.key,
                     attempts=attempts,
                     reason=reason,
+                    traceparent=traceparent_of(row),
                 )
             )
         for row in settlement.untouched:
@@ -220,6 +225,7 @@ class Worker:
                     topic=row.topic,
                     attempts=row.attempts + 1,
                     reason=reason,
+                    traceparent=traceparent_of(row),
                 )
             )
 

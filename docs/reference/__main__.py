@@ -1,4 +1,4 @@
-"""Write the reference page of the commands, as the code has them."""
+"""Write the reference pages of commands and events, as the code has them."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.text import Text
 from typer.main import get_command
 
+from docs.reference import events
 from outbox.brokers.options import brokers
 from outbox.cli.command import LOGGING
 from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
@@ -143,3 +144,4 @@ def _plain(text: str | None) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    events.PAGE.write_text(events.page())

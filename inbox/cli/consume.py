@@ -238,7 +238,10 @@ def _leave_stuck_handlers(consumer: str, status: int) -> None:
     stuck = sum(thread.is_alive() for thread in threads)
     if stuck:
         logging.getLogger("pillarbox").warning(
-            "%d handlers did not end in time; their transactions are rolled back", stuck
+            "%d handlers did not end in time; their transactions are rolled back, and"
+            " their messages are handled again; remedy: let the handlers end sooner, or"
+            " give the Consumer a longer drain",
+            stuck,
         )
         logging.shutdown()
         os._exit(status)

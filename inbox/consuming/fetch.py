@@ -123,6 +123,7 @@ class Fetcher:
                 id=message.id,
                 topic=message.topic,
                 key=message.key,
+                traceparent=message.headers.get("traceparent"),
             )
         )
 

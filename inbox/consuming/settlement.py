@@ -18,6 +18,7 @@ A dead letter is written before the ack, whatever the message holds:
 """
 
 import asyncio
+import math
 import time
 from datetime import timedelta
 from functools import partial
@@ -409,6 +410,7 @@ def about_message(consumer: str, message: Message) -> dict[str, Any]:
         "id": message.id,
         "topic": message.topic,
         "key": message.key,
+        "traceparent": message.headers.get("traceparent"),
     }
 
 
@@ -423,23 +425,28 @@ async def ack(delivery: Delivery) -> None:
 _RECOVERY: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
 )
+_TELL_AGAIN: Final = 20.0
+"""Seconds after which an outage that goes on is reported again."""
 
 
 class DatabaseOutage:
-    """Waits while the handlers' database is away, and reports it once."""
+    """Waits while the handlers' database is unavailable, and reports that."""
 
     def __init__(self, consumer: str, observers: Observers) -> None:
         self._consumer = consumer
         self._notify = observers.notify
         self._is_lost = False
+        self._tell_at = -math.inf
 
     async def wait(
         self, error: BaseException, times: int, dispatcher: Dispatcher
     ) -> bool:
         """Wait with backoff after an error; return False if the consumer stops."""
         delay = _RECOVERY.delay(times)
-        if not self._is_lost:
+        now = time.monotonic()
+        if now >= self._tell_at:
             self._is_lost = True
+            self._tell_at = now + _TELL_AGAIN
             self._notify(
                 HandlerDatabaseLost(
                     consumer=self._consumer,
@@ -454,4 +461,5 @@ class DatabaseOutage:
         """Report that the database is back, if it was away."""
         if self._is_lost:
             self._is_lost = False
+            self._tell_at = -math.inf
             self._notify(HandlerDatabaseFound(consumer=self._consumer))

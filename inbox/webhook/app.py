@@ -320,4 +320,5 @@ class WebhookApp:
             "id": message.id,
             "topic": message.topic,
             "key": message.key,
+            "traceparent": message.headers.get("traceparent"),
         }

@@ -1,6 +1,5 @@
 """Events of the webhook endpoint, in addition to those of `inbox.events`."""
 
-import logging
 from dataclasses import dataclass
 
 from inbox.events import DeliveryEvent
@@ -11,7 +10,7 @@ from outbox.events import Event
 class WebhookRefused(Event):
     """A request was refused with a 4xx status; the sender must not repeat it."""
 
-    level = logging.WARNING
+    about = ("consumer", "status", "reason")
 
     consumer: str
     status: int
@@ -27,7 +26,7 @@ class WebhookFailed(DeliveryEvent):
             before.
     """
 
-    level = logging.WARNING
+    about = ("consumer", "topic", "reason")
 
     status: int
     reason: str

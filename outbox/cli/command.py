@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, cast
 
@@ -17,7 +17,11 @@ from typing_extensions import override
 from outbox.cli.output import to_json
 from outbox.duration import exact_duration, read_duration, read_rate
 from outbox.errors import ConfigError
-from outbox.observability.logging import PrintableFormatter
+from outbox.observability.logging import (
+    STACKTRACE,
+    PrintableFormatter,
+    TraceContext,
+)
 
 DATABASE_VARIABLE: Final = "PILLARBOX_DATABASE_URL"
 BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
@@ -223,6 +227,7 @@ def _chosen(context: typer.Context, name: str, value: str | None) -> str | None:
 def _set_up_logging(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_json_formatter() if form == "json" else _text_formatter())
+    handler.addFilter(TraceContext())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # Alembic tells of each plug-in that it sets up, at INFO.
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
@@ -235,10 +240,22 @@ def _text_formatter() -> logging.Formatter:
 def _json_formatter() -> logging.Formatter:
     from pythonjsonlogger.json import JsonFormatter
 
-    return JsonFormatter(
-        "%(asctime)s %(levelname)s %(name)s %(message)s",
-        rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
-        json_default=to_json,
+    class EventFormatter(JsonFormatter):
+        @override
+        def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+            if STACKTRACE in log_data.get("fields", {}):
+                log_data["message"] = log_data["message"].partition("\n")[0]
+            return log_data
+
+    return EventFormatter(
+        "%(levelname)s %(name)s %(message)s",
+        rename_fields={"levelname": "level", "name": "logger", "values": "fields"},
+        timestamp="time",  # in UTC, as ISO 8601 has it
+        json_default=lambda it: (
+            it.isoformat("T", "milliseconds")
+            if isinstance(it, datetime)
+            else to_json(it)
+        ),
     )
 
 

@@ -23,7 +23,7 @@ class DeadLetterSucceeded(Event):
 class DeadLetterFailed(Event):
     """A retry failed; the dead letter is still PENDING."""
 
-    level = logging.WARNING
+    about = ("schema", "topic", "reason")
 
     schema: str
     id: UUID
@@ -55,9 +55,22 @@ class RetryRunLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunBroken(Event):
-    """The database or the broker was unavailable during a run of the schedule."""
+    """The database or the broker was unavailable during a run of the schedule.
 
-    level = logging.WARNING
+    The dead letters that were left are retried in the next run.
+    """
+
+    schema: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersUnknown(Event):
+    """The dead letters couldn't be counted, because the database was unavailable."""
+
+    about = ("schema",)
+    lasting_level = logging.WARNING
+    advice = "check that the database is running and that this host can reach it"
 
     schema: str
     reason: str
@@ -77,16 +90,7 @@ class DeadLettersMeasured(Event):
     """The dead letters were counted."""
 
     level = logging.DEBUG
+    ends = (DeadLettersUnknown,)
 
     schema: str
     groups: tuple[DeadLetterGroup, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersUnknown(Event):
-    """The dead letters couldn't be counted."""
-
-    level = logging.WARNING
-
-    schema: str
-    reason: str

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import re
+import sys
 import threading
 import time
 import weakref
@@ -9,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -21,6 +23,7 @@ STACKTRACE: Final = "stacktrace"
 """The field of an event that is logged on lines of its own, unless it is None."""
 
 _MAX_VALUE: Final = 300
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 # For how many subjects repetitions are counted.
 _MAX_REPEATED: Final = 10_000
 
@@ -37,12 +40,38 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().format(record), lines=True).replace("\n", "\n    ")
 
 
+class TraceContext(logging.Filter):
+    """Gives each record the `trace_id` and `span_id` of OpenTelemetry's current span.
+
+    For a handler. It imports nothing: without OpenTelemetry in the process, or outside
+    a span, a record keeps the trace id of its event, if that has one.
+    """
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the ids; let every record pass."""
+        trace: Any = sys.modules.get("opentelemetry.trace")
+        if trace is not None:
+            context = trace.get_current_span().get_span_context()
+            if context.is_valid:
+                record.trace_id = f"{context.trace_id:032x}"
+                record.span_id = f"{context.span_id:016x}"
+        return True
+
+
+def trace_id_of(traceparent: str | None) -> str | None:
+    """Return the trace id of a W3C `traceparent`; None if it isn't one."""
+    found = _TRACEPARENT.match(traceparent or "")
+    return None if found is None or found[1] == "0" * 32 else found[1]
+
+
 class LogEvents:
     """An observer that logs each event at its level; payloads never appear.
 
-    Repetitions about one key are logged as one line with a count: the first event is
-    logged at once, the following ones are summed up after `repeats`, and when the
-    process ends. Safe to call from any thread.
+    Repetitions about one subject are logged as one line with a count: the first event
+    is logged at once, the following ones are summed up after `repeats`, when an event
+    ends them, and when the process ends. What still repeats after `repeats` is logged
+    at the event's `lasting_level`. Safe to call from any thread.
 
     Args:
         logger: `pillarbox` if left out.
@@ -65,9 +94,11 @@ class LogEvents:
     def __call__(self, event: Event) -> None:
         """Log one event, its fields also as `extra`."""
         self._repeats.sum_up_due()
-        if not self._logger.isEnabledFor(event.level):
+        if event.ends:
+            self._repeats.end(event.ends)
+        if not self._logger.isEnabledFor(max(event.level, event.lasting_level or 0)):
             return
-        if not event.about or self._repeats.is_first(event):
+        if event.about is None or self._repeats.is_first(event):
             _log(self._logger, event)
 
 
@@ -87,13 +118,14 @@ class _Repeats:
         self._logger = logger
         self._seconds = seconds
         self._clock = clock
-        self._told: OrderedDict[object, _Repeated] = OrderedDict()
+        self._told: OrderedDict[tuple[object, ...], _Repeated] = OrderedDict()
         self._lock = threading.Lock()
         self._wakes = False
 
     def is_first(self, event: Event) -> bool:
         """Count an event; return whether to log it now."""
-        subject = (type(event), *(getattr(event, name) for name in event.about))
+        about = event.about or ()
+        subject = (type(event), *(getattr(event, name) for name in about))
         with self._lock:
             told = self._told.get(subject)
             if told is not None:
@@ -118,19 +150,32 @@ class _Repeats:
         """Log all repetitions so far."""
         self._sum_up(lambda _: True)
 
+    def end(self, kinds: tuple[type[Event], ...]) -> None:
+        """Log the repetitions of these events so far; the next one is a first one."""
+        over = []
+        with self._lock:
+            for subject in [it for it in self._told if it[0] in kinds]:
+                told = self._told.pop(subject)
+                if told.count:
+                    over.append(told)
+        for told in over:
+            _log(self._logger, told.last, repeated=told.count)
+
     def _sum_up(self, is_over: Callable[[_Repeated], bool]) -> None:
         over = []
         with self._lock:
             while self._told and is_over(next(iter(self._told.values()))):
                 subject, told = self._told.popitem(last=False)
                 if told.count:
-                    over.append(told)
-                    if told.until <= self._clock():
+                    lasts = told.until <= self._clock()
+                    over.append((told, lasts))
+                    if lasts:
                         # It goes on: the next one is summed up, too.
                         until = self._clock() + self._seconds
                         self._told[subject] = _Repeated(until, told.last)
-        for told in over:
-            _log(self._logger, told.last, repeated=told.count)
+        for told, lasts in over:
+            level = told.last.lasting_level if lasts else None
+            _log(self._logger, told.last, level=level, repeated=told.count)
 
     def _wake_later(self) -> None:
         """Log repetitions in time, even if no other event comes."""
@@ -151,21 +196,25 @@ class _Repeats:
                 self._wake_later()
 
 
-def _log(logger: logging.Logger, event: Event, **more: object) -> None:
-    values = {field.name: getattr(event, field.name) for field in fields(event)} | more
+def _log(
+    logger: logging.Logger, event: Event, *, level: int | None = None, **more: object
+) -> None:
+    level = level or event.level
+    values = {it.name: getattr(event, it.name) for it in fields(event) if it.repr}
+    if event.advice is not None and level >= logging.WARNING:
+        values["remedy"] = event.advice
+    values |= more
+    extra = {"event": type(event).__name__, "values": values}
+    trace_id = trace_id_of(getattr(event, "traceparent", None))
+    if trace_id is not None:
+        extra["trace_id"] = trace_id
     # Too long for one line, and for a summary.
     trace = values.pop(STACKTRACE, None)
     text = " ".join(f"{name}={_short(value)}" for name, value in values.items())
     if trace is not None and not more:
         values[STACKTRACE] = trace
         text += "\n" + printable(trace, lines=True).rstrip()
-    logger.log(
-        event.level,
-        "%s %s",
-        type(event).__name__,
-        text,
-        extra={"event": type(event).__name__, "values": values},
-    )
+    logger.log(level, "%s %s", type(event).__name__, text, extra=extra)
 
 
 def _short(value: object) -> str:

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from typer.main import get_command
@@ -237,6 +239,47 @@ def test_logs_are_json_on_request() -> None:
     record = json.loads(line)
     assert record["message"] == "a\nb"
     assert (record["level"], record["event"]) == ("WARNING", "E")
+
+
+def test_an_event_in_json_has_its_name_its_fields_and_its_trace() -> None:
+    program = (
+        "from outbox import uuid7\n"
+        "from inbox.events import HandlerFailed\n"
+        "from outbox.cli.command import command, new_app\n"
+        "from outbox.observability.logging import LogEvents\n"
+        "app = new_app()\n"
+        "@command(app)\n"
+        "def tell():\n"
+        "    LogEvents()(HandlerFailed(\n"
+        "        consumer='billing', id=uuid7(), topic='t', key='k', attempts=1,\n"
+        "        reason='no', seconds_until_retry=0.5, stacktrace='Traceback\\n  x',\n"
+        "        traceparent='00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7'\n"
+        "                    '-01'))\n"
+        "app()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--log-format=json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = done.stderr.splitlines()
+    record = json.loads(line)
+    assert (record["level"], record["event"]) == ("INFO", "HandlerFailed")
+    assert record["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert datetime.fromisoformat(record["time"]).utcoffset() == timedelta(0)
+    fields = record["fields"]
+    assert UUID(fields.pop("id")).version == 7
+    assert fields == {
+        "consumer": "billing",
+        "topic": "t",
+        "key": "k",
+        "attempts": 1,
+        "reason": "no",
+        "seconds_until_retry": 0.5,
+        "stacktrace": "Traceback\n  x",
+    }
+    assert "Traceback" not in record["message"]
 
 
 def test_a_closed_pipe_ends_a_command_silently() -> None:

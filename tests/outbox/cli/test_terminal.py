@@ -119,6 +119,7 @@ def event() -> Event:
 
 
 def test_an_event_is_logged_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pillarbox")
     LogEvents()(event())
     check(caplog.messages[0])
     assert "key=a\\x1b[2J" in caplog.messages[0]

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from typing_extensions import override
@@ -10,8 +12,14 @@ from typing_extensions import override
 from inbox.events import HandlerFailed
 from outbox import uuid7
 from outbox.events import BlockedKeysMeasured, Event
-from outbox.observability.logging import LogEvents
-from relay.events import KeyBlocked, LeaseTaken, MessageDelayed
+from outbox.observability.logging import LogEvents, TraceContext, trace_id_of
+from relay.events import (
+    BrokerFound,
+    BrokerLost,
+    KeyBlocked,
+    LeaseTaken,
+    MessageDelayed,
+)
 
 MINUTE = timedelta(minutes=1)
 
@@ -37,8 +45,14 @@ def log(clock: Clock, caplog: pytest.LogCaptureFixture) -> LogEvents:
     return LogEvents(repeats=MINUTE, clock=clock)
 
 
-def blocked(key: str, attempts: int) -> KeyBlocked:
-    return KeyBlocked(id=uuid7(), topic="t", key=key, attempts=attempts, reason="no")
+def blocked(topic: str, attempts: int, reason: str = "no") -> KeyBlocked:
+    return KeyBlocked(
+        id=uuid7(), topic=topic, key="k", attempts=attempts, reason=reason
+    )
+
+
+def lost() -> BrokerLost:
+    return BrokerLost(reason="refused", seconds=1.0)
 
 
 def delayed(topic: str) -> MessageDelayed:
@@ -59,14 +73,103 @@ def test_the_first_is_logged_at_once_and_repetitions_as_one_line_with_a_count(
     for attempts in range(1, 6):
         log(blocked("a", attempts))
     log(blocked("b", 1))
-    assert len(about(caplog, "key=a")) == len(about(caplog, "key=b")) == 1
+    assert len(about(caplog, "topic=a")) == len(about(caplog, "topic=b")) == 1
 
     clock.now += 61
     log(anything())
-    _, summary = about(caplog, "key=a")
+    _, summary = about(caplog, "topic=a")
     assert "attempts=5" in summary
     assert summary.endswith("repeated=4")
-    assert len(about(caplog, "key=b")) == 1
+    assert len(about(caplog, "topic=b")) == 1
+
+
+def test_another_reason_is_logged_at_once(
+    log: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(blocked("a", 1, "no such topic"))
+    log(blocked("a", 2, "too large"))
+    assert len(about(caplog, "topic=a")) == 2
+
+
+def test_an_outage_that_ends_soon_is_no_warning(
+    log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for event in (lost(), lost(), BrokerFound(), lost()):
+        log(event)
+        clock.now += 20
+    assert [(it.levelname, it.getMessage().split()[0]) for it in caplog.records] == [
+        ("INFO", "BrokerLost"),
+        ("INFO", "BrokerLost"),
+        ("INFO", "BrokerFound"),
+        ("INFO", "BrokerLost"),
+    ]
+    assert "remedy" not in caplog.text
+
+
+def test_an_outage_that_lasts_is_a_warning_with_a_remedy(
+    log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        log(lost())
+        clock.now += 31
+    log(anything())
+    first, summary, _ = caplog.records
+    assert (first.levelname, summary.levelname) == ("INFO", "WARNING")
+    assert "remedy='check that the broker is running" in summary.getMessage()
+    assert summary.__dict__["values"]["repeated"] >= 1
+
+
+def test_a_lasting_outage_is_logged_even_if_only_warnings_are(
+    log: LogEvents, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "pillarbox")
+    for _ in range(3):
+        log(lost())
+        clock.now += 31
+    log(lost())
+    assert [it.levelname for it in caplog.records] == ["WARNING"]
+
+
+def test_what_is_not_for_logs_is_not_logged(
+    log: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    event = MessageDelayed(
+        id=uuid7(),
+        topic="t",
+        attempts=1,
+        reason="no",
+        traceparent=f"00-{trace_id}-00f067aa0ba902b7-01",
+    )
+    log(event)
+    (record,) = caplog.records
+    assert "traceparent" not in record.getMessage() + str(record.__dict__["values"])
+    assert record.__dict__["trace_id"] == trace_id
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "nonsense", "00-" + "0" * 32 + "-00f067aa0ba902b7-01"]
+)
+def test_a_header_that_is_no_trace_context_has_no_trace_id(header: str | None) -> None:
+    assert trace_id_of(header) is None
+
+
+def test_a_record_has_the_ids_of_the_current_span(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = SimpleNamespace(is_valid=True, trace_id=0xABC, span_id=0xDEF)
+    span = SimpleNamespace(get_span_context=lambda: context)
+    opentelemetry = SimpleNamespace(get_current_span=lambda: span)
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", opentelemetry)
+    record = logging.makeLogRecord({"trace_id": "of the event"})
+    assert TraceContext().filter(record)
+    assert record.__dict__["trace_id"] == f"{0xABC:032x}"
+    assert record.__dict__["span_id"] == f"{0xDEF:016x}"
+
+    context.is_valid = False
+    record = logging.makeLogRecord({"trace_id": "of the event"})
+    assert TraceContext().filter(record)
+    assert record.__dict__["trace_id"] == "of the event"
 
 
 def test_ongoing_events_are_summarized_and_logged_again_after_they_ended(
@@ -93,7 +196,7 @@ def test_collected_events_are_reported_when_the_observer_ends(
     observer(blocked("c", 1))
     observer(blocked("c", 2))
     del observer
-    assert about(caplog, "key=c")[-1].endswith("repeated=1")
+    assert about(caplog, "topic=c")[-1].endswith("repeated=1")
 
 
 async def test_an_idle_process_reports_it_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +228,7 @@ def test_memory_stays_bounded_with_a_flood_of_keys(
     log(blocked("first", 2))
     for number in range(10_000):
         log(blocked(f"k{number}", 1))
-    assert about(caplog, "key=first")[-1].endswith("repeated=1")
+    assert about(caplog, "topic=first")[-1].endswith("repeated=1")
 
 
 def test_a_stack_trace_is_printed_on_lines_of_its_own_and_escaped(
@@ -138,7 +241,7 @@ def test_a_stack_trace_is_printed_on_lines_of_its_own_and_escaped(
             HandlerFailed(
                 **about,  # type: ignore[arg-type]
                 attempts=attempts,
-                reason="ValueError",
+                reason=f"ValueError {attempts}",
                 seconds_until_retry=1.0,
                 stacktrace=stacktrace,
             )
