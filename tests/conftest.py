@@ -1,6 +1,7 @@
 """Makes the fixtures and the options known to all tests."""
 
 import gc
+import signal
 from itertools import groupby
 
 import pytest
@@ -11,6 +12,11 @@ settings.register_profile(
     "pillarbox", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("pillarbox")
+
+# A shell ignores SIGINT in what it runs in the background, and every process that a
+# test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "tests.fixtures.http",
