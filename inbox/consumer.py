@@ -12,7 +12,7 @@ them.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ from inbox.consuming.queues import Order, ServedQueues
 from inbox.consuming.settlement import DeliverySettlement
 from inbox.dead_letters.retry import HandlerRetrier
 from inbox.dead_letters.write import DeadLetterWriter, Redact
-from inbox.events import ConsumerStarted, ConsumerStopped
+from inbox.events import ConsumerMeasured, ConsumerStarted, ConsumerStopped
 from inbox.handlers.executor import Permanent, Terms, check_database
 from inbox.handlers.registration import (
     AnyHandler,
@@ -50,7 +50,8 @@ from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError
-from outbox.events import Observer, Observers
+from outbox.events import MEASURE_INTERVAL, Observer, Observers
+from outbox.gather import end
 from outbox.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
 from outbox.schema_registry import REGISTRY, SchemaRegistry
@@ -288,7 +289,7 @@ class Consumer:
             stack.push_async_callback(self._executor.close)
             if is_long:
                 await stack.enter_async_context(sweeping(self._executor, self.name))
-            dispatchers = self._dispatchers(weights, observers, limits)
+            scheduler, dispatchers = self._dispatchers(weights, observers, limits)
             fetchers = [
                 Fetcher(
                     self.name,
@@ -300,6 +301,10 @@ class Consumer:
                 )
                 for queue, source in sources.items()
             ]
+            measuring = asyncio.create_task(
+                self._measure(scheduler, dispatchers.values(), observers.notify)
+            )
+            stack.push_async_callback(end, [measuring])
             topics = [t for q in weights for t in self._routes.queues[q]]
             observers.notify(ConsumerStarted(consumer=self.name, topics=tuple(topics)))
             try:
@@ -324,7 +329,7 @@ class Consumer:
 
     def _dispatchers(
         self, weights: Mapping[str, int], observers: Observers, limits: Limits
-    ) -> dict[str, Dispatcher]:
+    ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
             self._writer, self._routes, self._executor, self._retry, observers
         )
@@ -353,4 +358,20 @@ class Consumer:
                 max_bytes=limits.max_held_bytes,
                 in_order=self._queues_served.keeps_order(queue),
             )
-        return dispatchers
+        return scheduler, dispatchers
+
+    async def _measure(
+        self,
+        scheduler: FairScheduler,
+        dispatchers: Collection[Dispatcher],
+        notify: Observer,
+    ) -> None:
+        while True:
+            notify(
+                ConsumerMeasured(
+                    consumer=self.name,
+                    in_flight=scheduler.in_flight,
+                    held=sum(dispatcher.held for dispatcher in dispatchers),
+                )
+            )
+            await asyncio.sleep(MEASURE_INTERVAL)

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from datetime import timedelta
 from uuid import UUID
 
 from outbox.events import Event
@@ -21,6 +22,55 @@ class ConsumerStopped(Event):
 
     consumer: str
     returned: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerActive(Event):
+    """What the consumer has done since it last reported it, at intervals.
+
+    An interval in which nothing happened isn't reported, but the 60th in a row is.
+
+    Attributes:
+        failed: how often a handler raised, and will be called again.
+        retried: retries that were scheduled, after a failure or as a handler asked.
+        lag: the median time from add to handled, in seconds; None if nothing was
+            handled. It is as far as the consumer is behind. A scheduled message counts
+            from when it was added.
+        slowest: the longest such time.
+        in_flight: handlers that are running now.
+        held: messages that were fetched and are not settled yet, those in flight
+            included.
+        period: since when.
+    """
+
+    consumer: str
+    handled: int
+    failed: int
+    duplicates: int
+    retried: int
+    dead_lettered: int
+    lag: float | None
+    slowest: float | None
+    in_flight: int
+    held: int
+    period: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerMeasured(Event):
+    """What the consumer holds, every few seconds.
+
+    Attributes:
+        in_flight: handlers that are running.
+        held: messages that were fetched and are not settled yet, those in flight
+            included.
+    """
+
+    level = logging.DEBUG
+
+    consumer: str
+    in_flight: int
+    held: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +113,17 @@ class MessageHandled(DeliveryEvent):
     """The handler's effects and the receipt are committed.
 
     For an `@idempotent` handler duplicates are reported by this event, too.
+
+    Attributes:
+        seconds: how long that took.
+        published_at: when the message was published, in seconds since 1970; None if
+            the broker doesn't say.
     """
 
     level = logging.DEBUG
 
     seconds: float
+    published_at: float | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

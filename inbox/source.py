@@ -50,6 +50,14 @@ class Delivery(Protocol):
         """
 
 
+class DatedDelivery(Delivery, Protocol):
+    """A delivery of a broker that says when a message was published."""
+
+    @property
+    def published_at(self) -> float | None:
+        """When the broker took the message, in seconds since 1970; None if unknown."""
+
+
 class DeliveryWithHistory(Delivery, Protocol):
     """A delivery of a broker that doesn't count starts.
 
@@ -84,7 +92,9 @@ class EntryDelivery(Generic[T]):
         attempts: int,
         problem: str | None,
         history: History,
+        published_at: float | None = None,
     ) -> None:
+        self.published_at = published_at
         self.message = message
         self.attempts = attempts
         self.problem = problem

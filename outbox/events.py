@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,10 @@ class Event:
     advice: ClassVar[str | None] = None
     """What an operator should do. A log shows it as `remedy`, at WARNING. An event
     whose remedy depends on the case has a field of that name instead."""
+
+
+MEASURE_INTERVAL: Final = 5.0
+"""Seconds after which a process measures again what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,11 @@ def is_uuid7(value: UUID) -> bool:
     return value.int >> 76 & 0xF == 7 and value.int >> 62 & 0b11 == 0b10
 
 
+def seconds_since_epoch(value: UUID) -> float | None:
+    """Return the same moment as `moment_of` as a number; None if it isn't a UUIDv7."""
+    return (value.int >> 80) / 1000 if is_uuid7(value) else None
+
+
 def moment_of(value: UUID) -> datetime:
     """Return the moment, to the millisecond, that a UUIDv7 carries.
 

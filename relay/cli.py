@@ -33,11 +33,13 @@ from outbox.dead_letters.measure import Measure
 from outbox.duration import read_duration
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
+from outbox.observability.activity import Activity
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 from outbox.payload_codec import PayloadCodec, load_codec
 from outbox.postgres.sql_files import load
 from outbox.retry import RetryPolicy
+from relay.activity import RelayCounts
 from relay.config import RelayConfig
 from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
@@ -177,17 +179,21 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
         },
     )
     metrics = watching.metrics()
-    notify = Observers(
-        [LogEvents()] if metrics is None else [LogEvents(), metrics]
-    ).notify
+    observers: list[Observer] = [LogEvents()]
+    if metrics is not None:
+        from relay.metrics import RelayMetrics
+
+        observers += [metrics, RelayMetrics(metrics.registry, metrics.topics)]
+    notify = Observers(observers).notify
+    counts = RelayCounts()
     process = Relay(
         database_url(options.database),
         _make_publisher(broker),
         config,
-        observers=[notify, health],
+        observers=[notify, health, counts],
         name=broker.partition(":")[0],
     )
-    background = []
+    background = [Activity(counts, watching.log_interval, notify).run]
     if options.schedule is not None:
         background.append(_scheduler(options, options.schedule, notify).run)
     if metrics is not None:

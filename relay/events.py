@@ -1,10 +1,25 @@
 """The events that a relay sends to its observers."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
 from uuid import UUID
 
 from outbox.events import Event
+
+
+class PublishedMessage(Protocol):
+    """A message that the broker accepted."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was added, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +32,49 @@ class RelayStarted(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStopped(Event):
     """The relay stopped and released its lanes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayActive(Event):
+    """What the relay has done since it last reported it, at intervals.
+
+    An interval in which nothing happened isn't reported, but the 60th in a row is.
+
+    Attributes:
+        published: messages that the broker accepted.
+        refused: how often the broker refused a message, which is then retried.
+        lag: the median time from add to publish, in seconds; None if nothing was
+            published. It is as far as the relay is behind. A scheduled message counts
+            from when it was added.
+        slowest: the longest such time.
+        lanes: that it holds now.
+        blocked_keys: that it knows of now; see `RelayMeasured`.
+        period: since when.
+    """
+
+    published: int
+    refused: int
+    dead_lettered: int
+    lag: float | None
+    slowest: float | None
+    lanes: int
+    blocked_keys: int
+    period: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayMeasured(Event):
+    """What the relay holds, every few seconds.
+
+    Attributes:
+        lanes: leased lanes.
+        blocked_keys: keys of these lanes whose first message waits for its retry; of a
+            lane that has more of them than a claim can carry, that maximum.
+    """
+
+    level = logging.DEBUG
+    lanes: int
+    blocked_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +137,19 @@ class BatchClaimed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPublished(Event):
-    """The broker answered for a batch."""
+    """The broker answered for a batch.
+
+    Attributes:
+        acked: how many of the messages it accepted.
+        seconds: how long that took.
+        published: the messages that it accepted.
+    """
 
     level = logging.DEBUG
     messages: int
     acked: int
     seconds: float
+    published: Sequence[PublishedMessage] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

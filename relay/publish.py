@@ -75,11 +75,13 @@ async def publish_batch(
             answers[i] = confirmation
             if isinstance(confirmation, Nacked) and not confirmation.permanent:
                 refused |= {rows[i].key} - {None}
+        acked = [rows[i] for i in wave if isinstance(answers[i], Acked)]
         notify(
             BatchPublished(
                 messages=len(messages),
-                acked=sum(isinstance(c, Acked) for c in confirmations),
+                acked=len(acked),
                 seconds=seconds,
+                published=acked,
             )
         )
     return answers, None

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 
 from outbox.errors import ConfigError
-from outbox.events import Observer, Observers
+from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
@@ -35,6 +35,7 @@ from relay.events import (
     LanesWithheld,
     LeaseLost,
     LeaseTaken,
+    RelayMeasured,
     RelayStarted,
     RelayStopped,
 )
@@ -166,6 +167,7 @@ class Relay:
                     group.create_task(self._sweep()),
                     group.create_task(self._check_broker()),
                     group.create_task(self._oversized.run()),
+                    group.create_task(self._measure()),
                 ]
                 workers = [
                     group.create_task(worker.run())
@@ -221,6 +223,17 @@ class Relay:
             self._breaker,
             self._config.broker_check_interval.total_seconds(),
         )
+
+    async def _measure(self) -> None:
+        most = self._config.max_blocked_keys
+        while True:
+            self._notify(
+                RelayMeasured(
+                    lanes=len(self._lanes.numbers()),
+                    blocked_keys=self._lanes.count_blocked_keys(most),
+                )
+            )
+            await asyncio.sleep(MEASURE_INTERVAL)
 
     def _worker(self) -> Worker:
         return Worker(

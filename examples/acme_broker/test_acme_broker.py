@@ -56,7 +56,10 @@ class TestAcmePublisher(Broker, PublisherSuite):
 
 class TestAcmeSource(Broker, SourceSuite):
     capabilities = SourceCapabilities(
-        takes_bytes=False, takes_bytes_as_topic=False, stalls=False
+        takes_bytes=False,
+        takes_bytes_as_topic=False,
+        dates_deliveries=False,
+        stalls=False,
     )
     max_payload_bytes = MAX_PAYLOAD_BYTES
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from inbox.consumer import Consumer
+from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.blocked_keys import BlockedKeys
 from inbox.events import (
     ConsumerStarted,
@@ -28,6 +29,7 @@ from outbox.dead_letters.measure import Measure
 from outbox.errors import ConfigError, one_line
 from outbox.events import Event, Observer, Observers
 from outbox.import_path import import_object, where
+from outbox.observability.activity import Activity
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 
@@ -119,13 +121,18 @@ def _run(
         {"/blocked": blocked.tell if show_blocked_keys else blocked.count},
     )
     metrics = watching.metrics()
-    notify = Observers(
-        [LogEvents()] if metrics is None else [LogEvents(), metrics]
-    ).notify
+    observers: list[Observer] = [LogEvents()]
+    if metrics is not None:
+        from inbox.consuming.metrics import ConsumerMetrics
+
+        observers += [metrics, ConsumerMetrics(metrics.registry, metrics.topics)]
+    notify = Observers(observers).notify
     consumer.observe(notify)
     consumer.observe(health)
     consumer.observe(blocked)
-    background: list[Background] = []
+    counts = ConsumerCounts(consumer.name)
+    consumer.observe(counts)
+    background: list[Background] = [Activity(counts, watching.log_interval, notify).run]
     if schedule is not None:
         background.append(scheduler_of(consumer, schedule, notify).run)
     if metrics is not None:

@@ -91,6 +91,11 @@ class Dispatcher:
         return tenants_over_share
 
     @property
+    def held(self) -> int:
+        """How many deliveries were accepted and are not settled yet."""
+        return self._held.total()
+
+    @property
     def is_idle(self) -> bool:
         """Whether all that is left is parked, or waits behind what is."""
         return len(self._lines) == self._parked

@@ -52,6 +52,11 @@ class FairScheduler:
         self._order = deque(self._queues.values())
         self._taken: Counter[Tenant] = Counter()
 
+    @property
+    def in_flight(self) -> int:
+        """How many slots are taken."""
+        return self._taken.total()
+
     def capped(self, queue: str) -> int:
         """Count the messages that wait because their tenant is at its limit."""
         return sum(map(len, self._queues[queue].capped.values()))

@@ -262,7 +262,13 @@ class DeliverySettlement:
         self._outage.end()
         about = self._about(delivery.message)
         if is_new:
-            self._notify(MessageHandled(**about, seconds=seconds))
+            self._notify(
+                MessageHandled(
+                    **about,
+                    seconds=seconds,
+                    published_at=getattr(delivery, "published_at", None),
+                )
+            )
         else:
             self._notify(DuplicateSkipped(**about))
         await ack(delivery)

@@ -52,6 +52,9 @@ class Capabilities:
     takes_bytes_as_topic: bool = capability(
         "The broker accepts topics from others whose names are not valid text."
     )
+    dates_deliveries: bool = capability(
+        "A delivery says when the broker took its message."
+    )
     empty_payload: bool = capability("A payload may be empty.")
     any_text: bool = capability(
         "Keys, tenants and values of headers may hold any text."

@@ -1,5 +1,6 @@
 """The source suite: messages are delivered unchanged."""
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -31,6 +32,18 @@ class SourceContent(SourceCase):
             (delivery,) = await self.receive(source, 1)
             assert differences(message, delivery.message) == {}
             assert (delivery.attempts, delivery.problem) == (0, None)
+
+    @checks("dates_deliveries")
+    async def test_a_delivery_says_when_its_message_was_published(self) -> None:
+        message = full_message(await self.fresh_topic())
+        began = time.time()
+        await self.put(message)
+        async with self.source("one", message.topic) as source:
+            (delivery,) = await self.receive(source, 1)
+            published_at = getattr(delivery, "published_at", None)
+            assert published_at is not None
+            # The broker's clock may be a little off, and count whole milliseconds.
+            assert began - 5 < published_at < time.time() + 5
 
     @checks()
     async def test_optional_fields_stay_empty(self) -> None:

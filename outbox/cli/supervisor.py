@@ -74,6 +74,25 @@ class Watching:
             panel=_WATCHING,
         ),
     ] = Duration(seconds=60)
+    log_interval: Annotated[
+        timedelta,
+        duration_option(
+            "--log-interval",
+            help="How often to log what the process has done, unless it did nothing.",
+            panel=_WATCHING,
+        ),
+    ] = Duration(seconds=60)
+    metrics_topics: Annotated[
+        int,
+        typer.Option(
+            "--metrics-topics",
+            metavar="N",
+            min=0,
+            help="How many topics have metrics of their own; all others are counted as "
+            "topic 'other'.",
+            rich_help_panel=_WATCHING,
+        ),
+    ] = 100
     watchdog: Annotated[
         timedelta,
         duration_option(
@@ -98,13 +117,13 @@ class Watching:
                 "above 0s"
             )
         try:
-            from outbox.observability.prometheus import PrometheusEvents
+            from outbox.observability.prometheus import PrometheusEvents, TopicLabels
         except ImportError as error:
             raise ConfigError(
                 f"metrics-listen={self.metrics_listen}: {error}; "
                 "pip install 'pillarbox[metrics]'"
             ) from error
-        return PrometheusEvents()
+        return PrometheusEvents(topics=TopicLabels(self.metrics_topics))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,53 +1,138 @@
 """Turn events into metrics for Prometheus; needs the extra `metrics`.
 
-Every event is counted under its name. Its numbers are added up under the names of
-their fields, and durations go into a histogram. So a new event has metrics without a
-line here.
+Every event is counted under its name, so a new event has a metric without a line here.
+What relay and consumer measure beyond that is in `relay/metrics.py` and
+`inbox/consuming/metrics.py`, which share the registry and the labels for topics.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.aiohttp import make_aiohttp_handler
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+from typing_extensions import override
 
 from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
-from outbox.events import BlockedKeysMeasured, Event, UpkeepMeasured
+from outbox.errors import ConfigError
+from outbox.events import Event, UpkeepMeasured
 from outbox.observability.http_server import Handler
+from outbox.observability.latency import Latencies
+from outbox.observability.printable import printable
 
-# Numbers whose sum means nothing.
-_NO_AMOUNTS: Final = frozenset({"attempts", "retry_count", "lanes", "keys"})
-_BUCKETS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+OTHER: Final = "other"
+"""The label of all topics that have none of their own."""
+DEFAULT_TOPICS: Final = 100
+_MAX_LABEL: Final = 200
+
+
+class TopicLabels:
+    """The values of the label `topic`: the first topics that are met, and `other`.
+
+    Each topic has its own time series, so their number must be bounded, even if a
+    producer makes topics up. For one event loop.
+
+    Args:
+        limit: how many topics have a label of their own.
+
+    Raises:
+        ConfigError: the limit is negative.
+    """
+
+    def __init__(self, limit: int = DEFAULT_TOPICS) -> None:
+        if limit < 0:
+            raise ConfigError(f"metrics-topics={limit}: must be at least 0")
+        self._limit = limit
+        self._labels: dict[str, str] = {}
+
+    def of(self, topic: str) -> str:
+        """Return the label of a topic."""
+        label = self._labels.get(topic)
+        if label is None:
+            if len(self._labels) >= self._limit:
+                return OTHER
+            label = self._labels[topic] = printable(topic[:_MAX_LABEL])
+        return label
+
+
+class LatencyHistogram(Collector):
+    """A histogram that takes the durations of a whole batch at once.
+
+    Args:
+        registry: where it registers itself.
+        labels: the names of its labels.
+        bounds: the upper bounds of its buckets, in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        bounds: tuple[float, ...],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
+        self._bounds = bounds
+        self._latencies: dict[tuple[str, ...], Latencies] = {}
+        if not labels:
+            self.of()
+        registry.register(self)
+
+    def of(self, *values: str) -> Latencies:
+        """Return the durations with these values of the labels."""
+        latencies = self._latencies.get(values)
+        if latencies is None:
+            latencies = self._latencies[values] = Latencies(self._bounds)
+        return latencies
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """Give its name, so that no other metric may have it."""
+        return [self._family()]
+
+    @override
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Give its samples."""
+        family = self._family()
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        for values, latencies in self._latencies.items():
+            buckets, below = [], 0
+            for name, count in zip(names, latencies.counts, strict=True):
+                below += count
+                buckets.append((name, float(below)))
+            family.add_metric(values, buckets, latencies.sum)
+        return [family]
+
+    def _family(self) -> HistogramMetricFamily:
+        return HistogramMetricFamily(
+            self._name, self._documentation, labels=self._labels
+        )
 
 
 class PrometheusEvents:
-    """An observer that keeps metrics.
+    """An observer that keeps the metrics that relay and consumer have in common.
 
     Args:
         registry: where they are registered; a new one if left out.
+        topics: the labels for topics, which all metrics of the process share.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        topics: TopicLabels | None = None,
+    ) -> None:
         self.registry = registry or CollectorRegistry()
+        self.topics = topics or TopicLabels()
         self._events = Counter(
             "pillarbox_events",
             "Events by name.",
             ["event", "consumer"],
-            registry=self.registry,
-        )
-        self._amounts = Counter(
-            "pillarbox_event_amounts",
-            "Sums of the numbers in events, such as published in BatchSettled.",
-            ["event", "field", "consumer"],
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "pillarbox_event_seconds",
-            "Durations and delays by event.",
-            ["event", "consumer"],
-            buckets=_BUCKETS,
             registry=self.registry,
         )
         self._letters = Gauge(
@@ -62,25 +147,13 @@ class PrometheusEvents:
             ["schema", "origin"],
             registry=self.registry,
         )
-        self._blocked = Gauge(
-            "blocked_key_total",
-            "Keys whose first message is waiting for its retry in this process.",
-            ["consumer"],
-            registry=self.registry,
-        )
-        self._blocked_age = Gauge(
-            "blocked_key_age_seconds",
-            "How long the longest of them has been waiting.",
-            ["consumer"],
-            registry=self.registry,
-        )
         self._upkeep_age = Gauge(
-            "upkeep_age_seconds",
+            "pillarbox_upkeep_age_seconds",
             "Time since the last successful upkeep of the partitions.",
             registry=self.registry,
         )
         self._upkeep_failing = Gauge(
-            "upkeep_failing",
+            "pillarbox_upkeep_failing",
             "1 if the upkeep of the partitions has failed since its last success, or"
             " distrusts the server's clock.",
             registry=self.registry,
@@ -90,19 +163,10 @@ class PrometheusEvents:
         """Count one event."""
         if isinstance(event, DeadLettersMeasured):
             self._measure(event)
-        elif isinstance(event, BlockedKeysMeasured):
-            self._measure_blocked(event)
         elif isinstance(event, UpkeepMeasured):
             self._measure_upkeep(event)
         name = type(event).__name__
-        consumer = getattr(event, "consumer", "")
-        self._events.labels(name, consumer).inc()
-        for field in fields(event):
-            value = getattr(event, field.name)
-            if field.name == "seconds" and isinstance(value, float):
-                self._seconds.labels(name, consumer).observe(value)
-            elif type(value) is int and field.name not in _NO_AMOUNTS:
-                self._amounts.labels(name, field.name, consumer).inc(value)
+        self._events.labels(name, getattr(event, "consumer", "")).inc()
 
     def _measure(self, event: DeadLettersMeasured) -> None:
         # A group without dead letters isn't in the event.
@@ -114,12 +178,6 @@ class PrometheusEvents:
             )
             if group.status is Status.PENDING:
                 self._age.labels(event.schema, group.origin).set(group.seconds)
-
-    def _measure_blocked(self, event: BlockedKeysMeasured) -> None:
-        self._blocked.labels(event.consumer).set(event.keys)
-        self._blocked_age.clear()
-        if event.age is not None:
-            self._blocked_age.labels(event.consumer).set(event.age.total_seconds())
 
     def _measure_upkeep(self, event: UpkeepMeasured) -> None:
         self._upkeep_failing.set(event.is_failing)

@@ -147,6 +147,13 @@ class LaneBoard:
         """Return a lane, if it is still ours."""
         return self._known.get(number)
 
+    def count_blocked_keys(self, most: int) -> int:
+        """Count the blocked keys of our lanes; a congested lane counts as `most`."""
+        return sum(
+            most if lane.congested else len(lane.blocked)
+            for lane in self._known.values()
+        )
+
     def numbers(self) -> list[int]:
         """Return the numbers of our lanes."""
         return list(self._known)

@@ -132,12 +132,13 @@ async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus
         "shop_app:consumer", "--metrics-listen=0", "--metrics-interval=0.1s"
     )
     origin = 'origin="consumer:billing",schema="inbox"'
-    handled = 'consumer="billing",event="MessageHandled"'
+    labels = '{consumer="billing",topic="orders"} 1.0'
     for wanted in (
-        f"pillarbox_events_total{{{handled}}} 1.0",
-        f"pillarbox_event_seconds_count{{{handled}}} 1.0",
-        'pillarbox_events_total{consumer="billing",event="DuplicateSkipped"} 1.0',
-        'pillarbox_events_total{consumer="billing",event="MessageDeadLettered"} 1.0',
+        f"pillarbox_consumer_messages_handled_total{labels}",
+        f"pillarbox_consumer_messages_duplicate_total{labels}",
+        f"pillarbox_consumer_messages_dead_lettered_total{labels}",
+        f"pillarbox_consumer_handler_duration_seconds_count{labels}",
+        'pillarbox_events_total{consumer="billing",event="MessageHandled"} 1.0',
         f'dead_letter_total{{{origin},status="PENDING"}} 1.0',
     ):
         wait_for(wanted, partial(is_in, wanted, consumer), seconds=60)

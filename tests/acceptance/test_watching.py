@@ -167,9 +167,10 @@ async def test_a_consumer_reports_which_keys_are_blocked(site: Site) -> None:
         "head": str(head.id),
         "attempts": 0,
     }
-    wanted = 'blocked_key_total{consumer="billing"} 1.0'
+    wanted = 'pillarbox_consumer_blocked_keys{consumer="billing"} 1.0'
     wait_for(wanted, lambda: wanted in scrape(process))
-    assert 'blocked_key_age_seconds{consumer="billing"}' in scrape(process)
+    age = 'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}'
+    assert age in scrape(process)
 
 
 async def test_keys_are_counted_and_named_only_on_request(

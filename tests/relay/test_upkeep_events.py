@@ -28,8 +28,8 @@ async def test_a_failure_of_the_upkeep_is_an_event_and_a_metric(
     metrics = PrometheusEvents()
     (measured,) = relay.events.of(UpkeepMeasured)
     metrics(measured)
-    assert metrics.registry.get_sample_value("upkeep_failing") == 1
-    assert metrics.registry.get_sample_value("upkeep_age_seconds") is not None
+    assert metrics.registry.get_sample_value("pillarbox_upkeep_failing") == 1
+    assert metrics.registry.get_sample_value("pillarbox_upkeep_age_seconds") is not None
 
 
 async def test_a_healthy_upkeep_is_measured_and_not_failing(

@@ -37,9 +37,15 @@ class Log:
 
     def history_of(self, record: Record) -> History:
         """Return whether the previous owner may have started to handle a record."""
-        kind, written_at = record.timestamp()
-        is_new = kind != TIMESTAMP_NOT_AVAILABLE and written_at > self._since * 1000
+        written_at = written_at_of(record)
+        is_new = written_at is not None and written_at > self._since
         return FIRST_DELIVERY if is_new else self.taken_over
+
+
+def written_at_of(record: Record) -> float | None:
+    """Return when a record was written, in seconds since 1970, if it says."""
+    kind, milliseconds = record.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ from confluent_kafka import Message as Record
 
 from inbox.consuming.backlog import Backlog
 from inbox.source import Delivery, EntryDelivery
-from inbox.sources.kafka.log import Entry, Log
+from inbox.sources.kafka.log import Entry, Log, written_at_of
 from inbox.sources.kafka.reader import Part, Reader, require_topics
 from outbox.brokers.kafka.connection import (
     check_config,
@@ -163,6 +163,7 @@ class KafkaSource:
             attempts=entry.attempts,
             problem=problem,
             history=entry.history,
+            published_at=written_at_of(entry.record),
         )
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:

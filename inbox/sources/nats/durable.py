@@ -31,6 +31,7 @@ class Entry:
     Attributes:
         durable: the place of the durable that it came from.
         place: its number in the stream.
+        stored_at: when the stream took it, in seconds since 1970.
     """
 
     durable: str
@@ -39,6 +40,7 @@ class Entry:
     is_first: bool
     message: Message
     problem: str | None
+    stored_at: float
     attempts: int = 0
 
     @property

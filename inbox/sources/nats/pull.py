@@ -105,7 +105,7 @@ class Pulls:
         tokens = got.reply.split(".")
         # Newer servers put the domain and the account before the stream.
         first = 2 if len(tokens) == _SHORT_ACK else 4
-        stream, name, delivered, sequence = tokens[first : first + 4]
+        stream, name, delivered, sequence, _, stored_at = tokens[first : first + 6]
         durable = self._durables[f"{stream}.{name}"]
         durable.outstanding -= 1
         headers = got.headers or {}
@@ -128,6 +128,7 @@ class Pulls:
             delivered == "1",
             message,
             problem,
+            int(stored_at) / NANOSECONDS,
         )
 
     async def _end(self, got: Msg) -> None:

@@ -170,6 +170,7 @@ class NatsSource:
                 attempts=entry.attempts,
                 problem=entry.problem,
                 history=FIRST_DELIVERY if entry.is_first else REDELIVERED,
+                published_at=entry.stored_at,
             )
             for entry in entries
         ]

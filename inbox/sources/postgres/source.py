@@ -264,6 +264,7 @@ class PostgresSource:
                 attempts=row.attempts,
                 problem=row.problem,
                 history=self._queue.history_of(row),
+                published_at=row.created_at.timestamp(),
             )
             for row in rows
         ]

@@ -155,6 +155,7 @@ class RedisSource:
                 attempts=entry.attempts,
                 problem=entry.problem,
                 history=entry.history,
+                published_at=entry.at.added_at,
             )
             for entry in given
         ]

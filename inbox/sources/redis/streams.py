@@ -34,6 +34,11 @@ class EntryId(NamedTuple):
     stream: bytes
     id: bytes
 
+    @property
+    def added_at(self) -> float:
+        """When Redis took it, in seconds since 1970."""
+        return int(self.id.partition(b"-")[0]) / 1000
+
 
 class Entry(NamedTuple):
     """An entry as it was read, with what is wrong with it if anything is."""

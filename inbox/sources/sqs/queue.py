@@ -24,7 +24,7 @@ from outbox.message import Message
 MAX_RECEIVED: Final = 10
 _TOPIC: Final = "{topic}"
 _CONSUMER: Final = "{consumer}"
-_ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId"]
+_ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +37,7 @@ class Received:
         line: what keeps an order, the group of a FIFO queue; None if nothing does.
         until: when it becomes visible to others, by the monotonic clock.
         ours_until: when AWS lets nobody keep it any longer.
+        sent_at: when SQS took it, in seconds since 1970.
         settled: it was acked, and only has to be deleted.
         attempts: how many failed here.
     """
@@ -50,6 +51,7 @@ class Received:
     line: tuple[str, str] | None
     until: float
     ours_until: float
+    sent_at: float | None
     settled: bool = False
     attempts: int = 0
 
@@ -107,7 +109,7 @@ class SqsQueue:
                 found["Body"], found.get("MessageAttributes", {}), place=self.name
             )
             system = found.get("Attributes", {})
-            group = system.get("MessageGroupId")
+            group, sent = system.get("MessageGroupId"), system.get("SentTimestamp")
             received.append(
                 Received(
                     queue=self,
@@ -119,6 +121,7 @@ class SqsQueue:
                     line=(self.name, group) if self.fifo and group else None,
                     until=now + visibility,
                     ours_until=now + self._MAX_HOLD,
+                    sent_at=None if sent is None else int(sent) / 1000,
                 )
             )
         return received

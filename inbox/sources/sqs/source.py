@@ -204,6 +204,7 @@ class SqsSource:
             attempts=item.attempts,
             problem=item.problem,
             history=REDELIVERED if item.came_again else FIRST_DELIVERY,
+            published_at=item.sent_at,
         )
 
     async def _poll(self, limit: int) -> None:

@@ -41,6 +41,7 @@ class TestMemoryPublisher(PublisherSuite):
 
 class TestMemorySource(SourceSuite):
     capabilities = SourceCapabilities(
+        dates_deliveries=False,
         holds_back_keys=False,
         shares=False,
         fans_out=False,

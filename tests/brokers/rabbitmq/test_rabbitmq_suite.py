@@ -49,7 +49,7 @@ class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
 
 
 class TestRabbitMQSource(ThroughProxy, SourceSuite):
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(dates_deliveries=False)
     settings: ClassVar[dict[str, Any]] = {}
     # As if nothing was said: a client that hangs for so long is no stalled broker.
     heartbeat = 20
@@ -119,5 +119,5 @@ class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):
 
 
 class TestRabbitMQSourceWithSingleActiveConsumer(TestRabbitMQSource):
-    capabilities = SourceCapabilities(shares=False)
+    capabilities = SourceCapabilities(shares=False, dates_deliveries=False)
     settings: ClassVar[dict[str, Any]] = {"single_active_consumer": True}

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from inbox.consuming.blocked_keys import BlockedKey, BlockedKeys
+from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import (
     ConsumerStopped,
     DeadLetterRepeated,
@@ -22,7 +23,7 @@ from inbox.events import (
 )
 from outbox import uuid7
 from outbox.events import BlockedKeysMeasured
-from outbox.observability.prometheus import PrometheusEvents
+from outbox.observability.prometheus import TopicLabels
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HEAD = uuid7()
@@ -137,19 +138,22 @@ def test_the_longest_waiting_key_comes_first(keys: BlockedKeys, clock: Clock) ->
 
 
 def test_prometheus_has_their_number_and_age() -> None:
-    metrics = PrometheusEvents()
+    registry = CollectorRegistry()
+    metrics = ConsumerMetrics(registry, TopicLabels())
 
-    def value(registry: CollectorRegistry, name: str) -> float | None:
-        return registry.get_sample_value(name, {"consumer": "billing"})
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(
+            f"pillarbox_consumer_{name}", {"consumer": "billing"}
+        )
 
     measured = BlockedKeysMeasured(
         consumer="billing", keys=2, age=timedelta(seconds=90)
     )
     metrics(measured)
     metrics(measured)
-    assert value(metrics.registry, "blocked_key_total") == 2
-    assert value(metrics.registry, "blocked_key_age_seconds") == 90
+    assert value("blocked_keys") == 2
+    assert value("blocked_key_age_seconds") == 90
 
     metrics(BlockedKeysMeasured(consumer="billing", keys=0, age=None))
-    assert value(metrics.registry, "blocked_key_total") == 0
-    assert value(metrics.registry, "blocked_key_age_seconds") is None
+    assert value("blocked_keys") == 0
+    assert value("blocked_key_age_seconds") is None

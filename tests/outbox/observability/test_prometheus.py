@@ -7,34 +7,90 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import DuplicateSkipped, MessageHandled
 from outbox.cli.supervisor import Watching
 from outbox.dead_letters import Status
 from outbox.dead_letters.events import DeadLetterGroup, DeadLettersMeasured
 from outbox.errors import ConfigError
 from outbox.observability.endpoints import Endpoints
-from outbox.observability.prometheus import PrometheusEvents
+from outbox.observability.prometheus import (
+    OTHER,
+    LatencyHistogram,
+    PrometheusEvents,
+    TopicLabels,
+)
 from relay.events import BatchSettled
+from relay.metrics import RelayMetrics
+from tests.fixtures.processes import ROOT
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
 
 
-def test_events_are_counted_and_their_numbers_added_up() -> None:
+def test_events_are_counted_by_name() -> None:
     metrics = PrometheusEvents()
-    for published in (3, 4):
+    for _ in range(2):
         metrics(
-            BatchSettled(published=published, retried=0, dead_lettered=1, seconds=0.02)
+            BatchSettled(published=3, retried=0, dead_lettered=1, seconds=0.02),
         )
     settled = {"event": "BatchSettled", "consumer": ""}
     assert value(metrics.registry, "pillarbox_events_total", **settled) == 2
-    amount = "pillarbox_event_amounts_total"
-    assert value(metrics.registry, amount, field="published", **settled) == 7
-    assert value(metrics.registry, amount, field="dead_lettered", **settled) == 2
-    assert value(metrics.registry, "pillarbox_event_seconds_count", **settled) == 2
+
+
+@given(st.lists(st.text()), st.integers(0, 5))
+def test_no_more_topics_have_a_label_than_the_limit(
+    topics: list[str], limit: int
+) -> None:
+    labels = TopicLabels(limit)
+    given = [labels.of(topic) for topic in topics]
+    assert len({*given} - {OTHER}) <= limit
+    first = [*dict.fromkeys(topics)][:limit]
+    for topic, label in zip(topics, given, strict=True):
+        assert label == (labels.of(topic) if topic in first else OTHER)
+        assert label.isprintable()
+
+
+def test_topics_beyond_the_limit_are_counted_as_one() -> None:
+    labels = TopicLabels(2)
+    assert [labels.of(topic) for topic in "abcda"] == ["a", "b", OTHER, OTHER, "a"]
+
+
+def test_a_topic_that_is_not_text_has_a_label_that_is() -> None:
+    label = TopicLabels().of("a\udcff\n" + "x" * 1000)
+    assert label.encode().startswith(b"a\\udcff")
+    assert len(label) < 250
+
+
+def test_a_negative_number_of_topics_is_refused() -> None:
+    with pytest.raises(ConfigError, match="metrics-topics=-1: must be at least 0"):
+        TopicLabels(-1)
+
+
+def test_a_histogram_has_cumulative_buckets() -> None:
+    registry = CollectorRegistry()
+    histogram = LatencyHistogram("wait_seconds", "Waits.", ["who"], (0.1, 1), registry)
+    for seconds in (0.05, 0.1, 0.5, 9):
+        histogram.of("a").add(seconds)
+    buckets = [
+        value(registry, "wait_seconds_bucket", who="a", le=le)
+        for le in ("0.1", "1.0", "+Inf")
+    ]
+    assert buckets == [2, 3, 4]
+    assert value(registry, "wait_seconds_count", who="a") == 4
+    assert value(registry, "wait_seconds_sum", who="a") == pytest.approx(9.65)
+
+
+def test_two_metrics_of_one_name_are_refused() -> None:
+    registry = CollectorRegistry()
+    LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        LatencyHistogram("wait_seconds", "Waits.", [], (1,), registry)
 
 
 def test_consumers_are_distinguished() -> None:
@@ -112,3 +168,29 @@ def test_an_interval_of_zero_is_refused() -> None:
 def test_an_invalid_address_is_refused(address: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Endpoints().add("metrics", address, PrometheusEvents())
+
+
+def test_every_metric_is_documented_under_its_name() -> None:
+    metrics = PrometheusEvents()
+    RelayMetrics(metrics.registry, metrics.topics)
+    ConsumerMetrics(metrics.registry, metrics.topics)
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    documented = set(re.findall(r"`((?:pillarbox|dead_letter)_\w+)`", page))
+    kept = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in metrics.registry.collect()
+    }
+    assert documented == kept
+
+
+def test_metrics_have_names_by_the_conventions_of_prometheus() -> None:
+    metrics = PrometheusEvents()
+    RelayMetrics(metrics.registry, metrics.topics)
+    ConsumerMetrics(metrics.registry, metrics.topics)
+    for family in metrics.registry.collect():
+        assert family.documentation
+        if family.type == "histogram":
+            assert family.name.endswith("_seconds")
+        if family.name not in {"dead_letter_total", "dead_letter_age_seconds"}:
+            assert family.name.startswith("pillarbox_")
+            assert family.type == "counter" or not family.name.endswith("_total")

@@ -1,0 +1,80 @@
+"""What a consumer has done since it last reported it; see `ConsumerActive`."""
+
+import time
+from datetime import timedelta
+
+from inbox.events import (
+    ConsumerActive,
+    ConsumerMeasured,
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from outbox.events import Event
+from outbox.message_id import seconds_since_epoch
+from outbox.observability.latency import Latencies
+
+
+class ConsumerCounts:
+    """Counts what a consumer does; an observer of it."""
+
+    def __init__(self, consumer: str) -> None:
+        self._consumer = consumer
+        self._in_flight = self._held = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._handled = self._failed = self._duplicates = 0
+        self._retried = self._dead_lettered = 0
+        self._latencies = Latencies()
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+        match event:
+            case MessageHandled():
+                self._handled += 1
+                added = seconds_since_epoch(event.id)
+                if added is not None:
+                    self._latencies.add(time.time() - added)
+            case DuplicateSkipped():
+                self._duplicates += 1
+            case HandlerFailed():
+                self._failed += 1
+                self._retried += 1
+            case RetryRequested():
+                self._retried += 1
+            case MessageDeadLettered():
+                self._dead_lettered += 1
+            case ConsumerMeasured():
+                self._in_flight, self._held = event.in_flight, event.held
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything happened since the last `take`."""
+        return bool(
+            self._handled
+            or self._failed
+            or self._duplicates
+            or self._retried
+            or self._dead_lettered
+        )
+
+    def take(self, period: timedelta) -> ConsumerActive:
+        """Return what happened since the last `take`, and begin again."""
+        active = ConsumerActive(
+            consumer=self._consumer,
+            handled=self._handled,
+            failed=self._failed,
+            duplicates=self._duplicates,
+            retried=self._retried,
+            dead_lettered=self._dead_lettered,
+            lag=self._latencies.quantile(0.5),
+            slowest=self._latencies.longest if self._latencies.count else None,
+            in_flight=self._in_flight,
+            held=self._held,
+            period=period,
+        )
+        self._begin()
+        return active

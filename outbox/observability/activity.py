@@ -1,0 +1,82 @@
+"""One line per interval about what a process has done, as an event."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final, Protocol
+
+from outbox.errors import ConfigError
+from outbox.events import Event
+
+IDLE_INTERVALS: Final = 60
+"""After so many intervals without activity the process reports all the same."""
+
+
+class Counts(Protocol):
+    """An observer that counts what a process does."""
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything happened since the last `take`."""
+
+    def take(self, period: timedelta) -> Event:
+        """Return what happened since the last `take`, and begin again."""
+
+
+class Activity:
+    """Reports what a process has done, at intervals. For one event loop.
+
+    Nothing is reported for an interval without activity, except after
+    `IDLE_INTERVALS` of them in a row: so silence means that the process is gone.
+
+    Args:
+        counts: an observer of the process.
+        clock: seconds, for tests.
+
+    Raises:
+        ConfigError: the interval isn't above 0.
+    """
+
+    def __init__(
+        self,
+        counts: Counts,
+        interval: timedelta,
+        notify: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if interval <= timedelta(0):
+            raise ConfigError(
+                f"log-interval={interval.total_seconds():g}s: must be above 0s"
+            )
+        self._counts = counts
+        self._interval = interval.total_seconds()
+        self._notify = notify
+        self._clock = clock
+        self._since = clock()
+        self._idle = 0
+
+    async def run(self) -> None:
+        """Report at intervals until cancelled, and then the rest."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval)
+                self.report()
+        finally:
+            if self._counts.is_active:
+                self.report()
+
+    def report(self) -> None:
+        """End an interval, and report it if there is anything to tell."""
+        if not self._counts.is_active:
+            self._idle += 1
+            if self._idle < IDLE_INTERVALS:
+                return
+        self._idle = 0
+        now = self._clock()
+        period = timedelta(seconds=round(now - self._since))
+        self._since = now
+        self._notify(self._counts.take(period))

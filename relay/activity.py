@@ -1,0 +1,66 @@
+"""What a relay has done since it last reported it; see `RelayActive`."""
+
+from datetime import timedelta
+
+from outbox.events import Event
+from outbox.observability.latency import Latencies
+from relay.events import (
+    BatchPublished,
+    KeyBlocked,
+    LeaseLost,
+    LeaseTaken,
+    MessageDeadLettered,
+    MessageDelayed,
+    RelayActive,
+    RelayMeasured,
+)
+
+
+class RelayCounts:
+    """Counts what a relay does; an observer of it."""
+
+    def __init__(self) -> None:
+        self._lanes: set[int] = set()
+        self._blocked_keys = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._published = self._refused = self._dead_lettered = 0
+        self._latencies = Latencies()
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+        match event:
+            case BatchPublished():
+                self._published += event.acked
+                self._latencies.add_since(row.created_at for row in event.published)
+            case KeyBlocked() | MessageDelayed():
+                self._refused += 1
+            case MessageDeadLettered():
+                self._dead_lettered += 1
+            case RelayMeasured():
+                self._blocked_keys = event.blocked_keys
+            case LeaseTaken():
+                self._lanes.update(event.lanes)
+            case LeaseLost():
+                self._lanes.difference_update(event.lanes)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything happened since the last `take`."""
+        return bool(self._published or self._refused or self._dead_lettered)
+
+    def take(self, period: timedelta) -> RelayActive:
+        """Return what happened since the last `take`, and begin again."""
+        active = RelayActive(
+            published=self._published,
+            refused=self._refused,
+            dead_lettered=self._dead_lettered,
+            lag=self._latencies.quantile(0.5),
+            slowest=self._latencies.longest if self._published else None,
+            lanes=len(self._lanes),
+            blocked_keys=self._blocked_keys,
+            period=period,
+        )
+        self._begin()
+        return active

@@ -1,0 +1,128 @@
+"""The metrics of a relay, for Prometheus; needs the extra `metrics`."""
+
+from collections import Counter as Tally
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from outbox.events import Event
+from outbox.observability.latency import LONG, SHORT
+from outbox.observability.prometheus import LatencyHistogram, TopicLabels
+from relay.events import (
+    BatchClaimed,
+    BatchPublished,
+    BatchSettled,
+    BrokerFound,
+    BrokerLost,
+    KeyBlocked,
+    LeaseLost,
+    LeaseTaken,
+    MessageDeadLettered,
+    MessageDelayed,
+    RelayMeasured,
+)
+
+_TOPIC: Final = attrgetter("topic")
+
+
+class RelayMetrics:
+    """An observer that keeps the metrics of one relay."""
+
+    def __init__(self, registry: CollectorRegistry, topics: TopicLabels) -> None:
+        self._topics = topics
+        self._published = Counter(
+            "pillarbox_relay_messages_published",
+            "Messages that the broker accepted.",
+            ["topic"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "pillarbox_relay_messages_refused",
+            "Refusals by the broker after which a message is retried.",
+            ["topic"],
+            registry=registry,
+        )
+        self._dead_lettered = Counter(
+            "pillarbox_relay_messages_dead_lettered",
+            "Messages that became dead letters of the outbox.",
+            ["topic"],
+            registry=registry,
+        )
+        self._add_to_publish = LatencyHistogram(
+            "pillarbox_relay_add_to_publish_seconds",
+            "Time from adding a message until the broker accepted it.",
+            [],
+            LONG,
+            registry,
+        )
+        self._claims, self._publishes, self._settlements = (
+            LatencyHistogram(
+                f"pillarbox_relay_{name}_duration_seconds",
+                documentation,
+                [],
+                SHORT,
+                registry,
+            )
+            for name, documentation in (
+                ("claim", "Time to read a batch of messages from the database."),
+                ("publish", "Time until the broker answered for a batch."),
+                ("settle", "Time to record the outcomes of a batch."),
+            )
+        )
+        self._lanes = Gauge(
+            "pillarbox_relay_lanes",
+            "Lanes that this relay holds.",
+            registry=registry,
+        )
+        self._blocked_keys = Gauge(
+            "pillarbox_relay_blocked_keys",
+            "Keys in these lanes whose first message waits for its retry.",
+            registry=registry,
+        )
+        self._breaker_open = Gauge(
+            "pillarbox_relay_breaker_open",
+            "1 while the broker is unavailable and nothing is claimed.",
+            registry=registry,
+        )
+        self._held: set[int] = set()
+        self._learn: dict[type[Event], Callable[[Any], None]] = {
+            BatchClaimed: lambda event: self._claims.of().add(event.seconds),
+            BatchPublished: self._note_published,
+            BatchSettled: lambda event: self._settlements.of().add(event.seconds),
+            KeyBlocked: self._note_refused,
+            MessageDelayed: self._note_refused,
+            MessageDeadLettered: self._note_dead_lettered,
+            LeaseTaken: self._note_taken,
+            LeaseLost: self._note_lost,
+            BrokerLost: lambda _: self._breaker_open.set(1),
+            BrokerFound: lambda _: self._breaker_open.set(0),
+            RelayMeasured: lambda event: self._blocked_keys.set(event.blocked_keys),
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+        learn = self._learn.get(type(event))
+        if learn is not None:
+            learn(event)
+
+    def _note_published(self, event: BatchPublished) -> None:
+        self._publishes.of().add(event.seconds)
+        self._add_to_publish.of().add_since(row.created_at for row in event.published)
+        for topic, count in Tally(map(_TOPIC, event.published)).items():
+            self._published.labels(self._topics.of(topic)).inc(count)
+
+    def _note_refused(self, event: KeyBlocked | MessageDelayed) -> None:
+        self._refused.labels(self._topics.of(event.topic)).inc()
+
+    def _note_dead_lettered(self, event: MessageDeadLettered) -> None:
+        self._dead_lettered.labels(self._topics.of(event.topic)).inc()
+
+    def _note_taken(self, event: LeaseTaken) -> None:
+        self._held.update(event.lanes)
+        self._lanes.set(len(self._held))
+
+    def _note_lost(self, event: LeaseLost) -> None:
+        self._held.difference_update(event.lanes)
+        self._lanes.set(len(self._held))

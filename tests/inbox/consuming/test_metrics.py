@@ -1,0 +1,183 @@
+"""What a consumer measures and reports, on a real database."""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from inbox import Consumer, DeadLetter, RetryLater
+from inbox.consuming.activity import ConsumerCounts
+from inbox.consuming.metrics import ConsumerMetrics
+from inbox.events import (
+    ConsumerMeasured,
+    ConsumerStopped,
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from inbox.sources.memory import MemorySource
+from inbox.sources.postgres import PostgresSource
+from outbox import Message
+from outbox.observability.prometheus import TopicLabels
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import QUICK, async_sessions_of, id_of, running
+
+MINUTE = timedelta(minutes=1)
+
+
+class Observed:
+    """A consumer's metrics and counts."""
+
+    def __init__(self, consumer: Consumer | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = ConsumerMetrics(self.registry, TopicLabels())
+        self.counts = ConsumerCounts("billing")
+        if consumer is not None:
+            consumer.observe(self.metrics)
+            consumer.observe(self.counts)
+
+    def __call__(self, event: Any) -> None:
+        self.metrics(event)
+        self.counts(event)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        labels["consumer"] = "billing"
+        return self.registry.get_sample_value(f"pillarbox_consumer_{name}", labels)
+
+    def messages(self, outcome: str, topic: str = "orders") -> float | None:
+        return self.value(f"messages_{outcome}_total", topic=topic)
+
+
+async def test_every_outcome_is_counted_by_consumer_and_topic(
+    database_url: str,
+) -> None:
+    good = Message("orders", b"good")
+    source = MemorySource(
+        good,
+        good,
+        Message("orders", b"bad"),
+        Message("orders", b"fail"),
+        Message("orders", b"later"),
+        Message("payments", b"good"),
+    )
+    postponed = set()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        seen = Observed(consumer)
+
+        @consumer.handles("orders")
+        @consumer.handles("payments")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            await session.execute(text("SELECT 1"))
+            if message.payload == b"bad":
+                raise DeadLetter("it is bad")
+            if message.payload == b"fail":
+                raise ValueError("no")
+            if message.payload == b"later" and message.id not in postponed:
+                postponed.add(message.id)
+                raise RetryLater(timedelta(milliseconds=1))
+
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 3)
+            await events.wait_for(DuplicateSkipped)
+            await events.wait_for(MessageDeadLettered, 2)
+        failures = len(events.of(HandlerFailed))
+        assert failures == QUICK.max_attempts - 1
+        assert len(events.of(RetryRequested)) == 1
+        assert seen.messages("handled") == 2
+        assert seen.messages("handled", "payments") == 1
+        assert seen.messages("duplicate") == 1
+        assert seen.messages("failed") == failures
+        assert seen.messages("retried") == failures + 1
+        assert seen.messages("dead_lettered") == 2
+        active = seen.counts.take(MINUTE)
+        counted = (active.handled, active.duplicates, active.failed, active.retried)
+        assert counted == (3, 1, failures, failures + 1)
+        assert active.dead_lettered == 2
+        assert not seen.counts.is_active
+
+
+async def test_handlers_and_the_way_of_a_message_are_timed(database_url: str) -> None:
+    source = PostgresSource(database_url, consumer="billing", topics=["orders"])
+    entered, leave = asyncio.Event(), asyncio.Event()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        seen = Observed(consumer)
+
+        @consumer.handles("orders")
+        async def handle(session: AsyncSession, message: Message) -> None:
+            await session.execute(text("SELECT 1"))
+            entered.set()
+            await leave.wait()
+
+        async with running(consumer) as events:
+            async with PostgresPublisher.from_url(database_url) as publisher:
+                await publisher.publish([Message("orders", b"1")])
+            await entered.wait()
+            started = len(events.of(ConsumerMeasured))
+            await events.wait_for(ConsumerMeasured, started + 1)
+            assert seen.value("in_flight_messages") == 1
+            assert seen.value("held_messages") == 1
+            leave.set()
+            await events.wait_for(MessageHandled)
+        await events.wait_for(ConsumerStopped)
+    assert seen.value("in_flight_messages") == seen.value("held_messages") == 0
+    handler = "handler_duration_seconds"
+    assert seen.value(f"{handler}_count", topic="orders") == 1
+    assert seen.value("publish_to_handle_seconds_count") == 1
+    assert seen.value("add_to_handled_seconds_count") == 1
+    handled = seen.value(f"{handler}_sum", topic="orders")
+    waited = seen.value("publish_to_handle_seconds_sum")
+    total = seen.value("add_to_handled_seconds_sum")
+    assert handled is not None
+    assert waited is not None
+    assert total is not None
+    assert 0 < handled < 300
+    assert 0 <= waited < 300
+    # An id has the moment it was made at to the millisecond.
+    assert total >= handled - 0.002
+
+
+def handled(message: Message, *, published_at: float | None) -> MessageHandled:
+    return MessageHandled(
+        consumer="billing",
+        id=message.id,
+        topic=message.topic,
+        key=None,
+        seconds=0.5,
+        published_at=published_at,
+    )
+
+
+def test_clocks_that_disagree_make_no_time_negative() -> None:
+    seen = Observed()
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    ahead = Message("t", b"1", id=id_of(tomorrow))
+    seen(handled(ahead, published_at=tomorrow.timestamp()))
+    assert seen.value("publish_to_handle_seconds_sum") == 0
+    assert seen.value("add_to_handled_seconds_sum") == 0
+    assert seen.counts.take(MINUTE).lag == 0
+
+
+def test_a_message_with_an_id_of_its_own_has_no_moment_of_adding() -> None:
+    seen = Observed()
+    foreign = Message("t", b"1", id=id_of(datetime.now(UTC), version=4))
+    seen(handled(foreign, published_at=time.time() - 10))
+    assert seen.value("add_to_handled_seconds_count") is None
+    waited = seen.value("publish_to_handle_seconds_sum")
+    assert waited is not None
+    assert 9 < waited < 300
+    assert seen.counts.take(MINUTE).lag is None
+
+
+def test_a_broker_that_does_not_say_when_gives_no_time() -> None:
+    seen = Observed()
+    seen(handled(Message("t", b"1"), published_at=None))
+    assert seen.value("publish_to_handle_seconds_count") is None
+    assert seen.value("add_to_handled_seconds_count") == 1

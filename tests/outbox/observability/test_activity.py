@@ -1,0 +1,94 @@
+"""A process reports what it does, once per interval, and that it is idle, rarely."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from outbox.errors import ConfigError
+from outbox.events import Event
+from outbox.observability.activity import IDLE_INTERVALS, Activity
+from outbox.testing.events import RecordedEvents
+
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Event):
+    """What was done."""
+
+    done: int
+    period: timedelta
+
+
+class Counts:
+    """Counts what the test says."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __call__(self, event: Event) -> None:
+        self.done += 1
+
+    @property
+    def is_active(self) -> bool:
+        return self.done > 0
+
+    def take(self, period: timedelta) -> Event:
+        done, self.done = self.done, 0
+        return Report(done=done, period=period)
+
+
+class Reporting:
+    """An activity whose clock the test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.counts = Counts()
+        self.reported: list[Event] = []
+        self.activity = Activity(
+            self.counts, MINUTE, self.reported.append, lambda: self.now
+        )
+
+    def after(self, intervals: int, done: int) -> list[Event]:
+        for _ in range(intervals):
+            self.counts.done += done
+            self.now += 60
+            self.activity.report()
+        reported, self.reported[:] = list(self.reported), []
+        return reported
+
+
+def test_each_interval_with_activity_is_reported_by_itself() -> None:
+    reports = Reporting().after(3, done=2)
+    assert reports == [Report(done=2, period=MINUTE)] * 3
+
+
+def test_an_idle_process_reports_once_an_hour() -> None:
+    reporting = Reporting()
+    assert reporting.after(IDLE_INTERVALS - 1, done=0) == []
+    hour = Report(done=0, period=timedelta(hours=1))
+    assert reporting.after(1, done=0) == [hour]
+    assert reporting.after(IDLE_INTERVALS, done=0) == [hour]
+
+
+def test_the_period_of_a_report_begins_with_the_last_one() -> None:
+    reporting = Reporting()
+    reporting.after(10, done=0)
+    assert reporting.after(1, done=5) == [Report(done=5, period=11 * MINUTE)]
+
+
+async def test_what_was_done_before_the_end_is_reported() -> None:
+    counts, events = Counts(), RecordedEvents()
+    task = asyncio.create_task(Activity(counts, MINUTE, events).run())
+    await asyncio.sleep(0)  # noqa: TID251 - lets the task begin
+    counts.done = 1
+    task.cancel()
+    await asyncio.wait([task])
+    assert [event.done for event in events.of(Report)] == [1]
+
+
+def test_an_interval_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="log-interval=0s: must be above 0s"):
+        Activity(Counts(), timedelta(0), lambda _: None)

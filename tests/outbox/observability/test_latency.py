@@ -1,0 +1,67 @@
+"""Durations in buckets, one by one and many at once."""
+
+from bisect import bisect_left
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox.observability.latency import LONG, SHORT, Latencies
+
+NOW = 1_800_000_000.0
+AGES = st.lists(
+    st.floats(-100, 200_000, allow_nan=False).map(lambda it: round(it, 3)), max_size=50
+)
+
+
+def added(ages: list[float]) -> list[datetime]:
+    now = datetime.fromtimestamp(NOW, UTC)
+    return [now - timedelta(seconds=age) for age in ages]
+
+
+@given(ages=AGES)
+def test_many_at_once_are_counted_as_one_by_one(ages: list[float]) -> None:
+    at_once, singly = Latencies(), Latencies()
+    at_once.add_since(added(ages), NOW)
+    for age in ages:
+        singly.add(age)
+    assert at_once.count == len(ages)
+    # A duration on a bound may end up on either side of it, by rounding.
+    bounds = [age for age in ages if min(abs(age - b) for b in LONG) < 1e-5]
+    if not bounds:
+        assert at_once.counts == singly.counts
+    assert at_once.sum == pytest.approx(singly.sum, abs=1e-3)
+    assert at_once.longest == pytest.approx(singly.longest, abs=1e-5)
+
+
+@given(ages=AGES)
+def test_a_clock_that_is_wrong_makes_no_duration_negative(ages: list[float]) -> None:
+    latencies = Latencies()
+    latencies.add_since(added([-abs(age) for age in ages]), NOW)
+    for age in ages:
+        latencies.add(-abs(age))
+    assert latencies.sum == latencies.longest == 0
+    assert latencies.counts[0] == 2 * len(ages)
+
+
+@given(ages=AGES.filter(bool))
+def test_the_median_is_in_the_bucket_in_which_it_is(ages: list[float]) -> None:
+    latencies = Latencies()
+    for age in ages:
+        latencies.add(age)
+    median = latencies.quantile(0.5)
+    assert median is not None
+    exact = max(0.0, sorted(ages)[(len(ages) - 1) // 2])
+    bounds = (0.0, *LONG, latencies.longest)
+    bucket = bisect_left(LONG, exact)
+    low, high = bounds[bucket], max(bounds[bucket], bounds[bucket + 1])
+    assert low <= median + 1e-9 or median == latencies.longest
+    assert median <= min(high, latencies.longest) + 1e-9
+
+
+def test_nothing_has_no_median() -> None:
+    latencies = Latencies(SHORT)
+    latencies.add_since([])
+    assert latencies.quantile(0.5) is None
+    assert (latencies.count, latencies.sum, latencies.longest) == (0, 0, 0)

@@ -1,0 +1,168 @@
+"""What a relay measures and reports, on a real database."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+from prometheus_client import CollectorRegistry
+
+from outbox import Message
+from outbox.events import Observer
+from outbox.observability.prometheus import OTHER, TopicLabels
+from outbox.testing.events import RecordedEvents
+from relay.activity import RelayCounts
+from relay.events import (
+    BatchPublished,
+    BatchSettled,
+    BrokerFound,
+    BrokerLost,
+    LeaseTaken,
+    MessageDeadLettered,
+    RelayMeasured,
+    RelayStopped,
+)
+from relay.metrics import RelayMetrics
+from relay.publisher import Acked, Nacked
+from relay.relay import Relay
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import QUICK, insert
+
+MINUTE = timedelta(minutes=1)
+
+
+class Observed:
+    """A relay's events, metrics and counts."""
+
+    def __init__(self, topics: int = 100) -> None:
+        self.events = RecordedEvents()
+        self.counts = RelayCounts()
+        self.registry = CollectorRegistry()
+        self.metrics = RelayMetrics(self.registry, TopicLabels(topics))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"pillarbox_relay_{name}", labels)
+
+
+@asynccontextmanager
+async def running(
+    url: str, publisher: ScriptedPublisher, topics: int = 100
+) -> AsyncIterator[Observed]:
+    seen = Observed(topics)
+    observers: list[Observer] = [seen.metrics, seen.counts, seen.events]
+    relay = Relay(url, publisher, QUICK, observers=observers)
+    task = asyncio.create_task(relay.run())
+    try:
+        yield seen
+    finally:
+        relay.stop()
+        await task
+
+
+async def test_published_messages_are_counted_and_timed(database_url: str) -> None:
+    insert(database_url, *[Message("orders", b"1") for _ in range(3)])
+    insert(database_url, Message("payments", b"1"))
+    async with running(database_url, ScriptedPublisher()) as seen:
+        while sum(e.published for e in seen.events.of(BatchSettled)) < 4:
+            await seen.events.wait_for(
+                BatchSettled, len(seen.events.of(BatchSettled)) + 1
+            )
+        assert seen.value("messages_published_total", topic="orders") == 3
+        assert seen.value("messages_published_total", topic="payments") == 1
+        assert seen.value("add_to_publish_seconds_count") == 4
+        waited = seen.value("add_to_publish_seconds_sum")
+        assert waited is not None
+        assert 0 <= waited < 4 * 300
+        for name in ("claim", "publish", "settle"):
+            count = seen.value(f"{name}_duration_seconds_count")
+            assert count is not None
+            assert count >= 1
+        lanes = len({n for e in seen.events.of(LeaseTaken) for n in e.lanes})
+        assert seen.value("lanes") == lanes
+        active = seen.counts.take(MINUTE)
+        assert (active.published, active.refused, active.dead_lettered) == (4, 0, 0)
+        assert active.lanes == lanes
+        assert active.lag is not None
+        assert active.slowest is not None
+        assert 0 <= active.lag <= active.slowest < 300
+        assert not seen.counts.is_active
+        assert seen.counts.take(MINUTE).lag is None
+    await seen.events.wait_for(RelayStopped)
+    assert seen.value("lanes") == 0
+
+
+async def test_refusals_and_dead_letters_are_counted_by_topic(
+    database_url: str,
+) -> None:
+    def script(message: Message) -> Acked | Nacked:
+        return Nacked("no") if message.topic == "bad" else Acked()
+
+    insert(database_url, Message("bad", b"1", key="k"), Message("bad", b"1"))
+    insert(database_url, Message("good", b"1"))
+    async with running(database_url, ScriptedPublisher(script)) as seen:
+        await seen.events.wait_for(MessageDeadLettered, 2)
+        attempts = QUICK.retry.max_attempts
+        assert seen.value("messages_refused_total", topic="bad") == 2 * (attempts - 1)
+        assert seen.value("messages_dead_lettered_total", topic="bad") == 2
+        assert seen.value("messages_published_total", topic="bad") is None
+        assert seen.counts.is_active
+        active = seen.counts.take(MINUTE)
+        assert (active.refused, active.dead_lettered) == (2 * (attempts - 1), 2)
+
+
+async def test_keys_that_wait_for_a_retry_are_measured(database_url: str) -> None:
+    def script(message: Message) -> Nacked:
+        return Nacked("later", retry_after=timedelta(hours=1))
+
+    insert(database_url, *[Message("t", b"1", key=f"k{n}") for n in range(3)])
+    async with running(database_url, ScriptedPublisher(script)) as seen:
+        count = 1
+        while seen.value("blocked_keys") != 3:
+            await seen.events.wait_for(RelayMeasured, count)
+            count += 1
+        assert seen.counts.take(MINUTE).blocked_keys == 3
+
+
+async def test_the_breaker_is_open_while_the_broker_is_unavailable(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b"1"))
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as seen:
+        assert seen.value("breaker_open") == 0
+        await seen.events.wait_for(BatchSettled)
+        publisher.away = "it is down"
+        insert(database_url, Message("t", b"2"))
+        await seen.events.wait_for(BrokerLost)
+        assert seen.value("breaker_open") == 1
+        publisher.away = None
+        await seen.events.wait_for(BrokerFound)
+        assert seen.value("breaker_open") == 0
+
+
+async def test_topics_beyond_the_limit_are_counted_as_other(
+    database_url: str,
+) -> None:
+    insert(database_url, *[Message(f"t{n}", b"1") for n in range(6)])
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher, topics=2) as seen:
+        await publisher.until_acked(6)
+        while sum(e.acked for e in seen.events.of(BatchPublished)) < 6:
+            await seen.events.wait_for(
+                BatchPublished, len(seen.events.of(BatchPublished)) + 1
+            )
+        assert seen.value("messages_published_total", topic=OTHER) == 4
+
+
+def test_a_database_whose_clock_is_ahead_makes_no_time_negative() -> None:
+    class Row:
+        topic = "t"
+        created_at = datetime.now(UTC) + timedelta(hours=1)
+
+    seen = Observed()
+    event = BatchPublished(messages=1, acked=1, seconds=0.1, published=[Row()])
+    seen.metrics(event)
+    seen.counts(event)
+    assert seen.value("add_to_publish_seconds_sum") == 0
+    assert seen.value("add_to_publish_seconds_bucket", le="0.005") == 1
+    assert seen.counts.take(MINUTE).lag == 0
