@@ -49,6 +49,7 @@ from inbox.jobs.runner import sweeping
 from inbox.receipt import check_text
 from inbox.source import Delivery, Source
 from inbox.transaction import DEFAULT_MAX_IDLE
+from outbox import tracing
 from outbox.errors import ConfigError
 from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
@@ -289,7 +290,10 @@ class Consumer:
             stack.push_async_callback(self._executor.close)
             if is_long:
                 await stack.enter_async_context(sweeping(self._executor, self.name))
-            scheduler, dispatchers = self._dispatchers(weights, observers, limits)
+            systems = {q: tracing.system_of(source) for q, source in sources.items()}
+            scheduler, dispatchers = self._dispatchers(
+                weights, observers, limits, systems
+            )
             fetchers = [
                 Fetcher(
                     self.name,
@@ -328,7 +332,11 @@ class Consumer:
         return limits
 
     def _dispatchers(
-        self, weights: Mapping[str, int], observers: Observers, limits: Limits
+        self,
+        weights: Mapping[str, int],
+        observers: Observers,
+        limits: Limits,
+        systems: Mapping[str, str],
     ) -> tuple[FairScheduler, dict[str, Dispatcher]]:
         settlement = DeliverySettlement(
             self._writer, self._routes, self._executor, self._retry, observers
@@ -336,6 +344,8 @@ class Consumer:
         dispatchers: dict[str, Dispatcher] = {}
 
         async def settle(queue: str, delivery: Delivery) -> bool:
+            if tracing.tracer is not None:
+                tracing.tracer.receive(systems[queue])
             return await settlement.settle(delivery, dispatchers[queue])
 
         def wake() -> None:

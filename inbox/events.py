@@ -145,6 +145,7 @@ class HandlerFailed(DeliveryEvent):
     `stacktrace` is given for the message's first failure in this process.
     """
 
+    settles = "retry"
     about = ("consumer", "topic", "reason")
 
     attempts: int
@@ -157,6 +158,7 @@ class HandlerFailed(DeliveryEvent):
 class RetryRequested(DeliveryEvent):
     """The handler raised `RetryLater`."""
 
+    settles = "postpone"
     level = logging.DEBUG
 
     reason: str
@@ -170,6 +172,7 @@ class MessageDeadLettered(DeliveryEvent):
     `stacktrace` is that of the dead letter, unless an earlier event had it.
     """
 
+    settles = "dead_letter"
     level = logging.WARNING
     about = ("consumer", "topic", "reason")
     advice = "fix the cause, then run pillarbox dead-letters retry --side inbox"

@@ -1,12 +1,17 @@
 """`guard`: the receipt as a context manager, for where a decorator doesn't fit."""
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sqlalchemy.orm import Session, scoped_session
 
 from inbox.idempotent import record_receipt_async
+from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.transaction import lent
+from outbox import tracing
+from outbox.tracing import Processing, Tracer
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -32,6 +37,10 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
     leave the transaction's block, or roll back after the guard's block. Inside it, the
     session can't be committed, rolled back or closed.
 
+    Args:
+        headers: the message's headers, if this process is traced: the block's span
+            belongs to the trace in which the message was added.
+
     Raises:
         InvalidReceiptError: on entering, as `record_receipt`.
         NotASessionError: it is an `AsyncSession` in `with`, or the reverse.
@@ -41,15 +50,64 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
             error was caught without a savepoint.
     """
 
-    def __init__(self, session: S, message_id: MessageId, *, consumer: str) -> None:
+    def __init__(
+        self,
+        session: S,
+        message_id: MessageId,
+        *,
+        consumer: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         check_text("consumer", consumer)
         self._session: object = session
         self._message_id = message_id
         self._consumer = consumer
+        self._headers = headers
         self._lent: lent | None = None
+        self._span: Processing | None = None
+        self._ends: ExitStack | None = None
 
     def __enter__(self) -> bool:
         """Record the receipt; return False for a duplicate."""
+        if tracing.tracer is None:
+            return self._enter()
+        with ExitStack() as ends:
+            span = self._span = ends.enter_context(self._processing(tracing.tracer))
+            if not (is_new := self._enter()):
+                span.skipped()
+            self._ends = ends.pop_all()
+        return is_new
+
+    def __exit__(self, *raised: Any) -> None:
+        """Check the transaction; its owner ends it."""
+        if self._ends is None:
+            self._exit(*raised)
+            return
+        with self._ends:
+            self._note(raised[1])
+            self._exit(*raised)
+
+    async def __aenter__(self) -> bool:
+        """Do as `__enter__`."""
+        if tracing.tracer is None:
+            return await self._enter_async()
+        with ExitStack() as ends:
+            span = self._span = ends.enter_context(self._processing(tracing.tracer))
+            if not (is_new := await self._enter_async()):
+                span.skipped()
+            self._ends = ends.pop_all()
+        return is_new
+
+    async def __aexit__(self, *raised: Any) -> None:
+        """Do as `__exit__`."""
+        if self._ends is None:
+            await self._exit_async(*raised)
+            return
+        with self._ends:
+            self._note(raised[1])
+            await self._exit_async(*raised)
+
+    def _enter(self) -> bool:
         session = cast("Session", self._session)
         if not record_receipt(session, self._message_id, self._consumer):
             return False
@@ -57,13 +115,11 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         self._lent.__enter__()
         return True
 
-    def __exit__(self, *exc_info: Any) -> None:
-        """Check the transaction; its owner ends it."""
+    def _exit(self, *raised: Any) -> None:
         if self._lent is not None:
-            self._lent.__exit__(*exc_info)
+            self._lent.__exit__(*raised)
 
-    async def __aenter__(self) -> bool:
-        """Do as `__enter__`."""
+    async def _enter_async(self) -> bool:
         session = cast("AsyncSession", self._session)
         if not await record_receipt_async(session, self._message_id, self._consumer):
             return False
@@ -71,7 +127,14 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         await self._lent.__aenter__()
         return True
 
-    async def __aexit__(self, *exc_info: Any) -> None:
-        """Do as `__exit__`."""
+    async def _exit_async(self, *raised: Any) -> None:
         if self._lent is not None:
-            await self._lent.__aexit__(*exc_info)
+            await self._lent.__aexit__(*raised)
+
+    def _processing(self, tracer: Tracer) -> AbstractContextManager[Processing]:
+        known = received(self._message_id, headers=self._headers)
+        return processing(tracer, [known], self._consumer)
+
+    def _note(self, error: BaseException | None) -> None:
+        if self._span is not None and error is not None:
+            self._span.failed(error)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -23,8 +24,10 @@ from sqlalchemy.orm import Session
 
 from inbox.errors import DeadLetter, DuplicateMessageError
 from inbox.handlers.signature import Takes, check_signature, is_async, refuse_awaitable
+from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text, record_receipt
 from inbox.transaction import lent
+from outbox import tracing
 from outbox.errors import CodecError, ConfigError, NotASessionError, shorten
 from outbox.message import Message
 from outbox.payload_codec import PayloadCodec, decoded
@@ -147,28 +150,57 @@ class _Guard(Generic[M]):
     def _sync(self, handler: Callable[[Session, M], Any]) -> Callable[..., Any]:
         @functools.wraps(handler)
         def handle_once(session: Session, message: M) -> Any:
-            if not record_receipt(session, self._key(message), self._consumer):
-                self._repeat(session, message)
-                return None
-            with lent(session):
-                result = handler(session, self._read(message))
-                refuse_awaitable(handler, result)
+            if tracing.tracer is None:
+                return self._handle(handler, session, message)[1]
+            with self._processing(tracing.tracer, message) as span:
+                is_new, result = self._handle(handler, session, message)
+                if not is_new:
+                    span.skipped()
             return result
 
         return handle_once
 
+    def _handle(
+        self, handler: Callable[[Session, M], Any], session: Session, message: M
+    ) -> tuple[bool, Any]:
+        if not record_receipt(session, self._key(message), self._consumer):
+            self._repeat(session, message)
+            return False, None
+        with lent(session):
+            result = handler(session, self._read(message))
+            refuse_awaitable(handler, result)
+        return True, result
+
     def _async(self, handler: Callable[["AsyncSession", M], Any]) -> Callable[..., Any]:
         @functools.wraps(handler)
         async def handle_once(session: "AsyncSession", message: M) -> Any:
-            if not await record_receipt_async(
-                session, self._key(message), self._consumer
-            ):
-                await session.run_sync(self._repeat, message)
-                return None
-            async with lent(session):
-                return await handler(session, self._read(message))
+            if tracing.tracer is None:
+                return (await self._handle_async(handler, session, message))[1]
+            with self._processing(tracing.tracer, message) as span:
+                is_new, result = await self._handle_async(handler, session, message)
+                if not is_new:
+                    span.skipped()
+            return result
 
         return handle_once
+
+    async def _handle_async(
+        self,
+        handler: Callable[["AsyncSession", M], Any],
+        session: "AsyncSession",
+        message: M,
+    ) -> tuple[bool, Any]:
+        if not await record_receipt_async(session, self._key(message), self._consumer):
+            await session.run_sync(self._repeat, message)
+            return False, None
+        async with lent(session):
+            return True, await handler(session, self._read(message))
+
+    def _processing(
+        self, tracer: tracing.Tracer, message: M
+    ) -> AbstractContextManager[tracing.Processing]:
+        known = received(self._key(message), message=message)
+        return processing(tracer, [known], self._consumer)
 
     def _repeat(self, session: Session, message: M) -> None:
         id = self._key(message)

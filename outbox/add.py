@@ -32,8 +32,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.orm import registry as orm_registry
 from typing_extensions import override
 
+from outbox import tracing
 from outbox.array_literal import bytes_array, moment_array, plain_array, text_array
-from outbox.causation import cause_of, caused
 from outbox.errors import InvalidMessageError, NotASessionError, shorten
 from outbox.lane import lane_of
 from outbox.limits import Limits, check_reserved
@@ -48,6 +48,7 @@ from outbox.session import (
     is_async_sessionmaker,
     refuse_autocommit,
 )
+from outbox.tracing import cause_of, caused
 from outbox.unsent import Waiting, watch
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -103,7 +104,8 @@ def add(
     here, so there is nothing to await: the rows leave with the next flush, at the
     latest with the commit. With `Session(binds=…)`, bind `outbox.schema.metadata`'s
     tables too. As thread-safe as the session, that is, not at all. In the transaction
-    of a receipt, the messages carry the id of what is handled as `causation-id`.
+    of a receipt, the messages carry the id of what is handled as `causation-id`. Where
+    the process is traced, they carry the trace context as `traceparent`.
     A session that is closed or collected before it was flushed, without a rollback or
     an exception, loses its messages: that is logged, and an `UnsentMessagesWarning`.
 
@@ -188,12 +190,26 @@ def _checked(
         limits.check(message)
         check_reserved(message.headers)
         registry.check(message)
-    if codec is None:
-        return messages
-    stored = tuple(encoded(message, codec) for message in messages)
-    for message in stored:
-        limits.check(message)
-    return stored
+    if codec is not None:
+        messages = tuple(encoded(message, codec) for message in messages)
+        for message in messages:
+            limits.check(message)
+    if tracing.tracer is not None:
+        messages = _traced(tracing.tracer, messages, limits)
+    return messages
+
+
+def _traced(
+    tracer: tracing.Tracer, messages: tuple[Message, ...], limits: Limits
+) -> tuple[Message, ...]:
+    traced = list(tracer.create(messages))
+    for i, message in enumerate(messages):
+        try:
+            limits.check(traced[i])
+        except InvalidMessageError:
+            # There is no room for one header more.
+            traced[i] = message
+    return tuple(traced)
 
 
 def sync_session(session: object) -> Session:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Final, TypeAlias
 
+from outbox import tracing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -32,6 +34,10 @@ class Event:
     advice: ClassVar[str | None] = None
     """What an operator should do. A log shows it as `remedy`, at WARNING. An event
     whose remedy depends on the case has a field of that name instead."""
+
+    settles: ClassVar[str | None] = None
+    """How it settled a message, such as `"retry"`: a trace shows it under this name.
+    Such an event has the fields `id`, `topic`, `reason` and `traceparent`."""
 
 
 MEASURE_INTERVAL: Final = 5.0
@@ -81,7 +87,7 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 class Observers:
-    """Passes each event to all observers."""
+    """Passes each event to all observers, and to the traces if there are any."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = tuple(observers)
@@ -90,3 +96,5 @@ class Observers:
         """Call the observers in order."""
         for observer in self._observers:
             observer(event)
+        if tracing.tracer is not None:
+            tracing.tracer.observe(event)

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from outbox.causation import HEADER as CAUSE
 from outbox.duration import exact_duration, write_duration
 from outbox.errors import ConfigError, InvalidMessageError
 from outbox.lane import Priority
 from outbox.message import Message
 from outbox.message_id import is_uuid7
+from outbox.tracing import CAUSE
 
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048

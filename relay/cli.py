@@ -190,7 +190,7 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
         database_url(options.database),
         _make_publisher(broker),
         config,
-        observers=[notify, health, counts],
+        observers=[*observers, health, counts],
         name=broker.partition(":")[0],
     )
     background = [Activity(counts, watching.log_interval, notify).run]

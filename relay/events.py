@@ -177,6 +177,7 @@ class StaleBatchDropped(Event):
 class KeyBlocked(Event):
     """A message was nacked; later messages of its key wait until it is retried."""
 
+    settles = "retry"
     about = ("topic", "reason")
     id: UUID
     topic: str
@@ -190,6 +191,7 @@ class KeyBlocked(Event):
 class MessageDelayed(Event):
     """A message without a key was nacked and will be retried; no other one waits."""
 
+    settles = "retry"
     about = ("topic", "reason")
     id: UUID
     topic: str
@@ -203,6 +205,7 @@ class MessageDeadLettered(Event):
     """A message was moved to the dead letters."""
 
     level = logging.WARNING
+    settles = "dead_letter"
     about = ("topic", "reason")
     advice = "fix the cause, then run pillarbox dead-letters retry --side outbox"
     id: UUID

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
+from outbox import tracing
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError, one_line
 from outbox.events import Event
 from outbox.message import Message
@@ -115,6 +116,18 @@ def _waves(rows: Sequence[Claimed], *, strict: bool) -> Iterator[Sequence[int]]:
 
 
 async def _publish(
+    messages: Sequence[Message], publisher: Publisher, config: RelayConfig
+) -> Sequence[Confirmation]:
+    if tracing.tracer is None:
+        return await _confirmed(messages, publisher, config)
+    with tracing.tracer.send(messages, tracing.system_of(publisher)) as sending:
+        answers = await _confirmed(sending.messages, publisher, config)
+        if refusals := [a.reason for a in answers if isinstance(a, Nacked)]:
+            sending.refused(refusals)
+        return answers
+
+
+async def _confirmed(
     messages: Sequence[Message], publisher: Publisher, config: RelayConfig
 ) -> Sequence[Confirmation]:
     try:

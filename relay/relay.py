@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
+from outbox import tracing
 from outbox.errors import ConfigError
 from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
@@ -157,6 +158,8 @@ class Relay:
             raise
 
     async def _run(self) -> None:
+        if tracing.tracer is not None:
+            tracing.tracer.receive(tracing.system_of(self._publisher))
         await self._check()
         async with self._publisher:
             self._notify(RelayStarted(publisher=self._name))

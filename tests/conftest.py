@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.fixtures.redis",
     "tests.fixtures.refusals",
     "tests.fixtures.site",
+    "tests.fixtures.spans",
     "tests.fixtures.webhook",
     "tests.fixtures.sqs",
     "tests.fixtures.doctor",

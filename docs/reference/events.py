@@ -29,9 +29,9 @@ _INTRODUCTION: Final = """\
 <!-- Written by `make reference` from the code. -->
 
 Everything that happens in a relay or a consumer is an event: a typed value that
-observers receive. Logs and metrics are observers; `Relay(…, observers=[…])` and
-`Consumer.observe` take yours. An event is named in the past, and a log shows neither
-payloads nor values of rows.
+observers receive. Logs and metrics are observers, [traces](../tracing.md) show some
+events; `Relay(…, observers=[…])` and `Consumer.observe` take yours. An event is named
+in the past, and a log shows neither payloads nor values of rows.
 
 [Logs](../monitoring.md#logs) show an event as its name and its fields. Its level says
 who needs it:
@@ -89,6 +89,8 @@ def _section(event: type[Event]) -> str:
     said.append(f"{meaning}\n")
     if event.advice is not None:
         said.append(f"Remedy: {event.advice}.\n")
+    if event.settles is not None:
+        said.append(f"[Traced](../tracing.md) as the span `{event.settles} TOPIC`.\n")
     shown = [it.name for it in fields(event) if it.repr]
     if shown:
         said.append("| field | type | |\n|---|---|---|")

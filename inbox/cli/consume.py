@@ -127,11 +127,10 @@ def _run(
 
         observers += [metrics, ConsumerMetrics(metrics.registry, metrics.topics)]
     notify = Observers(observers).notify
-    consumer.observe(notify)
-    consumer.observe(health)
-    consumer.observe(blocked)
     counts = ConsumerCounts(consumer.name)
-    consumer.observe(counts)
+    everybody: list[Observer] = [*observers, health, blocked, counts]
+    for observer in everybody:
+        consumer.observe(observer)
     background: list[Background] = [Activity(counts, watching.log_interval, notify).run]
     if schedule is not None:
         background.append(scheduler_of(consumer, schedule, notify).run)

@@ -31,8 +31,10 @@ from typing_extensions import override
 
 from inbox.errors import InvalidReceiptError
 from inbox.idempotent import record_receipt_async
+from inbox.processing import processing, received
 from inbox.receipt import MessageId, check_text
 from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle, lent, limit_idle
+from outbox import tracing
 from outbox.cloudevents.fields import PAYLOAD, from_fields
 from outbox.cloudevents.headers import to_headers
 from outbox.errors import InvalidMessageError
@@ -85,6 +87,24 @@ def _broker_of(message: StreamMessage[Any]) -> str:
         if package == "faststream":
             return rest.partition(".")[0]
     return ""
+
+
+def _system_of(message: StreamMessage[Any]) -> str:
+    broker = _broker_of(message)
+    return {"confluent": "kafka", "rabbit": "rabbitmq"}.get(broker, broker)
+
+
+def _topic_of(message: StreamMessage[Any]) -> str | None:
+    headers = _text_headers(message)
+    prefixes = _PREFIXES.get(_broker_of(message), _ANY)
+    return next((headers[f"{p}type"] for p in prefixes if f"{p}type" in headers), None)
+
+
+def _text_headers(message: StreamMessage[Any]) -> dict[str, str]:
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        for name, value in (message.headers or {}).items()
+    }
 
 
 def unfold(message: StreamMessage[Any]) -> None:
@@ -189,6 +209,22 @@ class _Once(BaseMiddleware[Any, Any]):
             return await call_next(msg)
         unfold(msg)
         id = self._key(msg)
+        if tracing.tracer is None:
+            return await self._handle(call_next, msg, id)
+        system = _system_of(msg)
+        known = received(id, topic=_topic_of(msg), headers=_text_headers(msg))
+        with processing(tracing.tracer, [known], self._consumer, system=system) as span:
+            result = await self._handle(call_next, msg, id)
+            if self._is_duplicate:
+                span.skipped()
+        return result
+
+    async def _handle(
+        self,
+        call_next: Callable[[Any], Awaitable[Any]],
+        msg: StreamMessage[Any],
+        id: MessageId,
+    ) -> Any:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             if not await record_receipt_async(session, id, self._consumer):

@@ -16,8 +16,10 @@ from inbox.handlers.signature import is_async
 from inbox.idempotent import is_idempotent, record_receipt_async
 from inbox.jobs.job import AsyncJob
 from inbox.jobs.store import JobKey, Leased
+from inbox.processing import processing
 from inbox.receipt import record_receipts
 from inbox.transaction import hold, lent, limit_idle
+from outbox import tracing
 from outbox.errors import (
     AutocommitError,
     ConfigError,
@@ -55,6 +57,14 @@ class AsyncExecutor:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in the running task."""
+        if tracing.tracer is None:
+            return await self._handle(handler, message)
+        with processing(tracing.tracer, [message], self._consumer) as span:
+            if not (is_new := await self._handle(handler, message)):
+                span.skipped()
+        return is_new
+
+    async def _handle(self, handler: Handler, message: Message) -> bool:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
@@ -75,6 +85,16 @@ class AsyncExecutor:
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in the running task."""
+        if tracing.tracer is None:
+            return await self._handle_batch(handler, messages)
+        with processing(tracing.tracer, messages, self._consumer) as span:
+            if not (new := await self._handle_batch(handler, messages)):
+                span.skipped()
+        return new
+
+    async def _handle_batch(
+        self, handler: BatchHandler, messages: Sequence[Message]
+    ) -> set[UUID]:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:

@@ -18,8 +18,10 @@ from inbox.handlers.signature import is_async, refuse_awaitable
 from inbox.idempotent import is_idempotent
 from inbox.jobs.job import Job
 from inbox.jobs.store import JobKey, Leased
+from inbox.processing import processing
 from inbox.receipt import record_receipt, record_receipts
 from inbox.transaction import hold, lent, limit_idle
+from outbox import tracing
 from outbox.errors import (
     AutocommitError,
     ConfigError,
@@ -65,16 +67,27 @@ class ThreadExecutor:
 
     async def handle(self, handler: Handler, message: Message) -> bool:
         """Run the handler in a thread."""
-        return cast("bool", await self._handlers.run(self._handle, handler, message))
+        run = self._handlers.run
+        if tracing.tracer is None:
+            return cast("bool", await run(self._handle, handler, message))
+        with processing(tracing.tracer, [message], self._consumer) as span:
+            is_new = cast("bool", await run(self._handle, handler, message))
+            if not is_new:
+                span.skipped()
+        return is_new
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]
     ) -> set[UUID]:
         """Run the handler in a thread."""
-        return cast(
-            "set[UUID]",
-            await self._handlers.run(self._handle_batch, handler, messages),
-        )
+        run = self._handlers.run
+        if tracing.tracer is None:
+            return cast("set[UUID]", await run(self._handle_batch, handler, messages))
+        with processing(tracing.tracer, messages, self._consumer) as span:
+            new = cast("set[UUID]", await run(self._handle_batch, handler, messages))
+            if not new:
+                span.skipped()
+        return new
 
     async def execute(self, statement: Executable, values: dict[str, Any]) -> None:
         """Execute in a thread."""

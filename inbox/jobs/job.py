@@ -26,8 +26,8 @@ from inbox.jobs.store import (
 )
 from inbox.receipt import record_receipt
 from inbox.transaction import hold, lent, limit_idle, limit_idle_now
-from outbox.causation import note_cause
 from outbox.message import Message
+from outbox.tracing import note_cause
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker

@@ -35,7 +35,9 @@ from inbox.jobs.store import (
     queue_job,
     take_job,
 )
+from inbox.processing import processing
 from inbox.receipt import check_id, has_receipt, refusal
+from outbox import tracing
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.gather import end
@@ -165,9 +167,16 @@ class JobRunner:
                 except Exception as error:  # noqa: BLE001 (upcasters are the user's)
                     await self._fail(long, lease, attempts, error)
                 job = self._executor.job(key, leased, message)
-                ended = await call_until_end(
+                calling = call_until_end(
                     self._executor, long.handler, job, lease, long.terms, stopping
                 )
+                if tracing.tracer is None:
+                    ended = await calling
+                else:
+                    with processing(tracing.tracer, [message], self._consumer) as span:
+                        ended = await calling
+                        if ended.error is not None:
+                            span.failed(ended.error)
                 await self._settle(long, job, lease, attempts, ended)
                 return True
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from inbox.dead_letters.write import DeadLetterWriter, Stacktraces
 from inbox.errors import (
@@ -40,11 +40,13 @@ from inbox.handlers.sessions import (
 )
 from inbox.handlers.signature import Takes, check_signature
 from inbox.handlers.upcasting import check_content
+from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
 from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle
 from inbox.webhook.events import WebhookFailed, WebhookRefused
 from inbox.webhook.request import Receive, Refused, Scope, Send, read_request
 from inbox.webhook.verifier import InvalidSignatureError, Verifier
+from outbox import tracing
 from outbox.errors import (
     ConfigError,
     DatabaseUnavailableError,
@@ -56,6 +58,8 @@ from outbox.events import Observer, Observers
 from outbox.message import Message
 
 __all__ = ["WebhookApp", "webhook_app"]
+
+_SYSTEM: Final = "http"
 
 Handlers: TypeAlias = Handler | Mapping[str, Handler]
 
@@ -239,7 +243,7 @@ class WebhookApp:
         started = time.monotonic()
         try:
             check_content(message)
-            is_new = await self._executor.handle(handler, message)
+            is_new = await self._call(handler, message)
         except RetryLater as decision:
             seconds = math.ceil(decision.delay.total_seconds())
             return self._fail(
@@ -262,6 +266,13 @@ class WebhookApp:
         else:
             self._notify(DuplicateSkipped(**about))
         return _Answer(204)
+
+    async def _call(self, handler: Handler, message: Message) -> bool:
+        if tracing.tracer is None:
+            return await self._executor.handle(handler, message)
+        tracer, about = tracing.tracer, [message]
+        with processing(tracer, about, self._name, system=_SYSTEM):
+            return await self._executor.handle(handler, message)
 
     async def _report_ended_transaction(
         self, message: Message, error: TransactionEndedError

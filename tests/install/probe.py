@@ -63,6 +63,7 @@ MODULES = {
         "outbox.brokers.nats.client",
         "relay.publishers.nats",
     ),
+    "otel": ("outbox.observability.opentelemetry",),
     "pydantic": ("outbox.validators.pydantic",),
     "rabbitmq": (
         "inbox.sources.rabbitmq",

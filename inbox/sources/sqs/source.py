@@ -56,6 +56,8 @@ class SqsSource:
         ConfigError: the names of the queues can't be made of this.
     """
 
+    messaging_system: Final = "aws_sqs"
+
     def __init__(
         self,
         settings: SqsSettings,

@@ -33,10 +33,14 @@ class SqsPublisher:
 
     Args:
         settings: what a URL says.
+
+    Attributes:
+        messaging_system: its name in traces.
     """
 
     def __init__(self, settings: SqsSettings) -> None:
         options = settings.options
+        self.messaging_system = {"sqs": "aws_sqs", "sns": "aws.sns"}[settings.service]
         self._settings = settings
         self._strict = options.strict
         self._max_payload_bytes = options.max_payload_bytes

@@ -28,9 +28,10 @@ from typing_extensions import override
 from examples.frameworks.billing import invoice
 from inbox import InvalidReceiptError
 from inbox.frameworks.faststream import Idempotent, event_id, unfold
-from outbox import ConfigError, Message, uuid7
+from outbox import ConfigError, Message, add, uuid7
 from outbox.cloudevents.headers import from_headers
 from outbox.testing.nats import NatsServer
+from outbox.testing.samples import TRACEPARENT
 from relay.publishers.redis import RedisPublisher
 from tests.fixtures.consumers import async_sessions_of
 from tests.fixtures.endings import (
@@ -41,11 +42,12 @@ from tests.fixtures.endings import (
     make_effects,
     receipts,
 )
+from tests.fixtures.spans import Spans, attributes_of, context_of, parent_of
 
 
-async def ask(broker: NatsBroker, id: UUID, order: dict[str, int]) -> None:
+async def ask(broker: NatsBroker, id: UUID, order: dict[str, int], **more: str) -> None:
     """Publish, and return when the subscriber has settled it."""
-    headers = {"ce-id": str(id), "content-type": "application/json"}
+    headers = {"ce-id": str(id), "content-type": "application/json", **more}
     await broker.request(
         json.dumps(order), "orders.placed", headers=headers, timeout=60
     )
@@ -82,6 +84,38 @@ async def test_the_result_of_a_duplicate_is_not_published(
             async with asyncio.timeout(60):
                 await done.wait()
     assert billed == ["billed 1", "billed 2"]
+
+
+async def test_a_handler_has_a_span_in_the_trace_of_its_message(
+    url: str, shared_nats: NatsServer, spans: Spans
+) -> None:
+    id = uuid7()
+    async with async_sessions_of(url) as sessions:
+        middleware = Idempotent(sessions, consumer="billing")
+        broker = NatsBroker(shared_nats.url, middlewares=[middleware])
+
+        @broker.subscriber("orders.placed")
+        async def bill(
+            order: dict[str, int], session: Annotated[AsyncSession, Context("session")]
+        ) -> None:
+            add(session, Message("bills", order))
+
+        async with broker:
+            await broker.start()
+            for _ in range(2):
+                await ask(
+                    broker,
+                    id,
+                    {"order_id": 1},
+                    **{"ce-type": "orders.placed", "traceparent": TRACEPARENT},
+                )
+    handled, skipped = spans.named("process orders.placed")
+    assert f"{context_of(handled).trace_id:032x}" in TRACEPARENT
+    assert parent_of(spans.one("create bills")) == context_of(handled).span_id
+    about = attributes_of(handled)
+    assert about["messaging.system"] == "nats"
+    assert about["messaging.message.id"] == str(id)
+    assert attributes_of(skipped)["pillarbox.outcome"] == "duplicate"
 
 
 @pytest.mark.parametrize(

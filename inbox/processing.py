@@ -1,0 +1,43 @@
+"""The span of a call of a handler, for processes that are traced."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import Final
+
+from inbox.errors import RetryLater
+from inbox.receipt import ForeignId, MessageId
+from outbox.message import Message
+from outbox.tracing import Processing, Received, Traced, Tracer
+
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def processing(
+    tracer: Tracer,
+    messages: Sequence[Traced],
+    consumer: str,
+    *,
+    system: str | None = None,
+) -> AbstractContextManager[Processing]:
+    """Cover the handling of messages with a span, which is the current one.
+
+    If the same messages are being handled already, there is no further span. Never
+    raises anything of its own.
+    """
+    return tracer.process(messages, consumer, system=system, decisions=(RetryLater,))
+
+
+def received(
+    id: MessageId,
+    *,
+    message: object = None,
+    topic: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Traced:
+    """Say what is known of a message; `message` may be one of ours."""
+    if isinstance(message, Message):
+        return message
+    return Received(
+        id.id if isinstance(id, ForeignId) else id, topic, headers or _NO_HEADERS
+    )

@@ -1,0 +1,517 @@
+"""Traces by OpenTelemetry, from `add` to the handler; needs the extra `otel`.
+
+    create orders.placed             outbox.add, in the caller's trace
+    ├── send orders.placed           the relay; a batch is linked with its traces
+    ├── retry, dead_letter, …        what became of it otherwise
+    └── process orders.placed        the handler
+        └── create orders.billed     what it adds
+
+`instrument()` turns it on in a process, or `opentelemetry-instrument` does, in front of
+any command. Names and attributes are those of OpenTelemetry's semantic conventions of
+messaging. Only its API is needed here; without an SDK nothing is recorded.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, Token
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias, get_args
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TracerProvider,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from outbox import tracing
+from outbox.errors import ConfigError, one_line
+from outbox.events import Event
+from outbox.message import Message
+from outbox.tracing import CAUSE, TRACEPARENT, Traced
+
+ProcessParent: TypeAlias = Literal["auto", "producer", "ambient"]
+Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
+
+PROCESS_PARENT: Final = "PILLARBOX_TRACE_PROCESS_PARENT"
+"""The environment variable that `opentelemetry-instrument` reads."""
+
+_logger: Final = logging.getLogger("pillarbox")
+_OWN_SYSTEM: Final = "pillarbox"
+_POSTPONE: Final = "postpone"  # as the handler asked
+_CONVERSATION: Final = "correlation-id"
+# The SDK keeps that many links of a span, unless it is told otherwise.
+_MAX_LINKS: Final = 128
+# A larger one may be near the limit of its broker, which counts headers.
+_MAX_INJECTED_BYTES: Final = 64 * 1024
+_TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
+
+_system: Final[ContextVar[str]] = ContextVar("pillarbox_system", default=_OWN_SYSTEM)
+_processing: Final[ContextVar["_Processing | None"]] = ContextVar(
+    "pillarbox_processing", default=None
+)
+
+
+def instrument(
+    *,
+    tracer_provider: TracerProvider | None = None,
+    process_parent: ProcessParent = "auto",
+    create_spans: bool = True,
+    attributes: Describe | None = None,
+) -> "Tracing":
+    """Trace every message that this process adds, publishes or handles from now on.
+
+    Call it once, when the process starts. A second call replaces the first one's
+    settings. It also returns what `outbox.tracing.tracer` now is.
+
+    Args:
+        tracer_provider: by default the one that OpenTelemetry's SDK was set up with,
+            also if that happens later.
+        process_parent: what the span of a handler is a child of. `"auto"`: the span
+            that is current, such as that of a web framework, or else the context in
+            which the message was added. `"producer"`: always the latter. `"ambient"`:
+            the span that is current, or else a trace of its own. In each case it is
+            linked with the context in which the message was added.
+        create_spans: with False, `add` makes no span, and messages carry the context of
+            the caller's.
+        attributes: returns more attributes of a message's spans. By default they show
+            neither its key nor its tenant, and never its payload.
+
+    Raises:
+        ConfigError: `process_parent` is unknown.
+    """
+    tracing.tracer = made = Tracing(
+        tracer_provider, process_parent, create_spans, attributes
+    )
+    return made
+
+
+def uninstrument() -> None:
+    """Trace no message from now on."""
+    tracing.tracer = None
+
+
+class Instrumentor:
+    """What `opentelemetry-instrument` calls in every process that it starts."""
+
+    def instrument(self, **options: Any) -> None:
+        """Call `instrument`, with PILLARBOX_TRACE_PROCESS_PARENT."""
+        chosen: Any = os.environ.get(PROCESS_PARENT) or "auto"
+        try:
+            instrument(
+                tracer_provider=options.get("tracer_provider"), process_parent=chosen
+            )
+        except ConfigError as error:
+            # The application has nothing to do with it, and is to start.
+            _logger.warning("%s: %s; messages are not traced", PROCESS_PARENT, error)
+
+    def uninstrument(self, **_: Any) -> None:
+        """Call `uninstrument`."""
+        uninstrument()
+
+
+class Tracing:
+    """The `outbox.tracing.Tracer` that `instrument` makes."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None,
+        process_parent: ProcessParent,
+        create_spans: bool,
+        attributes: Describe | None,
+    ) -> None:
+        if process_parent not in get_args(ProcessParent):
+            known = ", ".join(get_args(ProcessParent))
+            raise ConfigError(f"process_parent={process_parent!r}: use one of {known}")
+        self.process_parent = process_parent
+        self._tracer = trace.get_tracer(
+            "pillarbox", version("pillarbox"), tracer_provider
+        )
+        self._create_spans = create_spans
+        self._describe = attributes
+        self._has_failed = False
+
+    def create(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return the messages, each with the context of its own span.
+
+        A message that has a `traceparent` is left as it is, and has no span.
+        """
+        try:
+            return tuple(map(self._create, messages))
+        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
+            self.fail(error)
+            return messages
+
+    def _create(self, message: Message) -> Message:
+        if TRACEPARENT in message.headers:
+            return message
+        span = None
+        context = None
+        if self._create_spans:
+            span = self.start(
+                "create", "create", SpanKind.PRODUCER, [message], system=_OWN_SYSTEM
+            )
+            context = trace.set_span_in_context(span)
+        headers = dict(message.headers)
+        _TRACE_CONTEXT.inject(headers, context)
+        if span is not None:
+            span.end()
+        if TRACEPARENT not in headers:
+            return message
+        return message.replace(headers=headers)
+
+    def send(self, messages: Sequence[Message], system: str) -> "_Sending":
+        """Cover the publishing of a batch."""
+        return _Sending(self, messages, system)
+
+    def process(
+        self,
+        messages: Sequence[Traced],
+        consumer: str,
+        *,
+        system: str | None = None,
+        decisions: tuple[type[BaseException], ...] = (),
+    ) -> "_Processing":
+        """Cover the handling of messages."""
+        return _Processing(self, messages, consumer, system, decisions)
+
+    def receive(self, system: str) -> None:
+        """Note the broker, and leave the span in which the consumer was started."""
+        try:
+            _system.set(system)
+            otel_context.attach(Context())
+        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
+            self.fail(error)
+
+    def observe(self, event: Event) -> None:
+        """Make the span of an event that settles a message."""
+        if event.settles is None:
+            return
+        try:
+            self._settle(event, event.settles)
+        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
+            self.fail(error)
+
+    def _settle(self, event: Any, operation: str) -> None:
+        headers = {} if event.traceparent is None else {TRACEPARENT: event.traceparent}
+        about = tracing.Received(event.id, event.topic, headers)
+        origin = context_of(about)
+        more: dict[str, AttributeValue] = {}
+        if (consumer := getattr(event, "consumer", None)) is not None:
+            more["messaging.consumer.group.name"] = consumer
+        if (attempts := getattr(event, "attempts", None)) is not None:
+            more["pillarbox.attempts"] = attempts
+        if (delay := getattr(event, "seconds_until_retry", None)) is not None:
+            more["pillarbox.retry_delay"] = delay
+        span = self.start(
+            operation,
+            "settle",
+            SpanKind.CLIENT,
+            [about],
+            context=None if origin is None else parent_of(origin),
+            links=[] if origin is None else [Link(origin)],
+            attributes=more,
+        )
+        if operation != _POSTPONE:
+            span.set_status(Status(StatusCode.ERROR, event.reason))
+        span.end()
+
+    def start(
+        self,
+        operation: str,
+        kind_of_operation: str,
+        kind: SpanKind,
+        messages: Sequence[Traced],
+        *,
+        system: str | None = None,
+        context: Context | None = None,
+        links: Sequence[Link] = (),
+        attributes: Mapping[str, AttributeValue] | None = None,
+    ) -> Span:
+        """Start a span, named by the conventions."""
+        topics = {message.topic for message in messages}
+        topic = topics.pop() if len(topics) == 1 else None
+        said: dict[str, AttributeValue] = {
+            "messaging.system": system or _system.get(),
+            "messaging.operation.name": operation,
+            "messaging.operation.type": kind_of_operation,
+        }
+        if topic:
+            said["messaging.destination.name"] = topic
+        if len(messages) == 1:
+            said |= self._about(messages[0])
+        else:
+            said["messaging.batch.message_count"] = len(messages)
+        return self._tracer.start_span(
+            f"{operation} {topic}" if topic else operation,
+            context,
+            kind,
+            said if attributes is None else {**said, **attributes},
+            links,
+        )
+
+    def _about(self, message: Traced) -> dict[str, AttributeValue]:
+        said: dict[str, AttributeValue] = {"messaging.message.id": str(message.id)}
+        headers = message.headers
+        if headers:
+            if _CONVERSATION in headers:
+                said["messaging.message.conversation_id"] = headers[_CONVERSATION]
+            if CAUSE in headers:
+                said["pillarbox.causation_id"] = headers[CAUSE]
+        if self._describe is not None and isinstance(message, Message):
+            said |= self._describe(message)
+        return said
+
+    def fail(self, error: Exception) -> None:
+        """Report the first failure of tracing; nothing else comes of any."""
+        if not self._has_failed:
+            self._has_failed = True
+            _logger.warning(
+                "tracing failed, and may go on failing without another warning: %s; "
+                "messages are not affected",
+                one_line(error),
+            )
+
+
+class _Sending:
+    """The spans of one call of a publisher: one for as many links as a span may have.
+
+    The context of the first one is current. If all messages belong to one trace, so
+    does their span.
+    """
+
+    def __init__(
+        self, tracing: Tracing, messages: Sequence[Message], system: str
+    ) -> None:
+        self.messages = messages
+        self._tracing = tracing
+        self._system = system
+        self._spans: list[Span] = []
+        self._token: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(error)
+        return self
+
+    def _start(self) -> None:
+        origins = [context_of(message) for message in self.messages]
+        sampled = sum(o is not None and o.trace_flags.sampled for o in origins)
+        size = len(origins) if sampled <= _MAX_LINKS else _MAX_LINKS
+        published: list[Message] = []
+        for start in range(0, len(origins), size):
+            part = self.messages[start : start + size]
+            span = self._start_one(part, origins[start : start + size])
+            published += _injected(part, span)
+            self._spans.append(span)
+        self.messages = published
+        current = trace.set_span_in_context(self._spans[0])
+        self._token = otel_context.attach(current)
+
+    def _start_one(
+        self, messages: Sequence[Message], origins: Sequence[SpanContext | None]
+    ) -> Span:
+        known = [origin for origin in origins if origin is not None]
+        is_one_trace = len({origin.trace_id for origin in known}) == 1
+        return self._tracing.start(
+            "send",
+            "send",
+            SpanKind.CLIENT if len(known) == len(messages) else SpanKind.PRODUCER,
+            messages,
+            system=self._system,
+            context=parent_of(known[0])
+            if is_one_trace and len(known) == len(messages)
+            else None,
+            links=[Link(origin) for origin in known if origin.trace_flags.sampled],
+        )
+
+    def refused(self, reasons: Sequence[str]) -> None:
+        """Say how many messages the broker refused; each has a span of its own."""
+        try:
+            for span in self._spans:
+                span.set_attribute("pillarbox.refused", len(reasons))
+                if len(self.messages) == 1:
+                    fail(span, "refused", reasons[0])
+        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(error)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        try:
+            if self._token is not None:
+                otel_context.detach(self._token)
+            for span in self._spans:
+                if isinstance(error, Exception):
+                    fail(span, name_of(error), one_line(error))
+                span.end()
+        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(failure)
+
+
+class _Processing:
+    """The span of one call of a handler."""
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        messages: Sequence[Traced],
+        consumer: str,
+        system: str | None,
+        decisions: tuple[type[BaseException], ...],
+    ) -> None:
+        self._tracing = tracing
+        self._messages = messages
+        self._consumer = consumer
+        self._system = system
+        self._decisions = decisions
+        self._outcome = "handled"
+        self._span: Span | None = None
+        self._context: Any = None
+        self._ids: frozenset[str] = frozenset()
+        self._outer: _Processing | None = None
+        self._token: Token[_Processing | None] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._ids = frozenset(str(message.id) for message in self._messages)
+            outer = _processing.get()
+            if outer is not None and self._ids <= outer._ids:
+                self._outer = outer
+            else:
+                self._start()
+        except Exception as error:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(error)
+        return self
+
+    def _start(self) -> None:
+        ambient = trace.get_current_span().get_span_context()
+        origins = [context_of(message) for message in self._messages]
+        known = [origin for origin in origins if origin is not None]
+        links = [Link(origin) for origin in known]
+        chosen = self._tracing.process_parent
+        parent = None  # the current context
+        if (
+            len(self._messages) == 1
+            and known
+            and (chosen == "producer" or (chosen == "auto" and not ambient.is_valid))
+        ):
+            parent = parent_of(known[0], otel_context.get_current())
+            if ambient.is_valid:
+                links.append(Link(ambient))
+        self._span = self._tracing.start(
+            "process",
+            "process",
+            SpanKind.CONSUMER,
+            self._messages,
+            system=self._system,
+            context=parent,
+            links=links,
+            attributes={"messaging.consumer.group.name": self._consumer},
+        )
+        self._token = _processing.set(self)
+        self._context = otel_context.attach(trace.set_span_in_context(self._span))
+
+    def skipped(self) -> None:
+        """Say that the messages were duplicates."""
+        self._outcome = "duplicate"
+        if self._outer is not None:
+            self._outer.skipped()
+
+    def failed(self, error: BaseException) -> None:
+        """Say what the handler raised."""
+        try:
+            if self._span is None:
+                return
+            if isinstance(error, self._decisions):
+                self._outcome = "retry"
+            elif isinstance(error, Exception):
+                self._outcome = "failed"
+                # Its text may quote the payload; whoever retries reports a reason.
+                fail(self._span, name_of(error))
+            else:
+                self._outcome = "cancelled"
+        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(failure)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        if self._span is None:
+            return
+        if error is not None:
+            self.failed(error)
+        try:
+            if self._context is not None:
+                otel_context.detach(self._context)
+            if self._token is not None:
+                _processing.reset(self._token)
+        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(failure)
+        try:
+            self._span.set_attribute("pillarbox.outcome", self._outcome)
+            self._span.end()
+        except Exception as failure:  # noqa: BLE001 (no trace may cost a message)
+            self._tracing.fail(failure)
+
+
+def context_of(message: Traced) -> SpanContext | None:
+    """Read the context in which a message was added; None if there is none."""
+    if TRACEPARENT not in message.headers:
+        return None
+    found = _TRACE_CONTEXT.extract(message.headers, Context())
+    origin = trace.get_current_span(found).get_span_context()
+    return origin if origin.is_valid else None
+
+
+def parent_of(origin: SpanContext, context: Context | None = None) -> Context:
+    """Make a context whose spans are children of a message's."""
+    return trace.set_span_in_context(
+        trace.NonRecordingSpan(origin), Context() if context is None else context
+    )
+
+
+def fail(span: Span, kind: str, reason: str | None = None) -> None:
+    """Mark a span as failed."""
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR, reason))
+
+
+def name_of(error: BaseException) -> str:
+    """Name the class of an error, as `error.type` does."""
+    kind = type(error)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _injected(messages: Sequence[Message], span: Span) -> Sequence[Message]:
+    """Give the context of a span to messages that were added without one."""
+    if not span.is_recording():
+        return messages
+    carrier: dict[str, str] = {}
+    _TRACE_CONTEXT.inject(carrier, trace.set_span_in_context(span))
+    return [
+        message
+        if TRACEPARENT in message.headers or len(message.payload) > _MAX_INJECTED_BYTES
+        else message.replace(headers={**message.headers, **carrier})
+        for message in messages
+    ]

@@ -1,0 +1,143 @@
+"""What led to a message: the message that was handled, and the trace it belongs to.
+
+The inbox notes the cause when it records a receipt, and `add` writes it into a header
+of every message of the same transaction.
+
+`outbox.observability.opentelemetry.instrument` sets `tracer`. Whoever adds, publishes
+or handles a message looks at it, and does nothing more if it is None.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from uuid import UUID
+
+from sqlalchemy.orm import Session, SessionTransaction
+
+if TYPE_CHECKING:
+    from outbox.events import Event
+    from outbox.message import Message
+
+CAUSE: Final = "causation-id"
+TRACEPARENT: Final = "traceparent"
+_CAUSE: Final = "outbox.cause"
+
+
+def note_cause(session: Session, id: UUID) -> None:
+    """Note which message a session's transaction handles, until it ends."""
+    session.info[_CAUSE] = (_root(session), id)
+
+
+def cause_of(session: Session) -> UUID | None:
+    """Return the id of the message that a session's transaction handles, if noted."""
+    noted: tuple[Any, UUID] | None = session.info.get(_CAUSE)
+    if noted is None:
+        return None
+    if noted[0] is _root(session):
+        return noted[1]
+    del session.info[_CAUSE]
+    return None
+
+
+def caused(message: "Message", cause: UUID) -> "Message":
+    """Return the message with its cause in a header, unless it has one already."""
+    if CAUSE in message.headers:
+        return message
+    return message.replace(headers={**message.headers, CAUSE: str(cause)})
+
+
+def _root(session: Session) -> SessionTransaction | None:
+    return session.get_transaction()
+
+
+class Traced(Protocol):
+    """What a span is about: a message, or what is known of one."""
+
+    @property
+    def id(self) -> Any:
+        """Its id, of whatever type."""
+
+    @property
+    def topic(self) -> str | None:
+        """Its topic, if known."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers, with the trace context in which it was added."""
+
+
+class Received(NamedTuple):
+    """A message of which less is known than a `Message` says."""
+
+    id: Any
+    topic: str | None
+    headers: Mapping[str, str]
+
+
+class Sending(Protocol):
+    """The span of one call of a publisher."""
+
+    @property
+    def messages(self) -> Sequence["Message"]:
+        """The messages to publish, each with a trace context if it can have one."""
+
+    def refused(self, reasons: Sequence[str]) -> None:
+        """Note that the broker refused so many messages."""
+
+
+class Processing(Protocol):
+    """The span of one call of a handler."""
+
+    def skipped(self) -> None:
+        """Note that the messages were duplicates."""
+
+    def failed(self, error: BaseException) -> None:
+        """Note an error that doesn't leave the block."""
+
+
+class Tracer(Protocol):
+    """Makes the spans. No method raises anything of its own; safe in any thread."""
+
+    def create(self, messages: tuple["Message", ...]) -> tuple["Message", ...]:
+        """Return messages that are being added, each with a trace context."""
+
+    def send(
+        self, messages: Sequence["Message"], system: str
+    ) -> AbstractContextManager[Sending]:
+        """Cover the publishing of a batch to a broker."""
+
+    def process(
+        self,
+        messages: Sequence[Traced],
+        consumer: str,
+        *,
+        system: str | None = None,
+        decisions: tuple[type[BaseException], ...] = (),
+    ) -> AbstractContextManager[Processing]:
+        """Cover the handling of messages; their span is the current one.
+
+        Inside the block, handling the same messages makes no further span.
+
+        Args:
+            system: the broker, unless `receive` has named it.
+            decisions: exceptions that leave the block without an error.
+        """
+
+    def receive(self, system: str) -> None:
+        """Note where the current task has its messages from, and leave other traces."""
+
+    def observe(self, event: "Event") -> None:
+        """Make the span of an event that settles a message."""
+
+
+tracer: Tracer | None = None
+"""What makes the spans in this process; None if nothing does."""
+
+
+def system_of(adapter: object) -> str:
+    """Name the broker of a publisher or source, for `messaging.system`."""
+    named = getattr(adapter, "messaging_system", None)
+    if isinstance(named, str):
+        return named
+    name = type(adapter).__name__
+    return (name.removesuffix("Publisher").removesuffix("Source") or name).lower()

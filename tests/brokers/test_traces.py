@@ -1,0 +1,384 @@
+"""One trace leads from an HTTP request over any broker to what its handlers add."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import SpanKind
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from typing_extensions import override
+
+from inbox import Consumer
+from inbox.events import MessageHandled
+from inbox.source import Source
+from inbox.sources.kafka import KafkaSource
+from inbox.sources.memory import MemorySource
+from inbox.sources.nats import NatsSource
+from inbox.sources.postgres import PostgresSource
+from inbox.sources.rabbitmq import RabbitMQSource
+from inbox.sources.redis import RedisSource
+from inbox.sources.sqs import SqsSource
+from inbox.webhook import webhook_app
+from outbox import Message, add
+from outbox.brokers.sqs.connection import SqsSettings
+from outbox.testing.events import RecordedEvents
+from outbox.testing.kafka import KafkaCluster
+from outbox.testing.lifetime import free_port
+from outbox.testing.nats import NatsServer
+from outbox.testing.samples import TRACEPARENT
+from outbox.testing.sqs import SqsServer
+from relay.events import BatchSettled
+from relay.publisher import Confirmation, Publisher
+from relay.publishers.http import HttpPublisher
+from relay.publishers.kafka import KafkaPublisher
+from relay.publishers.memory import MemoryPublisher
+from relay.publishers.nats import NatsPublisher
+from relay.publishers.postgres import PostgresPublisher
+from relay.publishers.rabbitmq import RabbitMQPublisher
+from relay.publishers.redis import RedisPublisher
+from relay.publishers.sqs import SqsPublisher
+from tests.fixtures.consumers import async_sessions_of
+from tests.fixtures.consumers import running as consumer_running
+from tests.fixtures.http import SECRET, SECRET_ENV
+from tests.fixtures.rabbitmq import exchange_of
+from tests.fixtures.relay import insert
+from tests.fixtures.relay import running as relay_running
+from tests.fixtures.spans import Spans, attributes_of, context_of, parent_of
+from tests.fixtures.sqs import Aws, fresh
+from tests.fixtures.webhook import OPTIONS, served
+
+SOON: Final = timedelta(milliseconds=100)
+BROKERS: Final = (
+    "memory",
+    "postgres",
+    "redis",
+    "rabbitmq",
+    "nats",
+    "kafka",
+    "sqs",
+    "sns",
+    "http",
+)
+Handle = Callable[[AsyncSession, Message], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """From a publisher to handlers of two topics, over some broker.
+
+    Attributes:
+        receiving: runs the handler for the block, and yields its events.
+        system: the broker's name by the semantic conventions.
+    """
+
+    publisher: Callable[[], Publisher]
+    receiving: Callable[
+        [async_sessionmaker[AsyncSession], Handle],
+        AbstractAsyncContextManager[RecordedEvents],
+    ]
+    placed: str
+    billed: str
+    system: str
+    receives_as: str
+
+
+def way(
+    publisher: Callable[[], Publisher],
+    source: Callable[[str, Sequence[str]], Source],
+    system: str,
+    prefix: str = "",
+    receives_as: str | None = None,
+) -> Way:
+    """A way to a `Consumer`."""
+    placed, billed = f"{prefix}placed", f"{prefix}billed"
+    # Its groups and durables outlive the test.
+    name = f"billing-{uuid4().hex}" if prefix else "billing"
+
+    @asynccontextmanager
+    async def receiving(
+        sessions: async_sessionmaker[AsyncSession], handle: Handle
+    ) -> AsyncIterator[RecordedEvents]:
+        topics = (placed, billed)
+        consumer = Consumer(source(name, topics), sessions, name=name)
+        for topic in topics:
+            consumer.handles(topic)(handle)
+        async with consumer_running(consumer) as events:
+            yield events
+
+    return Way(
+        publisher=publisher,
+        receiving=receiving,
+        placed=placed,
+        billed=billed,
+        system=system,
+        receives_as=receives_as or system,
+    )
+
+
+class Passing(MemoryPublisher):
+    """Hands what it publishes to a source."""
+
+    def __init__(self, source: MemorySource) -> None:
+        super().__init__()
+        self._source = source
+
+    messaging_system = "memory"
+
+    @override
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
+        answers = await super().publish(batch)
+        self._source.add(*batch)
+        return answers
+
+
+@pytest.fixture
+def memory() -> Way:
+    source = MemorySource(poll_interval=SOON)
+    return way(lambda: Passing(source), lambda *_: source, "memory")
+
+
+@pytest.fixture
+def postgres(database_url: str) -> Way:
+    return way(
+        lambda: PostgresPublisher.from_url(database_url),
+        lambda name, topics: PostgresSource(
+            database_url, consumer=name, topics=topics, poll_interval=SOON
+        ),
+        "postgres",
+    )
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Way:
+    return way(
+        lambda: RedisPublisher.from_url(redis_url),
+        lambda name, topics: RedisSource(
+            redis_url, consumer=name, topics=topics, poll_interval=SOON
+        ),
+        "redis",
+    )
+
+
+@pytest.fixture
+def rabbitmq(rabbitmq_url: str) -> Way:
+    exchange = exchange_of(rabbitmq_url)
+    return way(
+        lambda: RabbitMQPublisher.from_url(rabbitmq_url),
+        lambda name, topics: RabbitMQSource(
+            rabbitmq_url.partition("?")[0],
+            consumer=name,
+            topics=topics,
+            exchange=exchange,
+            queue=exchange,
+            poll_interval=SOON,
+        ),
+        "rabbitmq",
+    )
+
+
+@pytest.fixture
+def nats(shared_nats: NatsServer, nats_topics: str) -> Way:
+    return way(
+        lambda: NatsPublisher.from_url(shared_nats.url),
+        lambda name, topics: NatsSource(
+            shared_nats.url, consumer=name, topics=topics, poll_interval=SOON
+        ),
+        "nats",
+        f"{nats_topics}.",
+    )
+
+
+@pytest.fixture
+def kafka(shared_kafka: KafkaCluster) -> Way:
+    prefix = f"{fresh()}."
+    for topic in ("placed", "billed"):
+        shared_kafka.create_topic(f"{prefix}{topic}", partitions=1)
+    return way(
+        lambda: KafkaPublisher.from_url(shared_kafka.url),
+        lambda name, topics: KafkaSource(
+            shared_kafka.url, consumer=name, topics=topics, poll_interval=SOON
+        ),
+        "kafka",
+        prefix,
+    )
+
+
+@pytest.fixture
+def sqs(shared_sqs: SqsServer, aws: Aws) -> Way:
+    """Straight into the consumer's queues."""
+    prefix = f"{fresh()}-"
+    for topic in ("placed", "billed"):
+        asyncio.run(aws.create_queue(f"{prefix}{topic}.fifo"))
+    return sqs_way(shared_sqs.url("sqs") + "&queue={topic}", prefix, "aws_sqs")
+
+
+@pytest.fixture
+def sns(shared_sqs: SqsServer, aws: Aws) -> Way:
+    """By topics of SNS, which fill the consumer's queues."""
+    prefix = f"{fresh()}-"
+    for topic in ("placed", "billed"):
+        name = f"{prefix}{topic}.fifo"
+        asyncio.run(aws.subscribe(name, f"one-{name}"))
+    return sqs_way(shared_sqs.url("sns"), prefix, "aws.sns")
+
+
+def sqs_way(url: str, prefix: str, system: str) -> Way:
+    url = f"{url}&fifo=true&wait=0s"
+    return way(
+        lambda: SqsPublisher.from_url(url),
+        lambda name, topics: SqsSource(
+            SqsSettings.from_url(url),
+            consumer="one",
+            topics=topics,
+            poll_interval=SOON,
+        ),
+        system,
+        prefix,
+        receives_as="aws_sqs",
+    )
+
+
+@pytest.fixture
+def http(monkeypatch: pytest.MonkeyPatch) -> Way:
+    monkeypatch.setenv(SECRET_ENV, SECRET)
+    port = free_port()
+
+    @asynccontextmanager
+    async def receiving(
+        sessions: async_sessionmaker[AsyncSession], handle: Handle
+    ) -> AsyncIterator[RecordedEvents]:
+        events = RecordedEvents()
+        app = webhook_app(
+            handle, sessions, name="billing", secrets=[SECRET], observers=[events]
+        )
+        # As a server of its own, which starts outside of any span.
+        token = attach(Context())
+        async with served(app, port):
+            detach(token)
+            yield events
+
+    return Way(
+        publisher=lambda: HttpPublisher.from_url(f"http://127.0.0.1:{port}/{OPTIONS}"),
+        receiving=receiving,
+        placed="placed",
+        billed="billed",
+        system="http",
+        receives_as="http",
+    )
+
+
+@pytest.fixture
+def over(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.getfixturevalue(request.param)
+    return found
+
+
+def orders_app(
+    sessions: async_sessionmaker[AsyncSession], topic: str, spans: Spans
+) -> Starlette:
+    """An application as a user's, whose web framework makes a span of each request."""
+
+    async def place(request: Request) -> Response:
+        with spans.tracer.start_as_current_span("POST /orders", kind=SpanKind.SERVER):
+            async with sessions.begin() as session:
+                add(session, Message(topic, {"order": 1}, key="order-1"))
+        return Response(status_code=201)
+
+    return Starlette(routes=[Route("/orders", place, methods=["POST"])])
+
+
+@pytest.mark.parametrize("over", BROKERS, indirect=True)
+async def test_one_trace_leads_from_a_request_to_what_the_last_handler_does(
+    over: Way, database_url: str, spans: Spans
+) -> None:
+    handled: list[Message] = []
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        with spans.tracer.start_as_current_span(f"work on {message.topic}"):
+            handled.append(message)
+            if message.topic == over.placed:
+                add(session, Message(over.billed, {"invoice": 1}))
+
+    async with (
+        async_sessions_of(database_url) as sessions,
+        served(orders_app(sessions, over.placed, spans)) as url,
+        aiohttp.ClientSession() as client,
+    ):
+        # Whatever is current when the processes start is no part of any trace.
+        with spans.tracer.start_as_current_span("start"):
+            async with (
+                over.receiving(sessions, handle) as consuming,
+                relay_running(database_url, over.publisher()) as relaying,
+            ):
+                async with client.post(f"{url}/orders") as answer:
+                    assert answer.status == 201
+                await consuming.wait_for(MessageHandled, 2)
+                await relaying.events.wait_for(BatchSettled, 2)
+
+    request = spans.one("POST /orders")
+    placed = {
+        name: spans.one(f"{name} {over.placed}")
+        for name in ("create", "send", "process", "work on")
+    }
+    billed = {
+        name: spans.one(f"{name} {over.billed}")
+        for name in ("create", "send", "process", "work on")
+    }
+    family = [request, *placed.values(), *billed.values()]
+    assert len({context_of(span).trace_id for span in family}) == 1
+    assert len(spans.all()) == len(family) + 1, [span.name for span in spans.all()]
+
+    def id_of(span: Any) -> int:
+        return context_of(span).span_id
+
+    assert parent_of(placed["create"]) == id_of(request)
+    assert parent_of(placed["send"]) == id_of(placed["create"])
+    assert parent_of(placed["process"]) == id_of(placed["create"])
+    assert parent_of(placed["work on"]) == id_of(placed["process"])
+    assert parent_of(billed["create"]) == id_of(placed["work on"])
+    assert parent_of(billed["send"]) == id_of(billed["create"])
+    assert parent_of(billed["process"]) == id_of(billed["create"])
+    for sent, message in zip((placed, billed), handled, strict=True):
+        about = {name: attributes_of(sent[name]) for name in sent}
+        assert {a.get("messaging.message.id") for a in about.values()} == {
+            str(message.id),
+            None,  # the application's own
+        }
+        assert about["create"]["messaging.system"] == "pillarbox"
+        assert about["send"]["messaging.system"] == over.system
+        assert about["process"]["messaging.system"] == over.receives_as
+
+
+@pytest.mark.parametrize("over", BROKERS, indirect=True)
+async def test_a_context_survives_every_broker_unchanged_without_tracing(
+    over: Way, database_url: str
+) -> None:
+    arrived: list[Message] = []
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        arrived.append(message)
+
+    carried = {"traceparent": TRACEPARENT, "tracestate": "vendor=a:b,other=1"}
+    async with (
+        async_sessions_of(database_url) as sessions,
+        over.receiving(sessions, handle) as consuming,
+        relay_running(database_url, over.publisher()),
+    ):
+        await asyncio.to_thread(
+            insert, database_url, Message(over.placed, b"1", headers=carried)
+        )
+        (event,) = await consuming.wait_for(MessageHandled)
+    (message,) = arrived
+    assert message.headers == carried
+    assert event.traceparent == TRACEPARENT

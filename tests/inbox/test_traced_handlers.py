@@ -1,0 +1,454 @@
+"""Spans of handlers, however they are called, and of what becomes of their messages."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from inbox import Consumer, DeadLetter, ForeignId, RetryLater, guard, idempotent
+from inbox.events import (
+    DuplicateSkipped,
+    HandlerFailed,
+    MessageDeadLettered,
+    MessageHandled,
+    RetryRequested,
+)
+from inbox.jobs.job import AsyncJob
+from inbox.sources.memory import MemorySource
+from inbox.webhook import webhook_app
+from outbox import Message, add
+from outbox.dead_letters import Criteria
+from outbox.dead_letters.retry import Outcome, find
+from outbox.testing.samples import TRACEPARENT
+from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.http import SECRET
+from tests.fixtures.spans import (
+    Record,
+    Spans,
+    attributes_of,
+    context_of,
+    parent_of,
+    traceparent_of,
+)
+from tests.fixtures.webhook import post, request_of, served
+
+TRACE, PARENT = int(TRACEPARENT[3:35], 16), int(TRACEPARENT[36:52], 16)
+
+
+def message(payload: bytes = b"1", topic: str = "orders", **changes: Any) -> Message:
+    headers = {"traceparent": TRACEPARENT}
+    return Message(topic, payload, **({"headers": headers} | changes))
+
+
+def outcome(span: Any) -> str:
+    return str(attributes_of(span)["pillarbox.outcome"])
+
+
+async def accept(session: AsyncSession, message: Message) -> None:
+    """Handle it."""
+
+
+async def test_the_span_of_a_handler_continues_the_messages_trace(
+    database_url: str, spans: Spans
+) -> None:
+    one = message()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(one), sessions, name="billing")
+        consumer.handles("orders")(accept)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    span = spans.one("process orders")
+    assert span.kind is SpanKind.CONSUMER
+    assert (context_of(span).trace_id, parent_of(span)) == (TRACE, PARENT)
+    assert [link.context.span_id for link in span.links] == [PARENT]
+    assert attributes_of(span) == {
+        "messaging.system": "memory",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.consumer.group.name": "billing",
+        "messaging.message.id": str(one.id),
+        "pillarbox.outcome": "handled",
+    }
+    assert span.status.status_code is StatusCode.UNSET
+
+
+async def test_a_message_of_no_trace_begins_one(
+    database_url: str, spans: Spans
+) -> None:
+    malformed = message(headers={"traceparent": "00-none"})
+    async with async_sessions_of(database_url) as sessions:
+        source = MemorySource(Message("orders", b""), malformed)
+        consumer = Consumer(source, sessions, name="billing")
+        consumer.handles("orders")(accept)
+        with spans.tracer.start_as_current_span("start"):
+            async with running(consumer) as events:
+                await events.wait_for(MessageHandled, 2)
+    roots = [span.parent for span in spans.named("process orders")]
+    assert roots == [None, None]
+
+
+async def test_a_plain_function_has_its_span_in_its_thread(
+    database_url: str, spans: Spans
+) -> None:
+    def handle(session: Session, message: Message) -> None:
+        with spans.tracer.start_as_current_span("work"):
+            add(session, Message("bills", 1))
+
+    with sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="billing")
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    processed, work = spans.one("process orders"), spans.one("work")
+    assert parent_of(work) == context_of(processed).span_id
+    assert parent_of(spans.one("create bills")) == context_of(work).span_id
+
+
+async def test_each_attempt_is_a_span_and_so_are_retries_and_the_dead_letter(
+    database_url: str, spans: Spans
+) -> None:
+    async def fail(session: AsyncSession, message: Message) -> None:
+        raise ValueError("no such shop")
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(
+            MemorySource(message()), sessions, name="billing", retry=QUICK
+        )
+        consumer.handles("orders")(fail)
+        async with running(consumer) as events:
+            (given_up,) = await events.wait_for(MessageDeadLettered)
+            retried = events.of(HandlerFailed)
+    attempts = spans.named("process orders")
+    assert [outcome(span) for span in attempts] == ["failed"] * 3
+    for span in attempts:
+        assert span.status.status_code is StatusCode.ERROR
+        # A text of the handler's may quote the payload.
+        assert (span.status.description, span.events) == (None, ())
+        assert attributes_of(span)["error.type"] == "ValueError"
+    settled = [*spans.named("retry orders"), spans.one("dead_letter orders")]
+    told: list[HandlerFailed | MessageDeadLettered] = [*retried, given_up]
+    for span, event in zip(settled, told, strict=True):
+        assert (context_of(span).trace_id, parent_of(span)) == (TRACE, PARENT)
+        assert span.status.description == event.reason
+        about = attributes_of(span)
+        assert about["messaging.operation.type"] == "settle"
+        assert about["messaging.consumer.group.name"] == "billing"
+        assert about["messaging.message.id"] == str(event.id)
+        assert about["pillarbox.attempts"] == event.attempts
+        assert event.traceparent == TRACEPARENT
+
+
+async def test_a_handler_that_asks_for_a_retry_has_not_failed(
+    database_url: str, spans: Spans
+) -> None:
+    calls = 0
+
+    async def later(session: AsyncSession, message: Message) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RetryLater(timedelta(milliseconds=10))
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="billing")
+        consumer.handles("orders")(later)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            assert len(events.of(RetryRequested)) == 1
+    first, second = spans.named("process orders")
+    assert (outcome(first), outcome(second)) == ("retry", "handled")
+    retry = spans.one("postpone orders")
+    assert attributes_of(retry)["pillarbox.retry_delay"] == 0.01
+    for span in (first, retry):
+        assert span.status.status_code is StatusCode.UNSET
+
+
+async def test_a_duplicate_is_seen_as_such(database_url: str, spans: Spans) -> None:
+    one = message()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(one, one), sessions, name="billing")
+        consumer.handles("orders")(accept)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await events.wait_for(DuplicateSkipped)
+    assert sorted(map(outcome, spans.named("process orders"))) == [
+        "duplicate",
+        "handled",
+    ]
+
+
+async def test_a_retried_dead_letter_is_handled_in_its_own_trace(
+    database_url: str, spans: Spans
+) -> None:
+    broken = True
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        if broken:
+            raise DeadLetter("not now")
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="billing")
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+        broken = False
+        async with consumer.retrier() as retrier:
+            (candidate,) = await find(retrier, Criteria())
+            assert await retrier.retry(candidate) is Outcome.SUCCEEDED
+    failed, handled = spans.named("process orders")
+    assert (outcome(failed), outcome(handled)) == ("failed", "handled")
+    assert attributes_of(failed)["error.type"] == "inbox.errors.DeadLetter"
+    assert context_of(handled).trace_id == TRACE
+
+
+async def test_a_batch_handler_has_one_span_that_is_linked_with_each_message(
+    database_url: str, spans: Spans
+) -> None:
+    batch = [
+        message(headers={"traceparent": f"00-{n:032x}-{n:016x}-01"})
+        for n in range(1, 21)
+    ]
+    sizes: list[int] = []
+
+    async def handle(session: AsyncSession, messages: Sequence[Message]) -> None:
+        sizes.append(len(messages))
+        add(session, Message("bills", len(messages)))
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(*batch), sessions, name="billing")
+        consumer.handles("orders", batch=100)(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 20)
+    processed, made = spans.named("process orders"), spans.named("create bills")
+    linked = [link.context.trace_id for span in processed for link in span.links]
+    assert sorted(linked) == list(range(1, 21))
+    for size, span, create in zip(sizes, processed, made, strict=True):
+        assert parent_of(create) == context_of(span).span_id
+        if size > 1:
+            assert attributes_of(span)["messaging.batch.message_count"] == size
+            assert span.parent is None
+
+
+async def test_a_long_handler_has_one_span_over_all_its_transactions(
+    database_url: str, spans: Spans
+) -> None:
+    async def report(job: AsyncJob, message: Message) -> None:
+        for n in range(2):
+            async with job.transaction() as session:
+                add(session, Message("bills", n))
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="reports")
+        consumer.handles("orders", lease=timedelta(seconds=30))(report)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    processed = spans.one("process orders")
+    assert (context_of(processed).trace_id, parent_of(processed)) == (TRACE, PARENT)
+    made = spans.named("create bills")
+    assert [parent_of(span) for span in made] == [context_of(processed).span_id] * 2
+
+
+async def test_a_long_handler_that_fails_is_seen_to(
+    database_url: str, spans: Spans
+) -> None:
+    async def report(job: AsyncJob, message: Message) -> None:
+        raise DeadLetter("no such report")
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="reports")
+        consumer.handles("orders", lease=timedelta(seconds=30))(report)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    assert outcome(spans.one("process orders")) == "failed"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_idempotent_handler_has_a_span_wherever_it_is_called(
+    times: int, database_url: str, spans: Spans
+) -> None:
+    @idempotent(consumer="billing")
+    def bill(session: Session, message: Message) -> str:
+        return traceparent_here()
+
+    with sessions_of(database_url) as sessions:
+        one = message()
+        said: str | None = None
+        for _ in range(times):
+            with sessions.begin() as session:
+                said = bill(session, one)
+    outcomes = ["handled", "duplicate"][:times]
+    found = spans.named("process orders")
+    assert [outcome(span) for span in found] == outcomes
+    assert {parent_of(span) for span in found} == {PARENT}
+    assert said == (traceparent_of(found[0]) if times == 1 else None)
+
+
+async def test_an_idempotent_handler_of_a_consumer_has_one_span_for_each_delivery(
+    database_url: str, spans: Spans
+) -> None:
+    @idempotent(consumer="billing")
+    async def bill(session: AsyncSession, message: Message) -> None:
+        add(session, Message("bills", 1))
+
+    one = message()
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(one, one), sessions, name="billing")
+        consumer.handles("orders")(bill)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 2)
+    found = spans.named("process orders")
+    assert sorted(map(outcome, found)) == ["duplicate", "handled"]
+    (handled,) = (span for span in found if outcome(span) == "handled")
+    assert parent_of(spans.one("create bills")) == context_of(handled).span_id
+
+
+async def test_the_block_of_a_guard_is_a_span(database_url: str, spans: Spans) -> None:
+    one = message()
+    with sessions_of(database_url) as plain:
+        for _ in range(2):
+            with (
+                plain.begin() as session,
+                guard(session, one.id, consumer="a", headers=one.headers) as is_new,
+            ):
+                if is_new:
+                    add(session, Message("bills", 1))
+    foreign = ForeignId("stripe", "evt_1")
+    async with async_sessions_of(database_url) as sessions:
+        async with sessions.begin() as session_, guard(session_, foreign, consumer="a"):
+            add(session_, Message("bills", 2))
+        with pytest.raises(ValueError, match="wrong"):
+            async with (
+                sessions.begin() as session_,
+                guard(session_, foreign, consumer="b"),
+            ):
+                raise ValueError("wrong")
+    found = spans.named("process")
+    assert list(map(outcome, found)) == ["handled", "duplicate", "handled", "failed"]
+    first, second, of_stripe, failed = found
+    assert {parent_of(first), parent_of(second)} == {PARENT}
+    ids = [attributes_of(span)["messaging.message.id"] for span in found]
+    assert ids == [str(one.id), str(one.id), "evt_1", "evt_1"]
+    assert attributes_of(failed)["error.type"] == "ValueError"
+    made = spans.named("create bills")
+    assert [parent_of(span) for span in made] == [
+        context_of(first).span_id,
+        context_of(of_stripe).span_id,
+    ]
+    assert get_current_span().get_span_context().is_valid is False
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parent", "links"),
+    [
+        ("auto", "request", ["message"]),
+        ("producer", "message", ["message", "request"]),
+        ("ambient", "request", ["message"]),
+    ],
+)
+def test_beside_a_web_frameworks_span_the_parent_is_as_configured(
+    chosen: str,
+    parent: str,
+    links: list[str],
+    database_url: str,
+    record: Record,
+) -> None:
+    @idempotent(consumer="billing")
+    def bill(session: Session, message: Message) -> None:
+        pass
+
+    spans = record(process_parent=chosen)
+    with (
+        sessions_of(database_url) as sessions,
+        spans.tracer.start_as_current_span("POST /hook") as request,
+        sessions.begin() as session,
+    ):
+        bill(session, message())
+    names = {span_id(request): "request", PARENT: "message"}
+    span = spans.one("process orders")
+    assert names[parent_of(span) or 0] == parent
+    assert [names[link.context.span_id] for link in span.links] == links
+
+
+async def test_a_consumer_may_begin_a_trace_for_each_message(
+    database_url: str, record: Record
+) -> None:
+    spans = record(process_parent="ambient")
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="billing")
+        consumer.handles("orders")(accept)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    span = spans.one("process orders")
+    assert span.parent is None
+    assert [link.context.span_id for link in span.links] == [PARENT]
+
+
+async def test_a_webhook_is_handled_in_the_senders_trace(
+    database_url: str, spans: Spans
+) -> None:
+    one = message()
+    async with async_sessions_of(database_url) as sessions:
+        app = webhook_app(accept, sessions, name="billing", secrets=[SECRET])
+        async with served(app) as hook:
+            for _ in range(2):
+                status, *_ = await post(hook, request_of(one), one.payload)
+                assert status == 204
+    found = spans.named("process orders")
+    assert list(map(outcome, found)) == ["handled", "duplicate"]
+    for span in found:
+        assert parent_of(span) == PARENT
+        assert attributes_of(span)["messaging.system"] == "http"
+
+
+async def test_a_failing_exporter_fails_no_handler(
+    database_url: str, record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    def describe(_: Message) -> dict[str, str]:
+        raise RuntimeError("not describable")
+
+    record(attributes=describe)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="billing")
+        consumer.handles("orders")(accept)
+        with caplog.at_level(logging.WARNING, "pillarbox"):
+            async with running(consumer) as events:
+                await events.wait_for(MessageHandled)
+    assert [r for r in caplog.messages if "not describable" in r] != []
+
+
+async def test_what_a_handler_starts_and_leaves_running_keeps_its_trace(
+    database_url: str, spans: Spans
+) -> None:
+    done = asyncio.Event()
+    left: set[asyncio.Task[None]] = set()
+
+    async def later() -> None:
+        with spans.tracer.start_as_current_span("later"):
+            done.set()
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        left.add(asyncio.create_task(later()))
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="billing")
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            await done.wait()
+    assert context_of(spans.one("later")).trace_id == TRACE
+
+
+def traceparent_here() -> str:
+    at = get_current_span().get_span_context()
+    return f"00-{at.trace_id:032x}-{at.span_id:016x}-{at.trace_flags:02x}"
+
+
+def span_id(span: Span) -> int:
+    return span.get_span_context().span_id

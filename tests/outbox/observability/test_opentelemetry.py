@@ -1,0 +1,330 @@
+"""Spans of what is added, and that tracing costs nothing where nobody asked for it."""
+
+import ast
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, TraceFlags
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from typing_extensions import override
+
+from outbox import Limits, Message, add, tracing
+from outbox.errors import ConfigError
+from outbox.observability.logging import trace_id_of
+from outbox.observability.opentelemetry import (
+    PROCESS_PARENT,
+    Instrumentor,
+    instrument,
+    uninstrument,
+)
+from outbox.payload_codec import PayloadCodec
+from outbox.postgres.connection import sqlalchemy_url
+from outbox.testing.samples import TRACEPARENT
+from outbox.tracing import system_of
+from relay.publishers.memory import MemoryPublisher
+from tests.fixtures.relay import execute, insert
+from tests.fixtures.spans import (
+    Record,
+    Spans,
+    attributes_of,
+    parent_of,
+    traceparent_of,
+)
+
+ROOT = Path(__file__).parents[3]
+ONE = Message("orders.placed", {"secret": 1}, key="a key", tenant="a tenant")
+IMPORTS = """
+import sys
+import inbox, inbox.cli.consume, inbox.webhook, outbox, outbox.cli.main
+import relay, relay.cli
+import outbox.observability.logging, outbox.observability.prometheus
+print([name for name in sys.modules if name.startswith("opentelemetry")])
+"""
+ADD = """
+from opentelemetry import trace
+from outbox import Message, insert_statement
+
+with trace.get_tracer("application").start_as_current_span("request"):
+    insert_statement(Message("orders.placed", 1))
+"""
+
+
+class Reversing:
+    """A codec, for payloads that nobody is to read in the table."""
+
+    name = "reversing"
+
+    def encode(self, message: Message) -> tuple[str, bytes]:
+        return "1", message.payload[::-1]
+
+    def decode(self, message: Message, key_id: str) -> bytes:
+        return message.payload[::-1]
+
+
+class Broken(SpanProcessor):
+    """What a user's own processor may do at the worst."""
+
+    @override
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        raise RuntimeError("the collector is away")
+
+    @override
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("the collector is away")
+
+
+def stored(url: str) -> list[dict[str, str]]:
+    rows = execute(url, "SELECT headers FROM outbox.message ORDER BY seq")
+    return [headers for (headers,) in rows]
+
+
+def added(
+    *messages: Message, limits: Limits | None = None, codec: PayloadCodec | None = None
+) -> list[Message]:
+    """Add to a session without a database, and give the messages that wait in it."""
+    with Session(create_engine("postgresql+psycopg://")) as session:
+        add(session, *messages, limits=limits or Limits(), codec=codec)
+        (waiting,) = session.new
+        session.rollback()
+        return list(waiting.messages)
+
+
+def test_each_message_added_has_a_span_in_the_callers_trace_and_carries_its_context(
+    spans: Spans, database_url: str
+) -> None:
+    engine = create_engine(sqlalchemy_url(database_url))
+    other = Message("orders.billed", 2)
+    with (
+        spans.tracer.start_as_current_span("request") as request,
+        Session(engine) as session,
+        session.begin(),
+    ):
+        add(session, ONE, other)
+    engine.dispose()
+
+    made = [spans.one("create orders.placed"), spans.one("create orders.billed")]
+    assert [span.kind for span in made] == [SpanKind.PRODUCER] * 2
+    assert {parent_of(span) for span in made} == {request.get_span_context().span_id}
+    assert stored(database_url) == [{"traceparent": traceparent_of(s)} for s in made]
+    assert attributes_of(made[0]) == {
+        "messaging.system": "pillarbox",
+        "messaging.operation.name": "create",
+        "messaging.operation.type": "create",
+        "messaging.destination.name": "orders.placed",
+        "messaging.message.id": str(ONE.id),
+    }
+
+
+def test_a_statement_of_messages_is_traced_like_add(
+    spans: Spans, database_url: str
+) -> None:
+    insert(database_url, ONE)
+    span = spans.one("create orders.placed")
+    assert stored(database_url) == [{"traceparent": traceparent_of(span)}]
+
+
+def test_a_context_that_the_caller_set_is_kept_and_has_no_span(spans: Spans) -> None:
+    carried = {"traceparent": TRACEPARENT, "tracestate": "a=1"}
+    with spans.tracer.start_as_current_span("request"):
+        (message,) = added(ONE.replace(headers=carried))
+    assert message.headers == carried
+    assert spans.starting("create") == []
+
+
+def test_the_state_of_the_callers_trace_goes_along(spans: Spans) -> None:
+    from opentelemetry import trace
+
+    upstream = trace.SpanContext(
+        1, 2, True, trace.TraceFlags(1), trace.TraceState([("vendor", "a:b")])
+    )
+    around = trace.set_span_in_context(trace.NonRecordingSpan(upstream))
+    with spans.tracer.start_as_current_span("request", around):
+        (message,) = added(ONE)
+    assert message.headers["tracestate"] == "vendor=a:b"
+    assert trace_id_of(message.headers["traceparent"]) == f"{1:032x}"
+
+
+def test_without_create_spans_messages_carry_the_callers_own_context(
+    record: Record,
+) -> None:
+    spans = record(create_spans=False)
+    with spans.tracer.start_as_current_span("request"):
+        (message,) = added(ONE)
+    (alone,) = added(ONE)
+    assert message.headers == {"traceparent": traceparent_of(spans.one("request"))}
+    assert alone.headers == {}
+    assert spans.starting("create") == []
+
+
+def test_what_is_not_sampled_says_so_to_whoever_handles_it(record: Record) -> None:
+    spans = record(sampler=ParentBased(ALWAYS_OFF))
+    (message,) = added(ONE)
+    flags = int(message.headers["traceparent"][-2:], 16)
+    assert not flags & TraceFlags.SAMPLED
+    assert spans.all() == ()
+
+
+def test_an_encoded_message_has_its_context_in_plain_text(spans: Spans) -> None:
+    (message,) = added(ONE, codec=Reversing())
+    assert message.payload == ONE.payload[::-1]
+    span = spans.one("create orders.placed")
+    assert message.headers["traceparent"] == traceparent_of(span)
+
+
+def test_no_message_is_refused_for_want_of_room_for_a_header(spans: Spans) -> None:
+    full = ONE.replace(headers={"x": "y" * 99})
+    (message,) = added(full, limits=Limits(max_header_bytes=100))
+    assert message == full
+
+
+def test_spans_show_neither_payload_nor_key_nor_tenant(spans: Spans) -> None:
+    added(ONE)
+    span = spans.one("create orders.placed")
+    shown = f"{span.name} {attributes_of(span)} {span.events} {span.status}"
+    for hidden in ("secret", "a key", "a tenant"):
+        assert hidden not in shown
+
+
+def test_an_application_may_show_more(record: Record) -> None:
+    spans = record(attributes=lambda message: {"shop.tenant": message.tenant or ""})
+    added(ONE)
+    span = spans.one("create orders.placed")
+    assert attributes_of(span)["shop.tenant"] == "a tenant"
+
+
+def test_conversation_and_cause_are_shown(spans: Spans) -> None:
+    headers = {"correlation-id": "basket 7", "causation-id": str(ONE.id)}
+    added(Message("orders.billed", 1, headers=headers))
+    about = attributes_of(spans.one("create orders.billed"))
+    assert about["messaging.message.conversation_id"] == "basket 7"
+    assert about["pillarbox.causation_id"] == str(ONE.id)
+
+
+def test_a_failing_exporter_fails_no_message_and_is_reported_once(
+    spans: Spans, caplog: pytest.LogCaptureFixture
+) -> None:
+    spans.provider.add_span_processor(Broken())
+    with caplog.at_level(logging.WARNING, "pillarbox"):
+        assert added(ONE, ONE) == [ONE, ONE]
+        assert added(ONE) == [ONE]
+    (said,) = caplog.messages
+    assert "the collector is away" in said
+    assert "messages are not affected" in said
+
+
+def test_a_failing_description_fails_no_message(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    def describe(message: Message) -> dict[str, str]:
+        return {"order": message.json()["order"]}
+
+    record(attributes=describe)
+    assert added(ONE) == [ONE]
+    assert "KeyError" in caplog.text
+
+
+def test_an_unknown_parent_is_refused() -> None:
+    with pytest.raises(ConfigError, match="process_parent='mother': use one of auto"):
+        instrument(process_parent="mother")  # type: ignore[arg-type]
+    assert tracing.tracer is None
+
+
+def test_nothing_is_traced_after_uninstrument(spans: Spans) -> None:
+    uninstrument()
+    assert added(ONE) == [ONE]
+    assert spans.all() == ()
+
+
+def test_a_tenth_of_the_traces_is_a_tenth_of_the_spans(record: Record) -> None:
+    spans = record(sampler=ParentBased(TraceIdRatioBased(0.1)))
+    for _ in range(300):
+        added(ONE)
+    assert 5 <= len(spans.all()) <= 80
+
+
+@pytest.mark.parametrize("chosen", ["producer", "ambient", "", "mother"])
+def test_opentelemetry_instrument_chooses_the_parent_by_environment(
+    chosen: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(PROCESS_PARENT, chosen)
+    Instrumentor().instrument(skip_dep_check=True)
+    found: Any = tracing.tracer
+    Instrumentor().uninstrument()
+    if chosen == "mother":
+        assert found is None
+        assert f"{PROCESS_PARENT}: process_parent='mother'" in caplog.text
+    else:
+        assert found.process_parent == (chosen or "auto")
+    assert tracing.tracer is None
+
+
+def test_opentelemetry_instrument_needs_no_line_of_code() -> None:
+    script = Path(sys.executable).with_name("opentelemetry-instrument")
+    environment = os.environ | {
+        "OTEL_TRACES_EXPORTER": "console",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+    }
+    said = subprocess.run(
+        [script, sys.executable, "-c", ADD],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=ROOT,
+    ).stdout
+    assert '"name": "create orders.placed"' in said
+    assert '"name": "request"' in said
+
+
+def test_no_process_imports_opentelemetry_by_itself() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout
+    assert said == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["outbox/add.py", "inbox/guard.py"])
+def test_the_hot_path_asks_once_whether_there_is_a_tracer(module: str) -> None:
+    tree = ast.parse((ROOT / module).read_text())
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    asked = {
+        function.name: sum(
+            isinstance(node, ast.Compare) and "tracing.tracer" in ast.unparse(node)
+            for node in ast.walk(function)
+        )
+        for function in functions
+    }
+    assert {name for name, count in asked.items() if count} == (
+        {"_checked"} if "add" in module else {"__enter__", "__aenter__"}
+    )
+    assert max(asked.values()) == 1
+
+
+def test_an_adapter_of_somebody_elses_is_named_after_its_class() -> None:
+    class AcmePublisher:
+        pass
+
+    class Source:
+        messaging_system = "activemq"
+
+    assert system_of(AcmePublisher()) == "acme"
+    assert system_of(Source()) == "activemq"
+    assert system_of(MemoryPublisher()) == "memory"

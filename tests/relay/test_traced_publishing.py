@@ -1,0 +1,212 @@
+"""Spans of what the relay publishes, refuses and gives up."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode
+
+from outbox import Message
+from outbox.errors import BrokerUnavailableError
+from outbox.testing.samples import TRACEPARENT
+from relay.adaptive_batch import BatchLimit
+from relay.claim import Claimed
+from relay.config import RelayConfig
+from relay.events import BatchSettled, MessageDeadLettered
+from relay.publish import publish_batch
+from relay.publisher import Acked, Confirmation, Nacked
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import execute, insert, running
+from tests.fixtures.spans import (
+    Record,
+    Spans,
+    attributes_of,
+    context_of,
+    parent_of,
+    traceparent_of,
+)
+
+CONFIG = RelayConfig()
+
+
+def in_trace(number: int, topic: str = "orders", flags: str = "01") -> Message:
+    parent = f"00-{number + 1:032x}-{number + 1:016x}-{flags}"
+    return Message(topic, b"%d" % number, headers={"traceparent": parent})
+
+
+async def publish(
+    messages: Sequence[Message], publisher: ScriptedPublisher | None = None
+) -> list[Message]:
+    """Publish as the relay does; return what the publisher was given."""
+    publisher = publisher or ScriptedPublisher()
+    rows = [
+        Claimed(0, n, m.id, None, 0, m.key, m.topic, m, None)  # type: ignore[arg-type]
+        for n, m in enumerate(messages)
+    ]
+    await publish_batch(
+        rows,
+        publisher,
+        CONFIG,
+        batch_limit=BatchLimit(CONFIG.publish_timeout),
+        leased=lambda: True,
+        notify=lambda _: None,
+    )
+    return [message for call in publisher.calls for message in call]
+
+
+async def test_a_single_message_is_sent_within_its_own_trace(spans: Spans) -> None:
+    message = in_trace(6)
+    assert await publish([message]) == [message]
+    sent = spans.one("send orders")
+    assert sent.kind is SpanKind.CLIENT
+    assert (context_of(sent).trace_id, parent_of(sent)) == (7, 7)
+    assert [link.context.span_id for link in sent.links] == [7]
+    assert attributes_of(sent) == {
+        "messaging.system": "scripted",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.message.id": str(message.id),
+    }
+
+
+async def test_a_batch_is_one_span_linked_with_each_message(spans: Spans) -> None:
+    batch = [in_trace(n) for n in range(50)]
+    assert await publish(batch) == batch
+    sent = spans.one("send orders")
+    assert sent.parent is None
+    assert [link.context.trace_id for link in sent.links] == list(range(1, 51))
+    about = attributes_of(sent)
+    assert about["messaging.batch.message_count"] == 50
+    assert about["messaging.destination.name"] == "orders"
+    assert "messaging.message.id" not in about
+
+
+async def test_a_batch_of_several_topics_names_none(spans: Spans) -> None:
+    await publish([in_trace(1, "orders"), in_trace(2, "bills")])
+    sent = spans.one("send")
+    assert "messaging.destination.name" not in attributes_of(sent)
+
+
+async def test_a_batch_of_one_trace_is_sent_within_it(spans: Spans) -> None:
+    batch = [Message("t", b"", headers={"traceparent": TRACEPARENT}) for _ in range(3)]
+    await publish(batch)
+    sent = spans.one("send t")
+    assert f"{context_of(sent).trace_id:032x}" in TRACEPARENT
+    assert len(sent.links) == 3
+
+
+async def test_no_link_is_lost_of_a_batch_that_has_more_than_a_span_may_have(
+    spans: Spans,
+) -> None:
+    batch = [in_trace(n) for n in range(300)]
+    assert await publish(batch) == batch
+    sent = spans.named("send orders")
+    linked = sorted(link.context.trace_id for span in sent for link in span.links)
+    assert linked == list(range(1, 301))
+    counts = [attributes_of(s)["messaging.batch.message_count"] for s in sent]
+    assert sorted(counts) == [44, 128, 128]
+
+
+async def test_messages_that_are_not_sampled_are_not_linked(spans: Spans) -> None:
+    batch = [in_trace(n, flags="01" if n % 100 == 0 else "00") for n in range(300)]
+    await publish(batch)
+    sent = spans.one("send orders")
+    assert [link.context.trace_id for link in sent.links] == [1, 101, 201]
+
+
+async def test_a_single_message_that_is_not_sampled_has_no_span(
+    record: Record,
+) -> None:
+    spans = record(sampler=ParentBased(ALWAYS_OFF))
+    await publish([in_trace(1, flags="00")])
+    assert spans.all() == ()
+
+
+async def test_messages_without_a_context_are_given_that_of_the_send_span(
+    spans: Spans,
+) -> None:
+    bare, kept = Message("t", b"1", headers={"x": "y"}), in_trace(1, "t")
+    huge = Message("t", bytes(100_000))
+    sent_bare, sent_kept, sent_huge = await publish([bare, kept, huge])
+    sent = spans.one("send t")
+    assert sent.kind is SpanKind.PRODUCER
+    assert sent_bare.headers == {"x": "y", "traceparent": traceparent_of(sent)}
+    assert sent_bare.id == bare.id
+    # Near the limit of its broker no header is added.
+    assert (sent_kept, sent_huge) == (kept, huge)
+
+
+async def test_the_span_is_current_while_the_broker_is_waited_for(
+    spans: Spans,
+) -> None:
+    def answer(message: Message) -> Confirmation:
+        with spans.tracer.start_as_current_span("the broker's client"):
+            return Acked()
+
+    await publish([in_trace(1)], ScriptedPublisher(answer))
+    client, sent = spans.one("the broker's client"), spans.one("send orders")
+    assert parent_of(client) == context_of(sent).span_id
+
+
+async def test_a_broker_that_is_away_fails_the_span(spans: Spans) -> None:
+    publisher = ScriptedPublisher()
+    publisher.away = "no route"
+    with suppress(BrokerUnavailableError):
+        await publish([in_trace(1)], publisher)
+    sent = spans.one("send orders")
+    assert sent.status.status_code is StatusCode.ERROR
+    error = attributes_of(sent)["error.type"]
+    assert error == "outbox.errors.BrokerUnavailableError"
+
+
+async def test_a_batch_says_how_many_messages_were_refused(spans: Spans) -> None:
+    def answer(message: Message) -> Confirmation:
+        return Nacked("no") if message.payload == b"1" else Acked()
+
+    await publish([in_trace(n) for n in range(3)], ScriptedPublisher(answer))
+    sent = spans.one("send orders")
+    assert attributes_of(sent)["pillarbox.refused"] == 1
+    assert sent.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("key", ["a", None])
+async def test_refusals_and_dead_letters_are_seen_in_the_messages_trace(
+    key: str | None, database_url: str, spans: Spans
+) -> None:
+    publisher = ScriptedPublisher(lambda _: Nacked("too hot"))
+    with spans.tracer.start_as_current_span("request"):
+        await asyncio.to_thread(insert, database_url, Message("orders", b"1", key=key))
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered)
+
+    created = spans.one("create orders")
+    retries, (given_up,) = (
+        spans.named("retry orders"),
+        spans.named("dead_letter orders"),
+    )
+    assert len(retries) == 2
+    assert len(spans.named("send orders")) == 3
+    for span in (*retries, given_up):
+        assert span.kind is SpanKind.CLIENT
+        assert parent_of(span) == context_of(created).span_id
+        assert span.status.description == "too hot"
+        about = attributes_of(span)
+        assert about["messaging.operation.type"] == "settle"
+        assert about["messaging.system"] == "scripted"
+    attempts = [attributes_of(s)["pillarbox.attempts"] for s in (*retries, given_up)]
+    assert attempts == [1, 2, 3]
+
+
+async def test_a_message_added_in_sql_begins_its_trace_at_the_relay(
+    database_url: str, spans: Spans
+) -> None:
+    statement = "SELECT outbox.add('orders', '1')"
+    await asyncio.to_thread(execute, database_url, statement)
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(BatchSettled)
+    (message,) = publisher.acked
+    assert message.headers == {"traceparent": traceparent_of(spans.one("send orders"))}
