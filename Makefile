@@ -37,7 +37,7 @@ ifneq ($(filter demo test clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test clock fault bench wheel setup,$(MAKECMDGOALS)),)
-needs += redis rabbitmq nats pgbouncer faketime
+needs += redis rabbitmq nats pgbouncer prometheus faketime
 else
 # make demo ARGS='--broker nats'
 needs += $(filter redis rabbitmq nats,$(ARGS))

@@ -1,6 +1,8 @@
 """What a relay has done since it last reported it; see `RelayActive`."""
 
 from datetime import timedelta
+from operator import attrgetter
+from typing import Final
 
 from outbox.events import Event
 from outbox.observability.latency import Latencies
@@ -14,6 +16,8 @@ from relay.events import (
     RelayActive,
     RelayMeasured,
 )
+
+_CREATED_AT: Final = attrgetter("created_at")
 
 
 class RelayCounts:
@@ -33,7 +37,7 @@ class RelayCounts:
         match event:
             case BatchPublished():
                 self._published += event.acked
-                self._latencies.add_since(row.created_at for row in event.published)
+                self._latencies.add_since([*map(_CREATED_AT, event.published)])
             case KeyBlocked() | MessageDelayed():
                 self._refused += 1
             case MessageDeadLettered():

@@ -3,7 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -25,6 +25,15 @@ from relay.events import (
 )
 
 _TOPIC: Final = attrgetter("topic")
+_CREATED_AT: Final = attrgetter("created_at")
+
+
+class _Counters(NamedTuple):
+    """What is counted of one topic."""
+
+    published: Counter
+    refused: Counter
+    dead_lettered: Counter
 
 
 class RelayMetrics:
@@ -87,6 +96,7 @@ class RelayMetrics:
             registry=registry,
         )
         self._held: set[int] = set()
+        self._counters: dict[str, _Counters] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             BatchClaimed: lambda event: self._claims.of().add(event.seconds),
             BatchPublished: self._note_published,
@@ -109,15 +119,27 @@ class RelayMetrics:
 
     def _note_published(self, event: BatchPublished) -> None:
         self._publishes.of().add(event.seconds)
-        self._add_to_publish.of().add_since(row.created_at for row in event.published)
+        self._add_to_publish.of().add_since([*map(_CREATED_AT, event.published)])
         for topic, count in Tally(map(_TOPIC, event.published)).items():
-            self._published.labels(self._topics.of(topic)).inc(count)
+            self._of(topic).published.inc(count)
 
     def _note_refused(self, event: KeyBlocked | MessageDelayed) -> None:
-        self._refused.labels(self._topics.of(event.topic)).inc()
+        self._of(event.topic).refused.inc()
 
     def _note_dead_lettered(self, event: MessageDeadLettered) -> None:
-        self._dead_lettered.labels(self._topics.of(event.topic)).inc()
+        self._of(event.topic).dead_lettered.inc()
+
+    def _of(self, topic: str) -> "_Counters":
+        label = self._topics.of(topic)
+        counters = self._counters.get(label)
+        if counters is None:
+            # All at once, at 0: Prometheus sees no increase in what just appeared.
+            counters = self._counters[label] = _Counters(
+                self._published.labels(label),
+                self._refused.labels(label),
+                self._dead_lettered.labels(label),
+            )
+        return counters
 
     def _note_taken(self, event: LeaseTaken) -> None:
         self._held.update(event.lanes)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from inbox.events import (
     ConsumerMeasured,
+    ConsumerStarted,
     ConsumerStopped,
     DeliveryEvent,
     DuplicateSkipped,
@@ -94,7 +95,16 @@ class ConsumerMetrics:
             ["consumer"],
             registry=registry,
         )
+        self._by_topic = (
+            self._handled,
+            self._failed,
+            self._duplicate,
+            self._retried,
+            self._dead_lettered,
+        )
+        self._known: set[tuple[str, str]] = set()
         self._learn: dict[type[Event], Callable[[Any], None]] = {
+            ConsumerStarted: self._note_started,
             MessageHandled: self._note_handled,
             DuplicateSkipped: lambda event: self._count(self._duplicate, event),
             HandlerFailed: self._note_failed,
@@ -112,14 +122,28 @@ class ConsumerMetrics:
             learn(event)
 
     def _count(self, counter: Counter, event: DeliveryEvent) -> None:
-        counter.labels(event.consumer, self._topics.of(event.topic)).inc()
+        labels = self._labels(event.consumer, event.topic)
+        counter.labels(*labels).inc()
+
+    def _labels(self, consumer: str, topic: str) -> tuple[str, str]:
+        labels = consumer, self._topics.of(topic)
+        if labels not in self._known:
+            self._known.add(labels)
+            # All at once, at 0: Prometheus sees no increase in what just appeared.
+            for counter in self._by_topic:
+                counter.labels(*labels)
+        return labels
+
+    def _note_started(self, event: ConsumerStarted) -> None:
+        for topic in event.topics:
+            if not topic.endswith("*"):
+                self._labels(event.consumer, topic)
 
     def _note_handled(self, event: MessageHandled) -> None:
         self._count(self._handled, event)
         consumer, now = event.consumer, time.time()
-        self._handler_duration.of(consumer, self._topics.of(event.topic)).add(
-            event.seconds
-        )
+        labels = self._labels(consumer, event.topic)
+        self._handler_duration.of(*labels).add(event.seconds)
         added = seconds_since_epoch(event.id)
         if added is not None:
             self._add_to_handled.of(consumer).add(now - added)

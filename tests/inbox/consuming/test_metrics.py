@@ -84,6 +84,7 @@ async def test_every_outcome_is_counted_by_consumer_and_topic(
                 raise RetryLater(timedelta(milliseconds=1))
 
         async with running(consumer) as events:
+            assert seen.messages("dead_lettered", "payments") is not None
             await events.wait_for(MessageHandled, 3)
             await events.wait_for(DuplicateSkipped)
             await events.wait_for(MessageDeadLettered, 2)

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from outbox.observability.latency import LONG, SHORT, Latencies
 
-NOW = 1_800_000_000.0
+NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 AGES = st.lists(
     st.floats(-100, 200_000, allow_nan=False).map(lambda it: round(it, 3)), max_size=50
 )
 
 
 def added(ages: list[float]) -> list[datetime]:
-    now = datetime.fromtimestamp(NOW, UTC)
-    return [now - timedelta(seconds=age) for age in ages]
+    return [NOW - timedelta(seconds=age) for age in ages]
 
 
 @given(ages=AGES)
@@ -65,3 +64,12 @@ def test_nothing_has_no_median() -> None:
     latencies.add_since([])
     assert latencies.quantile(0.5) is None
     assert (latencies.count, latencies.sum, latencies.longest) == (0, 0, 0)
+
+
+def test_the_sum_of_a_large_batch_is_close() -> None:
+    ages = [n / 100 for n in range(1000)]
+    latencies = Latencies()
+    latencies.add_since(added(ages), NOW)
+    assert latencies.count == 1000
+    assert latencies.longest == pytest.approx(9.99)
+    assert latencies.sum == pytest.approx(sum(ages), rel=0.05)

@@ -1,0 +1,276 @@
+"""The alert rules: valid, with a runbook, firing when they should and not else."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from docs.reference.events import events
+from inbox.consuming.metrics import ConsumerMetrics
+from outbox.observability.prometheus import PrometheusEvents
+from relay.metrics import RelayMetrics
+
+ROOT = Path(__file__).parent.parent
+RULES = ROOT / "docker" / "prometheus" / "pillarbox.rules.yaml"
+PAGE = ROOT / "docs" / "monitoring.md"
+
+ALERTS: dict[str, dict[str, Any]] = {
+    rule["alert"]: rule
+    for group in yaml.safe_load(RULES.read_text())["groups"]
+    for rule in group["rules"]
+}
+
+LETTERS = 'dead_letter_total{schema="inbox",origin="consumer:billing",status="PENDING"}'
+AGE = 'dead_letter_age_seconds{schema="inbox",origin="consumer:billing"}'
+ORIGIN = {"schema": "inbox", "origin": "consumer:billing"}
+BILLING = {"consumer": "billing", "topic": "orders"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Series that let an alert fire after two hours, and those that don't."""
+
+    alert: str
+    firing: dict[str, str]
+    quiet: dict[str, str]
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def buckets(name: str, bound: str, **labels: str) -> dict[str, str]:
+    """Give a histogram to which 60 durations a minute are added, of one bucket."""
+    about = "".join(f'{name}="{value}",' for name, value in labels.items())
+    bounds = ("0.1", "1.0", "60.0", "300.0", "900.0", "+Inf")
+    return {
+        f'{name}_bucket{{{about}le="{le}"}}': (
+            "0+60x120" if bounds.index(le) >= bounds.index(bound) else "0+0x120"
+        )
+        for le in bounds
+    }
+
+
+def counter(name: str, step: int, **labels: str) -> dict[str, str]:
+    about = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return {f"{name}{{{about}}}": f"0+{step}x120"}
+
+
+CONSUMER = "pillarbox_consumer_messages"
+LANES = ('pillarbox_relay_lanes{instance="a"}', 'pillarbox_relay_lanes{instance="b"}')
+CASES = [
+    Case(
+        alert="PillarboxNoRelay",
+        firing=dict.fromkeys(LANES, "0+0x120"),
+        quiet={LANES[0]: "48+0x120", LANES[1]: "0+0x120"},
+    ),
+    Case(alert="PillarboxNoRelay", firing={}, quiet={LANES[0]: "48+0x120"}),
+    Case(
+        alert="PillarboxLanesUnserved",
+        firing=dict.fromkeys(LANES, "16+0x120"),
+        quiet=dict.fromkeys(LANES, "24+0x120"),
+    ),
+    Case(
+        alert="PillarboxBrokerUnavailable",
+        firing={'pillarbox_relay_breaker_open{instance="a"}': "1+0x120"},
+        # A trial that succeeds now and then.
+        quiet={'pillarbox_relay_breaker_open{instance="a"}': "0 1 0 1 " * 30 + "0"},
+    ),
+    Case(
+        alert="PillarboxMessagesRefused",
+        firing=counter("pillarbox_relay_messages_refused_total", 1, topic="orders"),
+        quiet=counter("pillarbox_relay_messages_refused_total", 0, topic="orders"),
+        labels={"topic": "orders"},
+    ),
+    Case(
+        alert="PillarboxPublishingLate",
+        firing=buckets("pillarbox_relay_add_to_publish_seconds", "300.0"),
+        quiet=buckets("pillarbox_relay_add_to_publish_seconds", "1.0"),
+    ),
+    Case(
+        alert="PillarboxRelayKeysBlocked",
+        firing={"pillarbox_relay_blocked_keys": "1+0x120"},
+        quiet={"pillarbox_relay_blocked_keys": "5x110 0x10"},
+    ),
+    Case(
+        alert="PillarboxHandlerFailing",
+        firing={
+            **counter(f"{CONSUMER}_failed_total", 20, **BILLING),
+            **counter(f"{CONSUMER}_handled_total", 10, **BILLING),
+        },
+        quiet={
+            **counter(f"{CONSUMER}_failed_total", 5, **BILLING),
+            **counter(f"{CONSUMER}_handled_total", 10, **BILLING),
+        },
+        labels=BILLING,
+    ),
+    Case(
+        alert="PillarboxHandlerFailing",
+        firing=counter(f"{CONSUMER}_failed_total", 1, **BILLING),
+        quiet=counter(f"{CONSUMER}_handled_total", 1, **BILLING),
+        labels=BILLING,
+    ),
+    Case(
+        alert="PillarboxConsumerLate",
+        firing=buckets(
+            "pillarbox_consumer_add_to_handled_seconds", "900.0", consumer="billing"
+        ),
+        quiet=buckets(
+            "pillarbox_consumer_add_to_handled_seconds", "60.0", consumer="billing"
+        ),
+        labels={"consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxConsumerKeyBlocked",
+        firing={
+            'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}': "0+60x120"
+        },
+        quiet={
+            'pillarbox_consumer_blocked_key_age_seconds{consumer="billing"}': "60x120"
+        },
+        labels={"consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxConnectionLost",
+        firing=counter(
+            "pillarbox_events_total", 3, event="SourceLost", consumer="billing"
+        ),
+        quiet=counter(
+            "pillarbox_events_total", 30, event="SourceFound", consumer="billing"
+        ),
+        labels={"event": "SourceLost", "consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxNewDeadLetters",
+        firing={LETTERS: "3x110 4x10"},
+        quiet={LETTERS: "3x90 2x30"},
+        labels=ORIGIN,
+    ),
+    Case(
+        alert="PillarboxNewDeadLetters",
+        # The first one: there was no series before.
+        firing={LETTERS: "_x110 1x10"},
+        quiet={LETTERS: "1x90 _x30"},
+        labels=ORIGIN,
+    ),
+    Case(
+        alert="PillarboxDeadLettersPileUp",
+        firing={LETTERS: "101x120"},
+        quiet={LETTERS: "100x120"},
+        labels=ORIGIN,
+    ),
+    Case(
+        alert="PillarboxDeadLetterForgotten",
+        firing={AGE: "82801+60x120"},
+        quiet={AGE: "60+60x120"},
+        labels=ORIGIN,
+    ),
+    Case(
+        alert="PillarboxDeadLettersNotCounted",
+        firing=counter(
+            "pillarbox_events_total", 1, event="DeadLettersUnknown", consumer=""
+        ),
+        quiet=counter(
+            "pillarbox_events_total", 1, event="DeadLettersMeasured", consumer=""
+        ),
+    ),
+    Case(
+        alert="PillarboxUpkeepFailing",
+        firing={"pillarbox_upkeep_failing": "1x120"},
+        quiet={"pillarbox_upkeep_failing": "0x100 1x4 0x16"},
+    ),
+    Case(
+        alert="PillarboxUpkeepLate",
+        # As the freshest replica knows it.
+        firing={'pillarbox_upkeep_age_seconds{instance="a"}': "7200+60x120"},
+        quiet={
+            'pillarbox_upkeep_age_seconds{instance="a"}': "7200+60x120",
+            'pillarbox_upkeep_age_seconds{instance="b"}': "60+10x120",
+        },
+    ),
+]
+
+
+def promtool(*arguments: str | Path) -> None:
+    program = shutil.which("promtool")
+    assert program is not None, "no promtool on PATH; install it (Debian: prometheus)"
+    done = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def expected(case: Case) -> dict[str, Any]:
+    rule = ALERTS[case.alert]
+    annotations = {
+        name: re.sub(r"{{ \$labels\.(\w+) }}", lambda m: case.labels[m[1]], value)
+        for name, value in rule["annotations"].items()
+    }
+    return {
+        "exp_labels": {**case.labels, **rule["labels"]},
+        "exp_annotations": annotations,
+    }
+
+
+def test_the_rules_are_valid() -> None:
+    promtool("check", "rules", RULES)
+
+
+def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path) -> None:
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": s, "values": v} for s, v in series.items()],
+            "alert_rule_test": [
+                {"eval_time": "2h", "alertname": case.alert, "exp_alerts": alerts}
+            ],
+        }
+        for case in CASES
+        for series, alerts in ((case.firing, [expected(case)]), (case.quiet, []))
+    ]
+    suite = tmp_path / "rules.test.yaml"
+    suite.write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": [str(RULES)],
+                "evaluation_interval": "1m",
+                "tests": tests,
+            }
+        )
+    )
+    promtool("test", "rules", suite)
+
+
+def test_every_alert_is_tested() -> None:
+    assert {case.alert for case in CASES} == set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_has_a_severity_a_summary_and_a_runbook(alert: str) -> None:
+    rule = ALERTS[alert]
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert rule["annotations"]["summary"].endswith(".")
+    page, _, section = rule["annotations"]["runbook_url"].partition("#")
+    assert ROOT / page == PAGE
+    headings = re.findall(r"^### (\w+)$", PAGE.read_text(), re.MULTILINE)
+    assert section in {heading.lower() for heading in headings}
+    assert section == alert.lower()
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_is_about_metrics_and_events_that_exist(alert: str) -> None:
+    metrics = PrometheusEvents(CollectorRegistry())
+    RelayMetrics(metrics.registry, metrics.topics)
+    ConsumerMetrics(metrics.registry, metrics.topics)
+    kept = set()
+    for family in metrics.registry.collect():
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket"]}
+        kept |= {family.name + end for end in suffixes.get(family.type, [""])}
+    expression = ALERTS[alert]["expr"]
+    assert set(re.findall(r"(?:pillarbox|dead_letter)_\w+", expression)) <= kept
+    named = re.findall(r'event=~?"([^"]+)"', expression)
+    known = {event.__name__ for event in events()}
+    assert {name for names in named for name in names.split("|")} <= known
