@@ -10,7 +10,11 @@ from outbox.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStarted(Event):
-    """The consumer reached the database and the broker."""
+    """The consumer reached the database and the broker.
+
+    Attributes:
+        topics: that have a handler.
+    """
 
     consumer: str
     topics: tuple[str, ...]
@@ -18,7 +22,11 @@ class ConsumerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStopped(Event):
-    """Nothing is in flight any more; `returned` counts the messages given back."""
+    """Nothing is in flight any more.
+
+    Attributes:
+        returned: messages that were given back to the broker.
+    """
 
     consumer: str
     returned: int
@@ -75,7 +83,11 @@ class ConsumerMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesReceived(Event):
-    """The broker delivered messages."""
+    """The broker delivered messages.
+
+    Attributes:
+        messages: how many.
+    """
 
     level = logging.DEBUG
 
@@ -86,7 +98,11 @@ class DeliveriesReceived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveriesReclaimed(Event):
-    """The broker delivered messages that another replica had before."""
+    """The broker delivered messages that another replica had before.
+
+    Attributes:
+        messages: how many.
+    """
 
     consumer: str
     queue: str
@@ -142,7 +158,10 @@ class MessageCancelled(DeliveryEvent):
 class HandlerFailed(DeliveryEvent):
     """The handler raised; its work was rolled back, and it will be called again.
 
-    `stacktrace` is given for the message's first failure in this process.
+    Attributes:
+        attempts: how often it has failed.
+        reason: the error.
+        stacktrace: of the message's first failure in this process; else None.
     """
 
     settles = "retry"
@@ -156,7 +175,12 @@ class HandlerFailed(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRequested(DeliveryEvent):
-    """The handler raised `RetryLater`."""
+    """The handler raised `RetryLater`.
+
+    Attributes:
+        reason: what the handler gave for one.
+        seconds_until_retry: the delay.
+    """
 
     settles = "postpone"
     level = logging.DEBUG
@@ -169,7 +193,10 @@ class RetryRequested(DeliveryEvent):
 class MessageDeadLettered(DeliveryEvent):
     """The message is now in `inbox.dead_letter`.
 
-    `stacktrace` is that of the dead letter, unless an earlier event had it.
+    Attributes:
+        attempts: how often it was tried.
+        reason: why it was given up.
+        stacktrace: that of the dead letter; None if an earlier event had it.
     """
 
     settles = "dead_letter"
@@ -198,7 +225,12 @@ class DeliveryReturned(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost(Event):
-    """The broker is unavailable; the consumer asks again after the delay."""
+    """The broker is unavailable; the consumer asks again after the delay.
+
+    Attributes:
+        reason: the error.
+        seconds: the delay.
+    """
 
     about = ("consumer", "queue")
     lasting_level = logging.WARNING
@@ -228,6 +260,10 @@ class HandlerDatabaseLost(Event):
     """The handlers' database is unavailable; the consumer tries again after the delay.
 
     While that lasts the event is repeated.
+
+    Attributes:
+        reason: the error.
+        seconds: the delay.
     """
 
     about = ("consumer",)

@@ -153,7 +153,10 @@ def _report(messages: Sequence[Message], reason: str) -> None:
         for listener in on_unsent:
             listener(unsent)
         return
-    logging.getLogger("outbox").warning("%s", unsent)
+    values = {"messages": unsent.messages, "topics": topics, "reason": reason}
+    logging.getLogger("outbox").warning(
+        "%s", unsent, extra={"event": type(unsent).__name__, "values": values}
+    )
     try:
         warnings.warn(str(unsent), UnsentMessagesWarning, stacklevel=2)
     except UnsentMessagesWarning as error:

@@ -24,7 +24,11 @@ class PublishedMessage(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStarted(Event):
-    """The relay is connected to the database and the broker."""
+    """The relay is connected to the database and the broker.
+
+    Attributes:
+        publisher: the scheme of the broker's URL, or the name of the publisher.
+    """
 
     publisher: str
 
@@ -97,6 +101,10 @@ class LanesWithheld(Event):
 
     Either sessions that are not relays, which may stop all publishing; or relays that
     don't hand over this relay's share while it has no lane at all.
+
+    Attributes:
+        holders: those sessions, with process id, role and application.
+        remedy: how to end them.
     """
 
     level = logging.WARNING
@@ -117,6 +125,8 @@ class DoorbellHeld(Event):
     Attributes:
         shared: if it holds the lock in shared mode, as writers do, relays can't sleep
             and poll every 50 ms; if exclusively, every insert sends a NOTIFY.
+        holders: that session, with process id, role and application.
+        remedy: how to end it.
     """
 
     level = logging.WARNING
@@ -127,7 +137,13 @@ class DoorbellHeld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaimed(Event):
-    """Messages were read from their lanes."""
+    """Messages were read from their lanes.
+
+    Attributes:
+        lanes: how many lanes they come from.
+        messages: how many there are.
+        seconds: how long that took.
+    """
 
     level = logging.DEBUG
     lanes: int
@@ -154,7 +170,14 @@ class BatchPublished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettled(Event):
-    """The outcomes of a batch were recorded."""
+    """The outcomes of a batch were recorded.
+
+    Attributes:
+        published: messages that the broker accepted.
+        retried: messages that will be published again later.
+        dead_lettered: messages that were moved to the dead letters.
+        seconds: how long that took.
+    """
 
     level = logging.DEBUG
     published: int
@@ -168,6 +191,9 @@ class StaleBatchDropped(Event):
     """A batch was not published, because its lease was no longer certain.
 
     Whichever relay leases the lanes next publishes it.
+
+    Attributes:
+        messages: how many it has.
     """
 
     messages: int
@@ -175,7 +201,13 @@ class StaleBatchDropped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyBlocked(Event):
-    """A message was nacked; later messages of its key wait until it is retried."""
+    """A message was nacked; later messages of its key wait until it is retried.
+
+    Attributes:
+        id: of the message.
+        attempts: how often it was refused.
+        reason: the broker's.
+    """
 
     settles = "retry"
     about = ("topic", "reason")
@@ -189,7 +221,13 @@ class KeyBlocked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelayed(Event):
-    """A message without a key was nacked and will be retried; no other one waits."""
+    """A message without a key was nacked and will be retried; no other one waits.
+
+    Attributes:
+        id: of the message.
+        attempts: how often it was refused.
+        reason: the broker's.
+    """
 
     settles = "retry"
     about = ("topic", "reason")
@@ -202,7 +240,13 @@ class MessageDelayed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(Event):
-    """A message was moved to the dead letters."""
+    """A message was moved to the dead letters.
+
+    Attributes:
+        id: of the message.
+        attempts: how often it was tried.
+        reason: the broker's, or what is wrong with the row.
+    """
 
     level = logging.WARNING
     settles = "dead_letter"
@@ -217,7 +261,12 @@ class MessageDeadLettered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLost(Event):
-    """The broker is unavailable; nothing is claimed until the delay is over."""
+    """The broker is unavailable; nothing is claimed until the delay is over.
+
+    Attributes:
+        reason: the error.
+        seconds: the delay.
+    """
 
     about = ()
     lasting_level = logging.WARNING
@@ -238,7 +287,12 @@ class BrokerFound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLost(Event):
-    """A connection to PostgreSQL broke; it is opened again after the delay."""
+    """A connection to PostgreSQL broke; it is opened again after the delay.
+
+    Attributes:
+        reason: the error.
+        seconds: the delay.
+    """
 
     about = ()
     lasting_level = logging.WARNING

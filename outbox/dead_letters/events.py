@@ -11,7 +11,12 @@ from outbox.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSucceeded(Event):
-    """A retry published or handled a dead letter."""
+    """A retry published or handled a dead letter.
+
+    Attributes:
+        schema: outbox or inbox.
+        id: of the dead letter.
+    """
 
     schema: str
     id: UUID
@@ -21,7 +26,14 @@ class DeadLetterSucceeded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFailed(Event):
-    """A retry failed; the dead letter is still PENDING."""
+    """A retry failed; the dead letter is still PENDING.
+
+    Attributes:
+        schema: outbox or inbox.
+        id: of the dead letter.
+        retry_count: how often it was retried.
+        reason: the error.
+    """
 
     about = ("schema", "topic", "reason")
 
@@ -35,7 +47,13 @@ class DeadLetterFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunEnded(Event):
-    """The schedule has retried the dead letters that were due."""
+    """The schedule has retried the dead letters that were due.
+
+    Attributes:
+        schema: outbox or inbox.
+        skipped: dead letters that somebody else was retrying, or had settled.
+        seconds: how long that took.
+    """
 
     schema: str
     succeeded: int
@@ -58,6 +76,9 @@ class RetryRunBroken(Event):
     """The database or the broker was unavailable during a run of the schedule.
 
     The dead letters that were left are retried in the next run.
+
+    Attributes:
+        reason: the error.
     """
 
     schema: str

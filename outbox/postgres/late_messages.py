@@ -18,7 +18,14 @@ LIST_MINIMUMS: Final = load("outbox", "list_minimums")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionFoundShort(Event):
-    """The retries of this process can outlast the day that a message needs."""
+    """The retries of this process can outlast the day that a message needs.
+
+    Attributes:
+        table: whose days are dropped too early.
+        minimum: its minimum retention.
+        needed: what the retries may take.
+        remedy: the command that raises it.
+    """
 
     level = logging.WARNING
 

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import sys
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
 from typing_extensions import override
 
 from inbox.events import HandlerFailed
@@ -154,22 +154,29 @@ def test_a_header_that_is_no_trace_context_has_no_trace_id(header: str | None) -
     assert trace_id_of(header) is None
 
 
-def test_a_record_has_the_ids_of_the_current_span(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    context = SimpleNamespace(is_valid=True, trace_id=0xABC, span_id=0xDEF)
-    span = SimpleNamespace(get_span_context=lambda: context)
-    opentelemetry = SimpleNamespace(get_current_span=lambda: span)
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", opentelemetry)
+def test_a_record_has_the_ids_of_the_current_span() -> None:
+    context = SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False)
     record = logging.makeLogRecord({"trace_id": "of the event"})
-    assert TraceContext().filter(record)
+    with use_span(NonRecordingSpan(context)):
+        assert TraceContext().filter(record)
     assert record.__dict__["trace_id"] == f"{0xABC:032x}"
     assert record.__dict__["span_id"] == f"{0xDEF:016x}"
 
-    context.is_valid = False
+
+def test_outside_a_span_a_record_keeps_the_trace_of_its_event() -> None:
     record = logging.makeLogRecord({"trace_id": "of the event"})
     assert TraceContext().filter(record)
     assert record.__dict__["trace_id"] == "of the event"
+    assert "span_id" not in record.__dict__
+
+
+def test_without_opentelemetry_a_record_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
+    record = logging.makeLogRecord({})
+    assert TraceContext().filter(record)
+    assert "trace_id" not in record.__dict__
 
 
 def test_ongoing_events_are_summarized_and_logged_again_after_they_ended(
