@@ -36,6 +36,7 @@ QUESTIONS = (
     "hostile_rows",
     "guard",
     "batch_handlers",
+    "observers",
     "postgres_source",
     "redis_source",
     "writer",

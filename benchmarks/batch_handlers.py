@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import psycopg
 from sqlalchemy import text
@@ -20,7 +20,7 @@ from benchmarks.workload import TOPIC, Workload
 from inbox.consumer import Consumer
 from inbox.events import MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox.events import Event
+from outbox.events import Event, Observer
 from outbox.message import Message
 from outbox.postgres.connection import sqlalchemy_url
 
@@ -56,21 +56,26 @@ def rate(conditions: Conditions, workload: Workload, way: Way) -> Callable[[], f
         with conditions.migrated_database() as url:
             with psycopg.connect(url) as connection:
                 connection.execute(TABLE)
-            return workload.messages / asyncio.run(handled(url, workload, way))
+            messages = [Message(TOPIC, body, key=key) for key, body in workload]
+            return workload.messages / asyncio.run(handled(url, messages, way))
 
     return run
 
 
-async def handled(url: str, workload: Workload, way: Way) -> float:
+async def handled(
+    url: str,
+    messages: Sequence[Message],
+    way: Way,
+    observers: Iterable[Observer] = (),
+) -> float:
     """Seconds from the consumer's start to its end, which is after the last ack."""
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
-    messages = [Message(TOPIC, payload, key=key) for key, payload in workload]
     count = 0
 
     def stop_after_the_last(event: Event) -> None:
         nonlocal count
         count += isinstance(event, MessageHandled)
-        if count == workload.messages:
+        if count == len(messages):
             consumer.stop()
 
     consumer = Consumer(
@@ -78,7 +83,7 @@ async def handled(url: str, workload: Workload, way: Way) -> float:
         async_sessionmaker(engine),
         name=NAME,
         max_in_flight=way.max_in_flight,
-        observers=[stop_after_the_last],
+        observers=[*observers, stop_after_the_last],
     )
     if way.batch is None:
         consumer.handles(TOPIC)(handle)

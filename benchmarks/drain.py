@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -24,7 +24,7 @@ from benchmarks.null_publisher import NullPublisher
 from benchmarks.peers.peer import Peer
 from outbox.brokers.plugins import implementation
 from outbox.errors import OutboxError
-from outbox.events import Event
+from outbox.events import Event, Observer
 from relay.events import BatchSettled
 from relay.publisher import Publisher
 from relay.relay import Relay
@@ -136,9 +136,16 @@ class Progress:
         )
 
 
-async def run(database_url: str, publisher: Publisher, messages: int) -> Drained:
+async def run(
+    database_url: str,
+    publisher: Publisher,
+    messages: int,
+    observers: Iterable[Observer] = (),
+) -> Drained:
     progress = Progress(messages)
-    relay = Relay(database_url, publisher, observers=[progress], name="benchmark")
+    relay = Relay(
+        database_url, publisher, observers=[*observers, progress], name="benchmark"
+    )
     progress.relay = relay
     started = time.perf_counter()
     await relay.run()

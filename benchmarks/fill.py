@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import psycopg
 from psycopg.types.json import Jsonb
 
@@ -18,17 +20,25 @@ NO_HEADERS = Jsonb({})
 TYPES = ("uuid", "int2", "text", "text", "text", "jsonb", "bytea")
 
 
-def fill(database_url: str, workload: Workload) -> None:
-    """Add all messages of a workload in its order, and vacuum as autovacuum would."""
+def fill(
+    database_url: str,
+    workload: Workload,
+    headers: Callable[[int], Mapping[str, str]] | None = None,
+) -> None:
+    """Add all messages of a workload in its order, and vacuum as autovacuum would.
+
+    `headers` gives those of each message by its number; None: it has none.
+    """
     lanes: dict[str, int] = {}
     with psycopg.connect(database_url, autocommit=True) as connection:
         with connection.cursor() as cursor, cursor.copy(COPY) as copy:
             copy.set_types(TYPES)
-            for key, payload in workload:
+            for number, (key, payload) in enumerate(workload):
                 id = uuid7()
                 if (lane := lanes.get(key)) is None:
                     lane = lanes[key] = lane_of(key, id, Priority.DEFAULT)
-                copy.write_row((id, lane, TOPIC, key, JSON, NO_HEADERS, payload))
+                own = NO_HEADERS if headers is None else Jsonb(dict(headers(number)))
+                copy.write_row((id, lane, TOPIC, key, JSON, own, payload))
         connection.execute("VACUUM ANALYZE outbox.message")
 
 

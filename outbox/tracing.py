@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CAUSE: Final = "causation-id"
 TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
 _CAUSE: Final = "outbox.cause"
 
 

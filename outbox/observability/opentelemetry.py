@@ -13,6 +13,7 @@ messaging. Only its API is needed here; without an SDK nothing is recorded.
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from opentelemetry.trace import (
     SpanKind,
     Status,
     StatusCode,
+    TraceFlags,
     TracerProvider,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -38,7 +40,7 @@ from outbox import tracing
 from outbox.errors import ConfigError, one_line
 from outbox.events import Event
 from outbox.message import Message
-from outbox.tracing import CAUSE, TRACEPARENT, Traced
+from outbox.tracing import CAUSE, TRACEPARENT, TRACESTATE, Traced
 
 ProcessParent: TypeAlias = Literal["auto", "producer", "ambient"]
 Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
@@ -49,11 +51,14 @@ PROCESS_PARENT: Final = "PILLARBOX_TRACE_PROCESS_PARENT"
 _logger: Final = logging.getLogger("pillarbox")
 _OWN_SYSTEM: Final = "pillarbox"
 _POSTPONE: Final = "postpone"  # as the handler asked
+_SAMPLED: Final = frozenset("13579bdf")
+_TRACE_ID_END: Final = len("00-") + 32
 _CONVERSATION: Final = "correlation-id"
 # The SDK keeps that many links of a span, unless it is told otherwise.
 _MAX_LINKS: Final = 128
 # A larger one may be near the limit of its broker, which counts headers.
 _MAX_INJECTED_BYTES: Final = 64 * 1024
+_VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 
 _system: Final[ContextVar[str]] = ContextVar("pillarbox_system", default=_OWN_SYSTEM)
@@ -307,34 +312,44 @@ class _Sending:
         return self
 
     def _start(self) -> None:
-        origins = [context_of(message) for message in self.messages]
-        sampled = sum(o is not None and o.trace_flags.sampled for o in origins)
-        size = len(origins) if sampled <= _MAX_LINKS else _MAX_LINKS
+        messages = self.messages
+        parents = [message.headers.get(TRACEPARENT) for message in messages]
+        sampled = sum(
+            parent is not None and parent[-1:] in _SAMPLED for parent in parents
+        )
+        size = len(messages) if sampled <= _MAX_LINKS else _MAX_LINKS
         published: list[Message] = []
-        for start in range(0, len(origins), size):
-            part = self.messages[start : start + size]
-            span = self._start_one(part, origins[start : start + size])
-            published += _injected(part, span)
+        for start in range(0, len(messages), size):
+            part = messages[start : start + size]
+            span = self._start_one(part, parents[start : start + size])
+            published += part if None not in parents else _injected(part, span)
             self._spans.append(span)
         self.messages = published
         current = trace.set_span_in_context(self._spans[0])
         self._token = otel_context.attach(current)
 
     def _start_one(
-        self, messages: Sequence[Message], origins: Sequence[SpanContext | None]
+        self, messages: Sequence[Message], parents: Sequence[str | None]
     ) -> Span:
-        known = [origin for origin in origins if origin is not None]
-        is_one_trace = len({origin.trace_id for origin in known}) == 1
+        context = None
+        # The relay sends tens of thousands a second: of those that are not sampled,
+        # no more is read than that.
+        if len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1:
+            origin = context_of(messages[0])
+            context = None if origin is None else parent_of(origin)
+        origins = [
+            context_of(message)
+            for message, parent in zip(messages, parents, strict=True)
+            if parent is not None and parent[-1:] in _SAMPLED
+        ]
         return self._tracing.start(
             "send",
             "send",
-            SpanKind.CLIENT if len(known) == len(messages) else SpanKind.PRODUCER,
+            SpanKind.PRODUCER if None in parents else SpanKind.CLIENT,
             messages,
             system=self._system,
-            context=parent_of(known[0])
-            if is_one_trace and len(known) == len(messages)
-            else None,
-            links=[Link(origin) for origin in known if origin.trace_flags.sampled],
+            context=context,
+            links=[Link(origin) for origin in origins if origin is not None],
         )
 
     def refused(self, reasons: Sequence[str]) -> None:
@@ -475,10 +490,20 @@ class _Processing:
 
 def context_of(message: Traced) -> SpanContext | None:
     """Read the context in which a message was added; None if there is none."""
-    if TRACEPARENT not in message.headers:
+    parent = message.headers.get(TRACEPARENT)
+    if parent is None:
         return None
-    found = _TRACE_CONTEXT.extract(message.headers, Context())
-    origin = trace.get_current_span(found).get_span_context()
+    if _VERSION_0.fullmatch(parent) is None or TRACESTATE in message.headers:
+        found = _TRACE_CONTEXT.extract(message.headers, Context())
+        origin = trace.get_current_span(found).get_span_context()
+    else:
+        # As the propagator reads it, in a fifth of the time.
+        origin = SpanContext(
+            int(parent[3:35], 16),
+            int(parent[36:52], 16),
+            is_remote=True,
+            trace_flags=TraceFlags(int(parent[53:], 16)),
+        )
     return origin if origin.is_valid else None
 
 

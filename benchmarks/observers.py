@@ -1,0 +1,181 @@
+"""What watching costs: a relay and a consumer with all observers, against none.
+
+All observers are those of `pillarbox relay` and `pillarbox consume` with metrics, and
+traces by OpenTelemetry's SDK. Every message carries a trace context, one in a hundred
+of them sampled; then all of them. Each run is a process of its own, which is what
+`python -m benchmarks.observers` runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psycopg
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from typing_extensions import override
+
+from benchmarks.batch_handlers import TABLE, handled
+from benchmarks.conditions import Conditions, show
+from benchmarks.consuming import BATCHES, NAME, SINGLE, WAYS
+from benchmarks.drain import REPOSITORY, run
+from benchmarks.fill import fill
+from benchmarks.measure import Answer, Target, Variant, at_most, measure
+from benchmarks.null_publisher import NullPublisher
+from benchmarks.workload import TOPIC, Workload
+from inbox.consuming.activity import ConsumerCounts
+from inbox.consuming.blocked_keys import BlockedKeys
+from inbox.consuming.metrics import ConsumerMetrics
+from inbox.events import ConsumerStarted
+from outbox.errors import OutboxError
+from outbox.events import Observer
+from outbox.message import Message
+from outbox.observability.health import Health
+from outbox.observability.logging import LogEvents
+from outbox.observability.opentelemetry import instrument
+from outbox.observability.prometheus import PrometheusEvents
+from relay.activity import RelayCounts
+from relay.events import RelayStarted
+from relay.metrics import RelayMetrics
+
+NONE, SOME, EVERY = "none", "all", "all, every trace"
+SHARES = {SOME: 0.01, EVERY: 1.0}
+RELAY = "relay"
+TARGETS: Mapping[str, Target | None] = {SOME: at_most(1.05), EVERY: None}
+
+
+class Nowhere(SpanExporter):
+    """Takes every span and forgets it."""
+
+    @override
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+def answers(conditions: Conditions) -> Iterator[Answer]:
+    # Of many, the start is no part worth mentioning.
+    sizes = {
+        RELAY: conditions.size(100_000, quick=20_000),
+        BATCHES.label: conditions.size(40_000, quick=5_000),
+        SINGLE.label: conditions.size(10_000, quick=2_000),
+    }
+    for process, size in sizes.items():
+        workload = Workload(messages=size)
+        what = process if process == RELAY else f"consumer, {process}"
+        found = measure(
+            *(
+                Variant(label=label, run=rate(conditions, workload, process, label))
+                for label in (NONE, SOME, EVERY)
+            ),
+            runs=conditions.runs(9),
+            on_run=lambda label, figure: show(label, figure, "/s"),
+        )
+        for label, target in TARGETS.items():
+            yield Answer(
+                question=f"observers: {what}, none against {label}",
+                figure=found.ratio(label),
+                target=target,
+                noise=found.noise,
+                detail=f"{size:,} messages: {found.medians('/s')}",
+            )
+
+
+def rate(
+    conditions: Conditions, workload: Workload, process: str, label: str
+) -> Callable[[], float]:
+    """Messages a second in a process with these observers."""
+
+    def run_one() -> float:
+        with conditions.migrated_database() as url:
+            if process == RELAY:
+                fill(url, workload, headers_of(SHARES.get(label, SHARES[SOME])))
+            else:
+                with psycopg.connect(url) as connection:
+                    connection.execute(TABLE)
+            command = [sys.executable, "-m", "benchmarks.observers", process, label]
+            done = subprocess.run(
+                [*command, url, str(workload.messages)],
+                cwd=REPOSITORY,
+                check=False,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        if done.returncode:
+            raise OutboxError(f"the {process} ended with {done.returncode}")
+        return workload.messages / float(done.stdout)
+
+    return run_one
+
+
+def headers_of(share: float) -> Callable[[int], Mapping[str, str]]:
+    """Headers of messages of which a share is sampled, each of a trace of its own."""
+    every = round(1 / share)
+
+    def headers(number: int) -> Mapping[str, str]:
+        flags = "00" if number % every else "01"
+        return {"traceparent": f"00-{number + 1:032x}-{number + 1:016x}-{flags}"}
+
+    return headers
+
+
+def observers(process: str, share: float) -> list[Observer]:
+    """All observers that there are; their logs and spans go nowhere."""
+    nowhere = Path("/dev/null").open("w")  # noqa: SIM115 (as long as the process)
+    logging.basicConfig(level=logging.INFO, stream=nowhere)
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(share)))
+    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    instrument(tracer_provider=provider)
+    metrics = PrometheusEvents()
+    watching: list[Observer] = [LogEvents(), metrics]
+    if process == RELAY:
+        watching += [
+            RelayMetrics(metrics.registry, metrics.topics),
+            RelayCounts(),
+            Health(RelayStarted, {}),
+        ]
+    else:
+        watching += [
+            ConsumerMetrics(metrics.registry, metrics.topics),
+            ConsumerCounts(NAME),
+            BlockedKeys(NAME),
+            Health(ConsumerStarted, {}),
+        ]
+    return watching
+
+
+async def main(process: str, label: str, url: str, messages: int) -> float:
+    """Run the process, and return its seconds."""
+    share = SHARES.get(label)
+    watching = [] if share is None else observers(process, share)
+    if process == RELAY:
+        return (await run(url, NullPublisher(), messages, watching)).seconds
+    headers = headers_of(SHARES[SOME] if share is None else share)
+    prepared = [
+        Message(TOPIC, body, key=key, headers=headers(number))
+        for number, (key, body) in enumerate(Workload(messages=messages))
+    ]
+    return await handled(url, prepared, WAYS[process], watching)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("process", choices=[RELAY, *WAYS])
+    parser.add_argument("label", choices=[NONE, *SHARES])
+    parser.add_argument("url")
+    parser.add_argument("messages", type=int)
+    given = parser.parse_args()
+    print(
+        asyncio.run(main(given.process, given.label, given.url, given.messages)),
+        flush=True,
+    )
