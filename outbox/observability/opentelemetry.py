@@ -20,21 +20,29 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import (
-    Link,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    TracerProvider,
-)
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import (
+        Link,
+        Span,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TraceFlags,
+        TracerProvider,
+    )
+    from opentelemetry.trace.propagation.tracecontext import (
+        TraceContextTextMapPropagator,
+    )
+    from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"outbox.observability.opentelemetry: {error}; pip install 'pillarbox[otel]'",
+        name=error.name,
+    ) from error
 
 from outbox import tracing
 from outbox.errors import ConfigError, one_line
@@ -171,6 +179,9 @@ class Tracing:
         _TRACE_CONTEXT.inject(headers, context)
         if span is not None:
             span.end()
+            if TRACEPARENT not in headers:
+                # Without an SDK, whoever called us may still have come with a context.
+                _TRACE_CONTEXT.inject(headers)
         if TRACEPARENT not in headers:
             return message
         return message.replace(headers=headers)

@@ -5,6 +5,7 @@ driver of async ones. `APP_SCHEMA` names the library that describes its payloads
 """
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ TOPIC = "demo.orders"
 EFFECT = text("INSERT INTO effect VALUES (:n)")
 URL = sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"])
 KIND = os.environ["APP_SESSIONS"]
+IS_TRACED = "otel" in os.environ["APP_EXTRAS"].split()
 
 
 @dataclass
@@ -49,13 +51,37 @@ if "APP_SCHEMA" in os.environ:
     REGISTRY.register(TOPIC, schema(os.environ["APP_SCHEMA"]))
 
 
+if IS_TRACED:
+    from outbox.observability.opentelemetry import instrument
+
+    instrument()
+
+
+def traced() -> AbstractContextManager[object]:
+    """Be in some trace for the block, if there are any."""
+    if not IS_TRACED:
+        return nullcontext()
+    from opentelemetry import trace
+
+    upstream = trace.SpanContext(1, 2, is_remote=True, trace_flags=trace.TraceFlags(1))
+    return trace.use_span(trace.NonRecordingSpan(upstream))
+
+
+def check_trace(message: Message) -> None:
+    """Fail for a message that was added in that trace and has lost it."""
+    if IS_TRACED and f"{1:032x}" not in message.headers.get("traceparent", ""):
+        raise ValueError(f"headers {dict(message.headers)}")
+
+
 def handle(session: Session, message: Message) -> None:
     """Write the number of an order down."""
+    check_trace(message)
     session.execute(EFFECT, message.json())
 
 
 async def handle_async(session: Any, message: Message) -> None:
     """Do the same in an `AsyncSession`."""
+    check_trace(message)
     await session.execute(EFFECT, message.json())
 
 

@@ -54,7 +54,11 @@ MODULES = {
         "outbox.observability.http_server",
         "relay.cli",
     ),
-    "metrics": ("outbox.observability.prometheus",),
+    "metrics": (
+        "inbox.consuming.metrics",
+        "outbox.observability.prometheus",
+        "relay.metrics",
+    ),
     "migrations": ("outbox.migrations.script", "outbox.migrations.versions"),
     "msgspec": ("outbox.validators.msgspec",),
     "nats": (
@@ -161,12 +165,15 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
         said = run("pillarbox", "migrate", "--sql", status=2)
         if "'pillarbox[migrations]'" not in said:
             yield f"pillarbox migrate: doesn't name the extra: {said}"
-    if "faststream" not in extras:
+    for extra in ("faststream", "otel"):
+        if extra in extras:
+            continue
+        (name,) = MODULES[extra]
         try:
-            importlib.import_module("inbox.frameworks.faststream")
+            importlib.import_module(name)
         except ImportError as error:
-            if "'pillarbox[faststream]'" not in str(error):
-                yield f"inbox.frameworks.faststream: doesn't name the extra: {error}"
+            if f"'pillarbox[{extra}]'" not in str(error):
+                yield f"{name}: doesn't name the extra: {error}"
 
 
 def check_commands() -> Iterator[str]:
@@ -231,6 +238,7 @@ def add_orders() -> None:
         for numbers in ((1, 2), (4,), (3,)):
             with (
                 contextlib.suppress(ZeroDivisionError),
+                app.traced(),
                 app.sessions.begin() as session,
             ):
                 add(session, *(Message(app.TOPIC, {"n": n}, key="k") for n in numbers))
@@ -250,7 +258,7 @@ async def add_orders_async(app: Any) -> None:
     from outbox import Message, add
 
     for numbers in ((1, 2), (4,), (3,)):
-        with contextlib.suppress(ZeroDivisionError):
+        with contextlib.suppress(ZeroDivisionError), app.traced():
             async with app.sessions.begin() as session:
                 add(session, *(Message(app.TOPIC, {"n": n}, key="k") for n in numbers))
                 1 / (4 - numbers[0])
