@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from typing_extensions import override
 
-from outbox import Limits, Message, add, tracing
+from outbox import Limits, Message, add, tracing, uuid7
 from outbox.errors import ConfigError
 from outbox.observability.logging import trace_id_of
 from outbox.observability.opentelemetry import (
@@ -31,6 +31,7 @@ from outbox.postgres.connection import sqlalchemy_url
 from outbox.testing.samples import TRACEPARENT
 from outbox.tracing import system_of
 from relay.publishers.memory import MemoryPublisher
+from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import execute, insert
 from tests.fixtures.spans import (
     Record,
@@ -39,6 +40,7 @@ from tests.fixtures.spans import (
     parent_of,
     traceparent_of,
 )
+from tests.fixtures.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 ONE = Message("orders.placed", {"secret": 1}, key="a key", tenant="a tenant")
@@ -49,6 +51,11 @@ import relay, relay.cli
 import outbox.observability.logging, outbox.observability.prometheus
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
+CONSOLE = {
+    "OTEL_TRACES_EXPORTER": "console",
+    "OTEL_METRICS_EXPORTER": "none",
+    "OTEL_LOGS_EXPORTER": "none",
+}
 ADD = """
 from opentelemetry import trace
 from outbox import Message, insert_statement
@@ -269,21 +276,44 @@ def test_opentelemetry_instrument_chooses_the_parent_by_environment(
 
 def test_opentelemetry_instrument_needs_no_line_of_code() -> None:
     script = Path(sys.executable).with_name("opentelemetry-instrument")
-    environment = os.environ | {
-        "OTEL_TRACES_EXPORTER": "console",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-    }
     said = subprocess.run(
         [script, sys.executable, "-c", ADD],
         capture_output=True,
         text=True,
         check=True,
-        env=environment,
+        env=os.environ | CONSOLE,
         cwd=ROOT,
     ).stdout
     assert '"name": "create orders.placed"' in said
     assert '"name": "request"' in said
+
+
+def test_opentelemetry_instrument_traces_a_relay(
+    database_url: str, tmp_path: Path
+) -> None:
+    insert(database_url, ONE, ONE.replace(id=uuid7(), topic="orders.unknown", key="b"))
+    relay = RunningProcess(
+        [
+            str(Path(sys.executable).with_name("opentelemetry-instrument")),
+            *command_line("pillarbox", "relay", "--database", database_url),
+            # Nobody subscribes to these topics.
+            *("--broker", database_url, "--max-attempts", "2"),
+        ],
+        tmp_path / "log",
+        CONSOLE,
+    )
+    try:
+        settled = "SELECT count(dead_lettered_at) FROM outbox.message"
+        wait_for("both", lambda: execute(database_url, settled) == [(2,)], seconds=90)
+    finally:
+        relay.terminate()
+        assert relay.wait() == 0, relay.log()
+    log = relay.log()
+    for topic in ("orders.placed", "orders.unknown"):
+        assert log.count(f'"name": "retry {topic}"') == 1
+        # Once, though several observers listen to its event.
+        assert log.count(f'"name": "dead_letter {topic}"') == 1
+    assert '"messaging.system": "postgres"' in log
 
 
 def test_no_process_imports_opentelemetry_by_itself() -> None:
