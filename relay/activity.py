@@ -1,8 +1,6 @@
 """What a relay has done since it last reported it; see `RelayActive`."""
 
 from datetime import timedelta
-from operator import attrgetter
-from typing import Final
 
 from outbox.events import Event
 from outbox.observability.latency import Latencies
@@ -16,8 +14,6 @@ from relay.events import (
     RelayActive,
     RelayMeasured,
 )
-
-_CREATED_AT: Final = attrgetter("created_at")
 
 
 class RelayCounts:
@@ -37,7 +33,7 @@ class RelayCounts:
         match event:
             case BatchPublished():
                 self._published += event.acked
-                self._latencies.add_since([*map(_CREATED_AT, event.published)])
+                self._latencies.add_since(event.added_at)
             case KeyBlocked() | MessageDelayed():
                 self._refused += 1
             case MessageDeadLettered():

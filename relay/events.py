@@ -4,22 +4,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
 from uuid import UUID
 
 from outbox.events import Event
-
-
-class PublishedMessage(Protocol):
-    """A message that the broker accepted."""
-
-    @property
-    def topic(self) -> str:
-        """Its topic."""
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was added, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +145,16 @@ class BatchPublished(Event):
     Attributes:
         acked: how many of the messages it accepted.
         seconds: how long that took.
-        published: the messages that it accepted.
+        topics: of each message that it accepted.
+        added_at: when each of these was added, by the database's clock.
     """
 
     level = logging.DEBUG
     messages: int
     acked: int
     seconds: float
-    published: Sequence[PublishedMessage] = field(default=(), repr=False)
+    topics: Sequence[str] = field(default=(), repr=False)
+    added_at: Sequence[datetime] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

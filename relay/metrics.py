@@ -2,8 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable
-from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -23,9 +22,6 @@ from relay.events import (
     MessageDelayed,
     RelayMeasured,
 )
-
-_TOPIC: Final = attrgetter("topic")
-_CREATED_AT: Final = attrgetter("created_at")
 
 
 class _Counters(NamedTuple):
@@ -119,8 +115,8 @@ class RelayMetrics:
 
     def _note_published(self, event: BatchPublished) -> None:
         self._publishes.of().add(event.seconds)
-        self._add_to_publish.of().add_since([*map(_CREATED_AT, event.published)])
-        for topic, count in Tally(map(_TOPIC, event.published)).items():
+        self._add_to_publish.of().add_since(event.added_at)
+        for topic, count in Tally(event.topics).items():
             self._of(topic).published.inc(count)
 
     def _note_refused(self, event: KeyBlocked | MessageDelayed) -> None:

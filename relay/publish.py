@@ -82,7 +82,8 @@ async def publish_batch(
                 messages=len(messages),
                 acked=len(acked),
                 seconds=seconds,
-                published=acked,
+                topics=[row.topic for row in acked],
+                added_at=[row.created_at for row in acked],
             )
         )
     return answers, None

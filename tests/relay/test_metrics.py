@@ -157,12 +157,11 @@ async def test_topics_beyond_the_limit_are_counted_as_other(
 
 
 def test_a_database_whose_clock_is_ahead_makes_no_time_negative() -> None:
-    class Row:
-        topic = "t"
-        created_at = datetime.now(UTC) + timedelta(hours=1)
-
     seen = Observed()
-    event = BatchPublished(messages=1, acked=1, seconds=0.1, published=[Row()])
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    event = BatchPublished(
+        messages=1, acked=1, seconds=0.1, topics=["t"], added_at=[ahead]
+    )
     seen.metrics(event)
     seen.counts(event)
     assert seen.value("add_to_publish_seconds_sum") == 0
