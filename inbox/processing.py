@@ -22,8 +22,8 @@ def processing(
 ) -> AbstractContextManager[Processing]:
     """Cover the handling of messages with a span, which is the current one.
 
-    If the same messages are being handled already, there is no further span. Never
-    raises anything of its own.
+    If the consumer is handling the same messages already, there is no further span.
+    Never raises anything of its own.
     """
     return tracer.process(messages, consumer, system=system, decisions=(RetryLater,))
 

@@ -202,14 +202,19 @@ def _checked(
 def _traced(
     tracer: tracing.Tracer, messages: tuple[Message, ...], limits: Limits
 ) -> tuple[Message, ...]:
-    traced = list(tracer.create(messages))
-    for i, message in enumerate(messages):
-        try:
-            limits.check(traced[i])
-        except InvalidMessageError:
-            # There is no room for one header more.
-            traced[i] = message
-    return tuple(traced)
+    return tuple(
+        new if new is not message and _fits(new, limits) else message
+        for message, new in zip(messages, tracer.create(messages), strict=True)
+    )
+
+
+def _fits(message: Message, limits: Limits) -> bool:
+    # There may be no room for one header more.
+    try:
+        limits.check(message)
+    except InvalidMessageError:
+        return False
+    return True
 
 
 def sync_session(session: object) -> Session:

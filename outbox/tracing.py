@@ -117,7 +117,8 @@ class Tracer(Protocol):
     ) -> AbstractContextManager[Processing]:
         """Cover the handling of messages; their span is the current one.
 
-        Inside the block, handling the same messages makes no further span.
+        Inside the block, the same consumer's handling of the same messages makes no
+        further span.
 
         Args:
             system: the broker, unless `receive` has named it.

@@ -417,7 +417,11 @@ class _Processing:
         try:
             self._ids = frozenset(str(message.id) for message in self._messages)
             outer = _processing.get()
-            if outer is not None and self._ids <= outer._ids:
+            if (
+                outer is not None
+                and self._consumer == outer._consumer
+                and self._ids <= outer._ids
+            ):
                 self._outer = outer
             else:
                 self._start()

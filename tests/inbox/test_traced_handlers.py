@@ -309,6 +309,26 @@ async def test_an_idempotent_handler_of_a_consumer_has_one_span_for_each_deliver
     assert parent_of(spans.one("create bills")) == context_of(handled).span_id
 
 
+async def test_guards_of_several_consumers_in_one_handler_have_spans_of_their_own(
+    database_url: str, spans: Spans
+) -> None:
+    async def handle(session: AsyncSession, message: Message) -> None:
+        for consumer in ("billing", "shipping", "billing"):
+            async with guard(session, message.id, consumer=consumer):
+                pass
+
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="shop")
+        consumer.handles("orders")(handle)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+    delivery = spans.one("process orders")
+    assert outcome(delivery) == "handled"
+    inner = spans.named("process")
+    assert {parent_of(span) for span in inner} == {context_of(delivery).span_id}
+    assert list(map(outcome, inner)) == ["handled", "handled", "duplicate"]
+
+
 async def test_the_block_of_a_guard_is_a_span(database_url: str, spans: Spans) -> None:
     one = message()
     with sessions_of(database_url) as plain:
