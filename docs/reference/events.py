@@ -42,7 +42,8 @@ who needs it:
 - WARNING: the operator, who must act; `remedy` says what to do.
 
 An event "summed up by" some fields is logged when it happens first. What is repeated
-with the same values is counted and logged once a minute, with the number as `repeated`.
+with the same values is counted and logged once a minute, with the number as `repeated`;
+with `--log-level debug` each one is logged, too.
 Where the level is "INFO, then WARNING", the first one is logged at INFO, and what is
 still repeated after a minute as a WARNING.
 """

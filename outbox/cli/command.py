@@ -38,7 +38,8 @@ LogLevelOption: TypeAlias = Annotated[
     typer.Option(
         "--log-level",
         envvar="PILLARBOX_LOG_LEVEL",
-        help="How much to log to standard error.",
+        help="How much to log to standard error. Debug is for pillarbox alone: "
+        "libraries log payloads at that level.",
         show_default="info",
         rich_help_panel=LOGGING,
     ),
@@ -228,6 +229,10 @@ def _set_up_logging(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_json_formatter() if form == "json" else _text_formatter())
     handler.addFilter(TraceContext())
+    if level == "debug":
+        # At DEBUG the brokers' clients log whole requests, and so payloads.
+        logging.getLogger("pillarbox").setLevel(logging.DEBUG)
+        level = "info"
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # Alembic tells of each plug-in that it sets up, at INFO.
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)

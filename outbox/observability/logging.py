@@ -70,8 +70,9 @@ class LogEvents:
 
     Repetitions about one subject are logged as one line with a count: the first event
     is logged at once, the following ones are summed up after `repeats`, when an event
-    ends them, and when the process ends. What still repeats after `repeats` is logged
-    at the event's `lasting_level`. Safe to call from any thread.
+    ends them, and when the process ends. At DEBUG each of them is logged, too. What
+    still repeats after `repeats` is logged at the event's `lasting_level`. Safe to call
+    from any thread.
 
     Args:
         logger: `pillarbox` if left out.
@@ -100,6 +101,8 @@ class LogEvents:
             return
         if event.about is None or self._repeats.is_first(event):
             _log(self._logger, event)
+        elif self._logger.isEnabledFor(logging.DEBUG):
+            _log(self._logger, event, level=logging.DEBUG)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """`pillarbox`: what all commands have in common."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -208,13 +209,18 @@ def test_the_log_level_may_stand_before_the_command_and_after_it(
     level: str,
     variable: str | None,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("NOTSET", "pillarbox")  # puts its level back in the end
     chosen: list[str] = []
     monkeypatch.setattr("logging.basicConfig", lambda **it: chosen.append(it["level"]))
     if variable:
         monkeypatch.setenv("PILLARBOX_LOG_LEVEL", variable)
     assert main(arguments) == 2  # without a database
     expected = level if variable is None or len(arguments) > 1 else "WARNING"
+    if expected == "DEBUG":
+        assert logging.getLogger("pillarbox").level == logging.DEBUG
+        expected = "INFO"
     assert chosen == [expected]
 
 
@@ -420,3 +426,28 @@ def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, (b"", b""))
+
+
+def test_debug_is_for_pillarbox_alone_because_clients_log_payloads() -> None:
+    program = (
+        "import logging\n"
+        "from outbox.cli.command import command, new_app\n"
+        "app = new_app()\n"
+        "@command(app)\n"
+        "def tell():\n"
+        "    logging.getLogger('botocore.endpoint').debug('confidential')\n"
+        "    logging.getLogger('botocore.endpoint').info('retried')\n"
+        "    logging.getLogger('pillarbox').debug('in detail')\n"
+        "app()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--log-level=debug"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = [line.partition(" ")[2] for line in done.stderr.splitlines()]
+    assert [line.split(" ", 1)[1] for line in said] == [
+        "INFO retried",
+        "DEBUG in detail",
+    ]
