@@ -175,8 +175,8 @@ class JobRunner:
                 else:
                     with processing(tracing.tracer, [message], self._consumer) as span:
                         ended = await calling
-                        if ended.error is not None:
-                            span.failed(ended.error)
+                        if (failure := _failure_of(long, job, ended)) is not None:
+                            span.failed(failure)
                 await self._settle(long, job, lease, attempts, ended)
                 return True
 
@@ -238,7 +238,6 @@ class JobRunner:
             if not await lease.succeed():
                 raise _lost(lease)
             return
-        error = ended.error
         match ended.end:
             case End.LOST:
                 raise _lost(lease)
@@ -249,9 +248,7 @@ class JobRunner:
                 if not await lease.end(JobState.CANCELLED):
                     raise _lost(lease)
                 raise JobCancelled
-            case End.TIMED_OUT:
-                limit = long.terms.time_limit or timedelta(0)
-                error = HandlerTimeoutError(long.__qualname__, limit)
+        error = _failure_of(long, job, ended)
         await self._fail(long, lease, attempts, error or asyncio.CancelledError())
 
     async def _fail(
@@ -307,6 +304,16 @@ async def _sweep(executor: Executor, consumer: str) -> None:
 
 def _has_receipt(session: Session, key: JobKey) -> bool:
     return has_receipt(key.id, key.consumer, session)
+
+
+def _failure_of(long: LongHandler, job: AnyJob, ended: "Ended") -> BaseException | None:
+    """Return why a handler has not done its work; None if it has."""
+    if job.is_finished or ended.is_done:
+        return None
+    if ended.end is End.TIMED_OUT:
+        limit = long.terms.time_limit or timedelta(0)
+        return HandlerTimeoutError(long.__qualname__, limit)
+    return ended.error or asyncio.CancelledError()
 
 
 def _lost(lease: JobLease) -> RetryLater:

@@ -25,6 +25,7 @@ from inbox.webhook import webhook_app
 from outbox import Message, add
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Outcome, find
+from outbox.retry import RetryPolicy
 from outbox.testing.samples import TRACEPARENT
 from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
 from tests.fixtures.http import SECRET
@@ -267,6 +268,36 @@ async def test_a_long_handler_that_fails_is_seen_to(
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
     assert outcome(spans.one("process orders")) == "failed"
+
+
+async def test_a_long_handler_out_of_time_has_failed_and_a_stopped_one_has_not(
+    database_url: str, spans: Spans
+) -> None:
+    started = asyncio.Event()
+
+    async def wait(job: AsyncJob, message: Message) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    lease, brief = timedelta(seconds=30), timedelta(milliseconds=50)
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(MemorySource(message()), sessions, name="reports")
+        consumer.handles("orders", lease=lease)(wait)
+        async with running(consumer):
+            await started.wait()
+        consumer = Consumer(
+            MemorySource(message(topic="late")),
+            sessions,
+            name="reports",
+            retry=RetryPolicy(max_attempts=1),
+        )
+        consumer.handles("late", lease=lease, time_limit=brief)(wait)
+        async with running(consumer) as events:
+            await events.wait_for(MessageDeadLettered)
+    stopped, late = spans.one("process orders"), spans.one("process late")
+    assert (outcome(stopped), outcome(late)) == ("cancelled", "failed")
+    assert stopped.status.status_code is StatusCode.UNSET
+    assert attributes_of(late)["error.type"] == "inbox.errors.HandlerTimeoutError"
 
 
 @pytest.mark.parametrize("times", [1, 2])
