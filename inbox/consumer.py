@@ -282,6 +282,10 @@ class Consumer:
     ) -> None:
         observers = Observers(self._observers)
         sources = {queue: self._queues_served.source_of(queue) for queue in weights}
+        systems = {q: tracing.system_of(source) for q, source in sources.items()}
+        if tracing.tracer is not None:
+            # All tasks inherit it.
+            tracing.tracer.receive(next(iter(systems.values())))
         retry = longest_retry(self._retry, self._routes)
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)
@@ -290,7 +294,6 @@ class Consumer:
             stack.push_async_callback(self._executor.close)
             if is_long:
                 await stack.enter_async_context(sweeping(self._executor, self.name))
-            systems = {q: tracing.system_of(source) for q, source in sources.items()}
             scheduler, dispatchers = self._dispatchers(
                 weights, observers, limits, systems
             )
@@ -342,9 +345,10 @@ class Consumer:
             self._writer, self._routes, self._executor, self._retry, observers
         )
         dispatchers: dict[str, Dispatcher] = {}
+        is_mixed = len(set(systems.values())) > 1
 
         async def settle(queue: str, delivery: Delivery) -> bool:
-            if tracing.tracer is not None:
+            if is_mixed and tracing.tracer is not None:
                 tracing.tracer.receive(systems[queue])
             return await settlement.settle(delivery, dispatchers[queue])
 

@@ -80,6 +80,27 @@ async def test_the_span_of_a_handler_continues_the_messages_trace(
     assert span.status.status_code is StatusCode.UNSET
 
 
+async def test_each_queue_names_its_own_broker(database_url: str, spans: Spans) -> None:
+    class AcmeSource(MemorySource):
+        pass
+
+    sources = {
+        "default": MemorySource(message()),
+        "other": AcmeSource(message(topic="bills")),
+    }
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(sources, sessions, name="billing")
+        consumer.handles("orders")(accept)
+        consumer.handles("bills", queue="other")(accept)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled, 2)
+    named = {
+        topic: attributes_of(spans.one(f"process {topic}"))["messaging.system"]
+        for topic in ("orders", "bills")
+    }
+    assert named == {"orders": "memory", "bills": "acme"}
+
+
 async def test_a_message_of_no_trace_begins_one(
     database_url: str, spans: Spans
 ) -> None:
