@@ -20,6 +20,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, running
 from tests.fixtures.spans import (
+    Broken,
     Record,
     Spans,
     attributes_of,
@@ -198,6 +199,22 @@ async def test_refusals_and_dead_letters_are_seen_in_the_messages_trace(
         assert about["messaging.system"] == "scripted"
     attempts = [attributes_of(s)["pillarbox.attempts"] for s in (*retries, given_up)]
     assert attempts == [1, 2, 3]
+
+
+async def test_a_failing_exporter_stops_no_relay(
+    database_url: str, spans: Spans
+) -> None:
+    def answer(message: Message) -> Confirmation:
+        return Nacked("no", permanent=True) if message.topic == "bad" else Acked()
+
+    publisher = ScriptedPublisher(answer)
+    messages = [Message("bad", b""), Message("good", b"")]
+    await asyncio.to_thread(insert, database_url, *messages)
+    spans.provider.add_span_processor(Broken())
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered)
+        await publisher.until_acked(1)
+    assert publisher.topics() == ["good"]
 
 
 async def test_a_message_added_in_sql_begins_its_trace_at_the_relay(

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, TraceFlags
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
-from typing_extensions import override
 
 from outbox import Limits, Message, add, tracing, uuid7
 from outbox.errors import ConfigError
@@ -34,6 +31,7 @@ from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.relay import execute, insert
 from tests.fixtures.spans import (
+    Broken,
     Record,
     Spans,
     attributes_of,
@@ -75,18 +73,6 @@ class Reversing:
 
     def decode(self, message: Message, key_id: str) -> bytes:
         return message.payload[::-1]
-
-
-class Broken(SpanProcessor):
-    """What a user's own processor may do at the worst."""
-
-    @override
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        raise RuntimeError("the collector is away")
-
-    @override
-    def on_end(self, span: ReadableSpan) -> None:
-        raise RuntimeError("the collector is away")
 
 
 def stored(url: str) -> list[dict[str, str]]:
