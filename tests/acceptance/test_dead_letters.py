@@ -12,7 +12,7 @@ from tests.acceptance.sink import Sink
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import ROOT, RunningProcess, command_line
 from tests.fixtures.prometheus import scrape
-from tests.fixtures.relay import execute
+from tests.fixtures.relay import execute, insert
 from tests.fixtures.site import Site
 from tests.fixtures.waiting import wait_for
 
@@ -121,6 +121,26 @@ def test_a_relay_exports_its_dead_letters_to_prometheus(
     wanted = f'dead_letter_total{{{origin},status="PENDING"}} 1'
     wait_for(wanted, lambda: wanted in scrape(relay), seconds=60)
     assert f"dead_letter_age_seconds{{{origin}}}" in scrape(relay)
+
+
+def test_a_relay_exports_what_it_published_to_prometheus(
+    database_url: str, relays: Relays, sink: Sink
+) -> None:
+    messages = [Message(topic, b"1") for topic in ("a", "a", "b", "c")]
+    insert(database_url, *messages)
+    relay = relays.start(sink.url, "--metrics-listen=0", "--metrics-topics=1")
+    published = "pillarbox_relay_messages_published_total"
+    for wanted in (
+        f'{published}{{topic="other"}} ',
+        f"{published}{{topic=",
+        "pillarbox_relay_lanes 48.0",
+        "pillarbox_relay_breaker_open 0.0",
+        "pillarbox_relay_add_to_publish_seconds_count 4.0",
+    ):
+        wait_for(wanted, partial(is_in, wanted, relay), seconds=60)
+    counts = re.findall(rf"^{published}{{topic=.*}} (.*)$", scrape(relay), re.MULTILINE)
+    assert len(counts) == 2
+    assert sum(map(float, counts)) == 4
 
 
 async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus(
