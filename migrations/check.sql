@@ -46,7 +46,7 @@ BEGIN
         RAISE EXCEPTION 'role "%" may not create schemas in database "%"', current_user, current_database()
             USING HINT = format('GRANT CREATE ON DATABASE %I TO %I, or migrate as the database''s owner', current_database(), current_user);
     END IF;
-    FOREACH v_role IN ARRAY ARRAY[{owner_name}, {maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {consumer_name}, {monitor_name}] LOOP
+    FOREACH v_role IN ARRAY ARRAY[{owner_name}, {maintainer_name}, {detacher_name}, {application_name}, {relay_name}, {consumer_name}, {monitor_name}, {web_name}] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role)
            AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolcreaterole)) THEN
             RAISE EXCEPTION 'role "%" does not exist and "%" may not create roles', v_role, current_user

@@ -226,6 +226,7 @@ _EVIDENCE: Final = (
     "A dead letter is evidence: only the owner may change its payload or its creation"
     " time."
 )
+_DISCARD: Final = {"UPDATE": _columns("status updated_at discard_reason discarded_by")}
 _DEAD_LETTERS_SEEN: Final = {
     "SELECT": _columns(
         "id created_at updated_at status retry_count retry_after origin message_id"
@@ -285,12 +286,13 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "monitor",
         ),
         _grant(_DEAD_LETTERS_SEEN, _tables("outbox.dead_letter"), "monitor"),
+        _grant(_DISCARD, _tables("outbox.dead_letter"), "web"),
     ),
     "versions/0003_inbox.grants.sql": (
         Closed(_functions("outbox.replay_caused_by(uuid)")),
         _grant(_EXECUTE, _functions("outbox.replay_caused_by(uuid)"), "consumer"),
         _grant(_USAGE, _schema("inbox"), "consumer", "relay", "maintainer", "monitor"),
-        _grant(_EXECUTE, _functions("inbox.moment_of(uuid)"), "consumer"),
+        _grant(_EXECUTE, _functions("inbox.moment_of(uuid)"), "consumer", "web"),
         _grant(
             {"SELECT": (), "INSERT": ()},
             _tables("inbox.receipt", "inbox.foreign_receipt"),
@@ -339,6 +341,13 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         ),
         _grant(_SELECT, _tables("inbox.receipt", "inbox.foreign_receipt"), "monitor"),
         _grant(_DEAD_LETTERS_SEEN, _tables("inbox.dead_letter"), "monitor"),
+        _grant(_DISCARD, _tables("inbox.dead_letter"), "web"),
+        _grant(
+            {"INSERT": ()},
+            _tables("inbox.receipt"),
+            "web",
+            why="A discard records a receipt.",
+        ),
     ),
     "versions/0004_partitions.grants.sql": (
         Closed(
@@ -444,6 +453,35 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             },
             _tables("inbox.job"),
             "monitor",
+        ),
+        _grant(
+            {
+                "INSERT": _columns(
+                    "message_id message_at consumer state cancel_requested_at reason"
+                ),
+                "UPDATE": _columns(
+                    "state cancel_requested_at finished_at reason lease_until"
+                ),
+            },
+            _tables("inbox.job"),
+            "web",
+            why="To cancel a job.",
+        ),
+    ),
+    # The page's role may read what the monitor may: it is a member of it.
+    "versions/0007_operations.grants.sql": (
+        _grant(
+            {
+                "SELECT": (),
+                "INSERT": _columns("kind selection reason asked_by starts_at expected"),
+                "UPDATE": _columns(
+                    "state succeeded failed skipped reached problem worker lease_until"
+                    " started_at finished_at ended_by"
+                ),
+            },
+            _tables("outbox.operation"),
+            "web",
+            why="What was asked for, and by whom, can't be changed afterwards.",
         ),
     ),
 }

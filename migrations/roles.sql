@@ -29,7 +29,8 @@ BEGIN
         ({application_name}, 'NOLOGIN'),
         ({relay_name}, 'NOLOGIN'),
         ({consumer_name}, 'NOLOGIN'),
-        ({monitor_name}, 'NOLOGIN')
+        ({monitor_name}, 'NOLOGIN'),
+        ({web_name}, 'NOLOGIN')
     LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             EXECUTE format('CREATE ROLE %I %s', v_role, v_login);
@@ -45,6 +46,10 @@ BEGIN
     -- The detacher inherits the owner's privileges.
     IF NOT pg_has_role({detacher_name}, {owner_name}, 'USAGE') THEN
         GRANT {owner} TO {detacher};
+    END IF;
+    -- The page may read what the monitor may.
+    IF NOT pg_has_role({web_name}, {monitor_name}, 'USAGE') THEN
+        GRANT {monitor} TO {web};
     END IF;
 EXCEPTION WHEN insufficient_privilege THEN
     RAISE EXCEPTION 'role "%" may not become "%": %', current_user, v_role, SQLERRM

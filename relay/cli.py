@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from outbox.administration.connection import administration
+from outbox.administration.sides import RetryOptions, Side
 from outbox.brokers.plugins import implementation
 from outbox.cli.command import (
     Broker,
@@ -26,7 +27,6 @@ from outbox.cli.command import (
     rate_option,
 )
 from outbox.cli.output import progress, write_json, write_line, write_table
-from outbox.cli.sides import RetryOptions, Side
 from outbox.cli.supervisor import Schedule, Watching, run_until_stopped
 from outbox.dead_letters import Retrier, RetrySchedule, Scheduler, Tally
 from outbox.dead_letters.measure import Measure

@@ -12,7 +12,7 @@ import pytest
 
 from tests.install.wheel import MODULE, MOUNTS, ROOT, build_wheel
 
-SHIPPED = {".py", ".sql", ".typed", ".mako"}
+SHIPPED = {".py", ".sql", ".typed", ".mako", ".html", ".css", ".js", ".svg"}
 
 # Prints the hash of each file of our packages, as the interpreter finds them.
 FIND_FILES = """

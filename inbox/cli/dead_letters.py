@@ -8,7 +8,7 @@ import psycopg
 
 from inbox.cli.consume import load_consumer, scheduler_of
 from outbox.administration.connection import AdministrationConnection
-from outbox.cli.sides import RetryOptions, Side
+from outbox.administration.sides import RetryOptions, Side
 from outbox.dead_letters import Retrier, RetrySchedule, Tally
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers

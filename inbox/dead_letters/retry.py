@@ -184,7 +184,9 @@ class HandlerRetrier:
         why = await self._transact(lambda session: why_cancelled(session, key))
         reason = f"its job was cancelled: {why}" if why else "its job was cancelled"
         values = Candidate(letter.id, letter.created_at).parameters()
-        await self.fetch(Statement.MARK_DISCARDED, {**values, "reason": reason})
+        await self.fetch(
+            Statement.MARK_DISCARDED, {**values, "reason": reason, "person": None}
+        )
         self._notify(
             MessageCancelled(
                 consumer=self._consumer,

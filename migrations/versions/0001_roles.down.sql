@@ -43,7 +43,7 @@ BEGIN
         -- It is loaded, but only administrators can see in which database.
         v_elsewhere := NOT v_installed;
     END;
-    FOREACH v_role IN ARRAY ARRAY[{monitor_name}, {consumer_name}, {relay_name}, {application_name}, {detacher_name}, {maintainer_name}, {owner_name}] LOOP
+    FOREACH v_role IN ARRAY ARRAY[{web_name}, {monitor_name}, {consumer_name}, {relay_name}, {application_name}, {detacher_name}, {maintainer_name}, {owner_name}] LOOP
         v_has_jobs := v_role IN ({detacher_name}, {maintainer_name}) AND v_elsewhere;
         IF v_role IN ({detacher_name}, {maintainer_name}) AND v_installed THEN
             IF has_schema_privilege(v_role, 'cron', 'USAGE') THEN

@@ -10,7 +10,7 @@ REVOKE ALL
         outbox.message,
         outbox.dead_letter,
         outbox.readable_dead_letter
-    FROM {application}, {relay}, {monitor};
+    FROM {application}, {relay}, {monitor}, {web};
 REVOKE ALL
     ON FUNCTION
         outbox.add(text, bytea, text, text, jsonb, text, integer, text, timestamptz, uuid),
@@ -52,5 +52,6 @@ GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, orig
               error_reason, discard_reason, discarded_by)
     ON outbox.dead_letter
     TO {monitor};
+GRANT UPDATE (status, updated_at, discard_reason, discarded_by) ON outbox.dead_letter TO {web};
 
 RESET ROLE;

@@ -13,11 +13,11 @@ REVOKE ALL
         inbox.delivery,
         inbox.dead_letter,
         inbox.readable_dead_letter
-    FROM {consumer}, {relay}, {monitor};
+    FROM {consumer}, {relay}, {monitor}, {web};
 REVOKE ALL ON FUNCTION outbox.replay_caused_by(uuid) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION outbox.replay_caused_by(uuid) TO {consumer};
 GRANT USAGE ON SCHEMA inbox TO {consumer}, {relay}, {maintainer}, {monitor};
-GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer};
+GRANT EXECUTE ON FUNCTION inbox.moment_of(uuid) TO {consumer}, {web};
 GRANT SELECT, INSERT ON inbox.receipt, inbox.foreign_receipt TO {consumer};
 GRANT SELECT, INSERT, DELETE ON inbox.subscription TO {consumer};
 GRANT SELECT, UPDATE (attempts, available_at, acked_at) ON inbox.delivery TO {consumer};
@@ -49,5 +49,8 @@ GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, orig
               error_reason, discard_reason, discarded_by)
     ON inbox.dead_letter
     TO {monitor};
+GRANT UPDATE (status, updated_at, discard_reason, discarded_by) ON inbox.dead_letter TO {web};
+-- A discard records a receipt.
+GRANT INSERT ON inbox.receipt TO {web};
 
 RESET ROLE;

@@ -9,7 +9,7 @@ REVOKE ALL
     ON TABLE
         inbox.job,
         inbox.suspect
-    FROM {consumer}, {monitor};
+    FROM {consumer}, {monitor}, {web};
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
 GRANT SELECT, INSERT, UPDATE (starts, started_at, is_open), DELETE ON inbox.suspect TO {consumer};
 GRANT SELECT ON inbox.suspect TO {monitor};
@@ -18,5 +18,10 @@ GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_un
               worker, reason)
     ON inbox.job
     TO {monitor};
+-- To cancel a job.
+GRANT INSERT (message_id, message_at, consumer, state, cancel_requested_at, reason),
+      UPDATE (state, cancel_requested_at, finished_at, reason, lease_until)
+    ON inbox.job
+    TO {web};
 
 RESET ROLE;

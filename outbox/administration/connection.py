@@ -37,12 +37,25 @@ def administration(
         UpkeepError: a statement failed; the message names the remedy.
     """
     refuse_pooler(url)
-    try:
-        with psycopg.connect(
+    with (
+        errors_explained(url, rights),
+        psycopg.connect(
             conninfo(url, application_name=application_name), autocommit=True
-        ) as connection:
-            connection.execute(PIN_SESSION)
-            yield connection
+        ) as connection,
+    ):
+        connection.execute(PIN_SESSION)
+        yield connection
+
+
+@contextmanager
+def errors_explained(url: str, rights: str = _RIGHTS) -> Iterator[None]:
+    """Raise what psycopg raises in the block as an error that names the remedy.
+
+    Raises:
+        DatabaseUnavailableError, UpkeepError: as `administration`.
+    """
+    try:
+        yield
     except psycopg.Error as error:
         if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
             raise DatabaseUnavailableError(

@@ -47,7 +47,7 @@ def migrate(
         url: with a role that may create roles, schemas and extensions.
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
-        role_prefix: the prefix of the seven roles' names.
+        role_prefix: the prefix of the eight roles' names.
         partman_schema: the schema of pg_partman, which is installed there if missing.
         lock_timeout: how long to wait for each lock that another session holds, while
             writers queue; twelve times as long for another migration.

@@ -14,6 +14,7 @@ ROLES: Final = (
     "relay",
     "consumer",
     "monitor",
+    "web",
 )
 """Every role, without its prefix."""
 _PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")

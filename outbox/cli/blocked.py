@@ -8,9 +8,16 @@ from typing import Annotated, Final
 import typer
 
 from outbox.administration.connection import administration
-from outbox.cli.command import Database, Json, command, database_url, new_app
+from outbox.administration.sides import Blocked, BlockedCount, load_sides
+from outbox.cli.command import (
+    Database,
+    Json,
+    SideOption,
+    command,
+    database_url,
+    new_app,
+)
 from outbox.cli.output import write_json, write_line, write_table
-from outbox.cli.sides import Blocked, BlockedCount, SideOption, load_sides
 from outbox.duration import write_duration
 
 _MAX_REASON: Final = 80

@@ -87,6 +87,14 @@ Codec: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+SideOption: TypeAlias = Annotated[
+    Literal["outbox", "inbox"] | None,
+    typer.Option(
+        "--side",
+        help="Only the side of the relay (outbox) or of the consumers (inbox).",
+        show_default="both",
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -12,11 +12,13 @@ from uuid import UUID
 
 import typer
 
+from outbox.administration.sides import RetryOptions, Side, load_sides
 from outbox.cli.command import (
     Broker,
     Codec,
     Database,
     Json,
+    SideOption,
     command,
     database_url,
     duration_option,
@@ -24,7 +26,6 @@ from outbox.cli.command import (
     rate_option,
 )
 from outbox.cli.output import progress, warn, write_json, write_line, write_table
-from outbox.cli.sides import RetryOptions, Side, SideOption, load_sides
 from outbox.cli.supervisor import Schedule, run_coroutine
 from outbox.dead_letters.criteria import Criteria, IdPrefix
 from outbox.dead_letters.events import DeadLetterFailed

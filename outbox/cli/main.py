@@ -35,7 +35,7 @@ _PANELS: Final = {
     "The relay": ("relay",),
     "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
     "Brokers": ("brokers",),
-    "Repair": ("dead-letters", "blocked", "replay"),
+    "Repair": ("dead-letters", "blocked", "replay", "web"),
 }
 _OTHERS: Final = "Other commands"
 _PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")

@@ -11,10 +11,10 @@ from outbox.administration.check import Severity
 from outbox.administration.connection import AdministrationConnection, administration
 from outbox.administration.doctor import examine
 from outbox.administration.partitions import read_partitions
+from outbox.administration.sides import load_sides
 from outbox.cli.command import Database, Json, command, database_url, new_app
 from outbox.cli.doctor import status_of
 from outbox.cli.output import write_json, write_line, write_table
-from outbox.cli.sides import load_sides
 from outbox.dead_letters.letter import Status
 from outbox.dead_letters.statement import Schema, Statement, statement
 from outbox.duration import write_duration

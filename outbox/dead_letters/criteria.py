@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final, Self
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple, Self
 from uuid import UUID
 
 from outbox.dead_letters.letter import Status
@@ -14,6 +14,13 @@ _DIGITS: Final = 32
 _FEWEST: Final = 4
 _MOST_NAMED: Final = 5
 _PREFIX: Final = re.compile(r"[0-9a-f]+(-[0-9a-f]+)*-?", re.ASCII)
+
+
+class Place(NamedTuple):
+    """Where a dead letter is in a list by time."""
+
+    created_at: datetime
+    id: UUID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,24 +33,38 @@ class Criteria:
         origin: what gave the message up: `publisher:redis`, `consumer:billing`.
         newer_than: given up within this time.
         older_than: given up before this time.
+        reason: the first 80 characters of the reason, as they are.
+        since: given up then or later.
+        until: given up then or earlier.
+        before: only what comes after this one in a list, the newest first.
+        after: only what comes after this one, the oldest first.
         max_rows: at most this many.
     """
 
     status: Status | None = Status.PENDING
+    id: UUID | None = None
     topic: str | None = None
     key: str | None = None
     tenant: str | None = None
     origin: str | None = None
     message_id: str | None = None
+    reason: str | None = None
     error: str | None = None
     newer_than: timedelta | None = None
     older_than: timedelta | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before: Place | None = None
+    after: Place | None = None
     max_rows: int | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the statements that list and find."""
         many = self.topic is not None and self.topic.endswith("*")
+        before_at, before_id = self.before or (None, None)
+        after_at, after_id = self.after or (None, None)
         return {
+            "id": _text(self.id),
             "status": None if self.status is None else self.status.value,
             "topic": None if many else self.topic,
             "topic_prefix": self.topic[:-1] if many and self.topic else None,
@@ -51,11 +72,23 @@ class Criteria:
             "tenant": self.tenant,
             "origin": self.origin,
             "message_id": self.message_id,
+            "reason": self.reason,
             "error": self.error,
             "newer_than": self.newer_than,
             "older_than": self.older_than,
+            "since": self.since,
+            "until": self.until,
+            "before_at": before_at,
+            "before_id": _text(before_id),
+            "after_at": after_at,
+            "after_id": _text(after_id),
             "max_rows": self.max_rows,
         }
+
+
+def _text(id: UUID | None) -> str | None:
+    # Which every driver accepts for a uuid.
+    return None if id is None else str(id)
 
 
 @dataclass(frozen=True, slots=True)

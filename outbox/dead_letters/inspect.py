@@ -71,10 +71,15 @@ class Desk:
         )
         return [id for (id,) in cursor]
 
-    def discard(self, candidates: Sequence[Candidate], reason: str) -> int:
+    def discard(
+        self, candidates: Sequence[Candidate], reason: str, person: str | None = None
+    ) -> int:
         """Discard those that are PENDING, each in a transaction; return how many were.
 
         Waits for one that is being retried.
+
+        Args:
+            person: on whose behalf, recorded beside the login.
 
         Raises:
             ConfigError: `on_discard` refused some; the others were discarded.
@@ -83,7 +88,7 @@ class Desk:
         refusals: list[ConfigError] = []
         for candidate in candidates:
             try:
-                discarded += self._discard(candidate, reason)
+                discarded += self._discard(candidate, reason, person)
             except ConfigError as refusal:
                 refusals.append(refusal)
         if refusals:
@@ -92,11 +97,11 @@ class Desk:
             )
         return discarded
 
-    def _discard(self, candidate: Candidate, reason: str) -> bool:
+    def _discard(self, candidate: Candidate, reason: str, person: str | None) -> bool:
         with self._connection.transaction():
             row = self._connection.execute(
                 statement(self._schema, Statement.MARK_DISCARDED),
-                {**candidate.parameters(), "reason": reason},
+                {**candidate.parameters(), "reason": reason, "person": person},
             ).fetchone()
             if row is not None and self._on_discard is not None:
                 self._on_discard(self._connection, *row)

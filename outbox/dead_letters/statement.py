@@ -12,9 +12,11 @@ class Statement(StrEnum):
     """The files in `outbox/sql` with a placeholder for the schema."""
 
     LIST = "list_dead_letters"
+    GROUP = "group_dead_letters"
     FIND = "find_dead_letters"
     FIND_DUE = "find_due_dead_letters"
     FIND_BY_PREFIX = "find_dead_letters_by_prefix"
+    LOOK_AT = "look_at_dead_letter"
     READ = "read_dead_letter"
     LOCK = "lock_dead_letter"
     MARK_SUCCEEDED = "mark_succeeded"

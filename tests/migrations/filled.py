@@ -30,6 +30,8 @@ _ROWS: Final = (
     "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,"
     " key, content_type, headers, payload)"
     " VALUES (outbox.uuid7(), 3, 1, 'billing', 'orders', 'a', 'text/plain', '{}', '1')",
+    "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
+    " VALUES ('discard', '{\"topic\": \"orders\"}', 'why', 'ann', 3)",
     "INSERT INTO outbox.dropped_partition (parent_table, starts_at, ends_at)"
     " VALUES ('outbox.message', '2001-01-01Z', '2001-01-02Z') ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.kept_partition (partition, parent_table, starts_at, ends_at)"

@@ -46,6 +46,20 @@ SUSPECT = """
     RETURNING starts
 """
 
+ASK = """
+    INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)
+    VALUES ('discard', '{}', 'why', 'ann', 1)
+"""
+CANCEL = """
+    INSERT INTO inbox.job AS j (message_id, message_at, consumer, state,
+                                cancel_requested_at, reason)
+    SELECT id, inbox.moment_of(id), 'billing', 'waiting', now(), 'why'
+      FROM (SELECT outbox.uuid7() AS id) AS m
+    ON CONFLICT (message_id, consumer, message_at)
+    DO UPDATE SET state = 'cancelled', finished_at = now(), reason = EXCLUDED.reason
+    RETURNING state, worker
+"""
+
 ALLOWED = {
     "application": [ADD],
     "relay": [
@@ -102,8 +116,39 @@ ALLOWED = {
         "SELECT last_error FROM outbox.message",
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
     ],
+    "web": [
+        "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
+        "SELECT * FROM outbox.upkeep_plan()",
+        ASK,
+        "UPDATE outbox.operation SET state = 'running', worker = 'w'",
+        *(
+            f"UPDATE {schema}.dead_letter SET status = 'DISCARDED',"
+            " updated_at = now(), discard_reason = 'why', discarded_by = 'who'"
+            " WHERE status = 'PENDING'"
+            for schema in ("outbox", "inbox")
+        ),
+        RECEIVE,
+        CANCEL,
+    ],
 }
 FORBIDDEN = {
+    "web": [
+        ADD,
+        "SELECT payload FROM outbox.dead_letter",
+        "SELECT headers FROM inbox.dead_letter",
+        "SELECT error_stacktrace FROM inbox.dead_letter",
+        "SELECT * FROM outbox.readable_dead_letter",
+        "SELECT payload FROM outbox.message",
+        "UPDATE outbox.message SET attempts = 1",
+        "UPDATE inbox.dead_letter SET payload = ''",
+        "UPDATE outbox.operation SET asked_by = 'somebody else'",
+        "UPDATE outbox.operation SET asked_at = now()",
+        "DELETE FROM outbox.operation",
+        "DELETE FROM inbox.receipt",
+        "SELECT checkpoint FROM inbox.job",
+        "CALL outbox.maintain()",
+        "SET ROLE pillarbox_owner",
+    ],
     "application": [
         "SELECT payload FROM outbox.message",
         "SELECT count(*) FROM outbox.message",

@@ -82,7 +82,7 @@ COMMANDS: Final[dict[str, tuple[Callable[[str], int], int]]] = {
         0,
     ),
     "migrate again in psql": (
-        lambda url: psql(url, migration_sql(with_cron=False, from_version="0006")),
+        lambda url: psql(url, migration_sql(with_cron=False, from_version="0007")),
         0,
     ),
     "remove": (

@@ -53,7 +53,7 @@ def test_a_long_transaction_on_a_table_is_named_and_nothing_changes(
             migrate(url, with_cron=False, lock_timeout=SHORT)
         assert snapshot(url) == before
     migrate(url, with_cron=False, lock_timeout=SHORT)
-    assert execute(url, "SELECT version_num FROM outbox.alembic_version") == [("0006",)]
+    assert execute(url, "SELECT version_num FROM outbox.alembic_version") == [("0007",)]
 
 
 @pytest.mark.parametrize("part", [None, *Part])

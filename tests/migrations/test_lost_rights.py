@@ -28,6 +28,7 @@ LOST = {
         )
         for role in (
             *("maintainer", "detacher", "application", "relay", "consumer", "monitor"),
+            "web",
         )
     },
     "the maintainer may not log in": (

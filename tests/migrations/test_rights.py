@@ -90,7 +90,10 @@ def test_only_who_runs_jobs_may_log_in_and_only_the_detacher_is_the_owner(
             " WHERE r.rolname LIKE 'pillarbox\\_%' AND NOT m.rolsuper"
         ).fetchall()
     assert roles == [("pillarbox_detacher",), ("pillarbox_maintainer",)]
-    assert members == [("pillarbox_owner", "pillarbox_detacher")]
+    assert sorted(members) == [
+        ("pillarbox_monitor", "pillarbox_web"),
+        ("pillarbox_owner", "pillarbox_detacher"),
+    ]
 
 
 def test_the_detacher_detaches_and_drops(acting: As) -> None:

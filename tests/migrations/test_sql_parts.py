@@ -185,8 +185,8 @@ def test_sql_for_another_version_changes_nothing(
 
     refused = psql(empty_database_url, script).stderr
 
-    assert "updates version 0003, but the schema has version 0006" in refused
-    assert "print it with --from 0006" in refused
+    assert "updates version 0003, but the schema has version 0007" in refused
+    assert "print it with --from 0007" in refused
     assert snapshot(empty_database_url) == before
     unmigrate(empty_database_url, role_prefix=PREFIX)
 
@@ -202,7 +202,7 @@ def test_at_the_newest_version_the_sql_restores_dropped_objects(
     )
 
     for part in ("administrator", "owner"):
-        done = psql(empty_database_url, printed(part, capsys, "--from", "0006"))
+        done = psql(empty_database_url, printed(part, capsys, "--from", "0007"))
         assert (done.returncode, "ERROR" in done.stderr) == (0, False)
 
     may = "SELECT has_table_privilege(%s, %s, 'SELECT')"
@@ -239,7 +239,9 @@ def test_invalid_options_of_the_printed_sql_are_refused(
         migration_sql(part="dba")
     with pytest.raises(ConfigError, match="runs the whole removal"):
         migration_sql(part="owner", remove=True)
-    with pytest.raises(ConfigError, match="one of 0001, 0002, 0003, 0004, 0005, 0006"):
+    with pytest.raises(
+        ConfigError, match="one of 0001, 0002, 0003, 0004, 0005, 0006, 0007"
+    ):
         migration_sql(from_version="3")
     with pytest.raises(ConfigError, match="a removal doesn't need it"):
         migration_sql(from_version="0003", remove=True)

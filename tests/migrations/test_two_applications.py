@@ -16,7 +16,7 @@ from tests.outbox.administration.test_upkeep import TABLES
 pytestmark = pytest.mark.timeout(300)
 
 PREFIXES = ("shop", "bank")
-ROLES = ["application", "relay", "consumer", "maintainer", "monitor", "detacher"]
+ROLES = ["application", "relay", "consumer", "maintainer", "monitor", "detacher", "web"]
 LAUNCHER = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'pg_cron launcher'"
 ADD = "SELECT outbox.add('t', '{}'::jsonb)"
 

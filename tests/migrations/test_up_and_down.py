@@ -134,7 +134,7 @@ def test_roles_that_another_database_uses_stay(
     roles = execute(
         database_url, "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
     )
-    assert roles == [(7,)]
+    assert roles == [(8,)]
 
 
 @pytest.mark.parametrize("name", ["Upper", "semi;colon", "", "x" * 41, '"', "1st"])

@@ -5,10 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import entry_points
-from typing import Annotated, Final, Literal, LiteralString, TypeAlias
+from typing import Final, LiteralString
 from uuid import UUID
 
-import typer
 from psycopg.rows import class_row
 
 from outbox.administration.connection import AdministrationConnection
@@ -19,15 +18,6 @@ from outbox.dead_letters.statement import Schema
 from outbox.events import Observer
 
 GROUP: Final = "pillarbox.sides"
-
-SideOption: TypeAlias = Annotated[
-    Literal["outbox", "inbox"] | None,
-    typer.Option(
-        "--side",
-        help="Only the side of the relay (outbox) or of the consumers (inbox).",
-        show_default="both",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

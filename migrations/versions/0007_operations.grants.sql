@@ -1,0 +1,20 @@
+-- Owner part, repeated at the end of every migration: who may do what. Rendered from
+-- migrations/grants.py; change it there, and run python -m outbox.migrations.grants.
+
+SET LOCAL ROLE {owner};
+
+-- Whatever an earlier version granted: what is still needed is granted again below, in the same
+-- transaction.
+REVOKE ALL
+    ON TABLE
+        outbox.operation
+    FROM {web};
+-- What was asked for, and by whom, can't be changed afterwards.
+GRANT SELECT,
+      INSERT (kind, selection, reason, asked_by, starts_at, expected),
+      UPDATE (state, succeeded, failed, skipped, reached, problem, worker, lease_until, started_at,
+              finished_at, ended_by)
+    ON outbox.operation
+    TO {web};
+
+RESET ROLE;

@@ -1,0 +1,19 @@
+"""Operations: what people had the page do, and the role of the page."""
+
+from outbox.migrations.script import run
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+grants = "versions/0007_operations.grants.sql"
+
+
+def upgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0007_operations.up.sql")
+
+
+def downgrade() -> None:
+    """Run the SQL file."""
+    run("versions/0007_operations.down.sql")

@@ -1,0 +1,45 @@
+-- Owner part: what people had the page do with many rows at once.
+
+SET LOCAL ROLE {owner};
+
+CREATE TABLE outbox.operation (
+    id          uuid        NOT NULL DEFAULT gen_random_uuid(),
+    kind        text        NOT NULL,
+    selection   jsonb       NOT NULL,
+    reason      text        NOT NULL,
+    asked_by    text        NOT NULL,
+    asked_as    text        NOT NULL DEFAULT session_user,
+    asked_at    timestamptz NOT NULL DEFAULT now(),
+    starts_at   timestamptz NOT NULL DEFAULT now(),
+    state       text        NOT NULL DEFAULT 'waiting',
+    expected    bigint      NOT NULL,
+    succeeded   bigint      NOT NULL DEFAULT 0,
+    failed      bigint      NOT NULL DEFAULT 0,
+    skipped     bigint      NOT NULL DEFAULT 0,
+    reached     jsonb,
+    problem     text,
+    worker      text,
+    lease_until timestamptz,
+    started_at  timestamptz,
+    finished_at timestamptz,
+    ended_by    text,
+    CONSTRAINT operation_pkey PRIMARY KEY (id),
+    CONSTRAINT kind_known CHECK (kind IN ('retry', 'discard')),
+    CONSTRAINT state_known CHECK (state IN ('waiting', 'running', 'stopping', 'stopped', 'undone', 'done', 'failed')),
+    CONSTRAINT finished_in_the_end CHECK ((finished_at IS NULL) = (state IN ('waiting', 'running', 'stopping'))),
+    CONSTRAINT discarded_with_a_reason CHECK (kind <> 'discard' OR reason <> '')
+);
+COMMENT ON TABLE outbox.operation IS 'what people had pillarbox web do: one row for each retry or discard of one or many dead letters';
+COMMENT ON COLUMN outbox.operation.selection IS 'the filter, with the moment up to which it selects';
+COMMENT ON COLUMN outbox.operation.asked_by IS 'the name by which that person logged in to the page';
+COMMENT ON COLUMN outbox.operation.asked_as IS 'the database login of the page';
+COMMENT ON COLUMN outbox.operation.starts_at IS 'until then it can be undone';
+COMMENT ON COLUMN outbox.operation.state IS 'waiting, running, stopping; then stopped, undone, done or failed';
+COMMENT ON COLUMN outbox.operation.expected IS 'how many the dry run counted';
+COMMENT ON COLUMN outbox.operation.reached IS 'the last one that was tried on each side: where another process goes on';
+COMMENT ON COLUMN outbox.operation.ended_by IS 'who undid or stopped it';
+
+CREATE INDEX operation_asked_idx ON outbox.operation (asked_at);
+CREATE INDEX operation_open_idx ON outbox.operation (starts_at) WHERE finished_at IS NULL;
+
+RESET ROLE;

@@ -1,0 +1,12 @@
+"""The page: an ASGI application that shows what is in the tables, and repairs it.
+
+`app` puts it together, `login` says who is looking, `database` has its sessions, and
+`live` sends what has changed. Each of the other modules is one page of it. Nothing
+outside of this folder knows it except for the command `pillarbox web`.
+"""
+
+from outbox.web.app import web_app
+from outbox.web.login import Identify, TokenLogin, Viewer
+from outbox.web.settings import Settings
+
+__all__ = ["Identify", "Settings", "TokenLogin", "Viewer", "web_app"]

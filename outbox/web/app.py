@@ -1,0 +1,315 @@
+"""The application: routes, headers, errors, and the parts of the navigation."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outbox.errors import (
+    ConfigError,
+    DatabaseUnavailableError,
+    OutboxError,
+    UpkeepError,
+    one_line,
+)
+from outbox.web import dead_letters, operations
+from outbox.web.events import LoginRefused, RequestFailed
+from outbox.web.frame import (
+    STATIC,
+    Frame,
+    Section,
+    base_of,
+    frame_of,
+    static_file,
+)
+from outbox.web.login import LOGIN_COOKIE, Identify, TokenLogin, Viewer, set_cookie
+from outbox.web.settings import Settings
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'"
+    "; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'"
+    "; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # With no-referrer, browsers would send forms with the origin "null".
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_TITLES: Final[dict[type[OutboxError], tuple[int, str]]] = {
+    DatabaseUnavailableError: (503, "The database can't be reached"),
+    UpkeepError: (503, "The database refused to answer"),
+    ConfigError: (400, "That can't be done"),
+}
+
+
+def web_app(settings: Settings, identify: Identify) -> Starlette:
+    """Make the page, to be served by itself or mounted into another application.
+
+    Args:
+        settings: what it may show and do.
+        identify: says who sent a request. A `TokenLogin` brings the page's own form
+            for logging in; anything else is the host application's, and whom it
+            doesn't know gets status 401.
+
+    The application is for one event loop.
+    """
+    frame = Frame(settings=settings, identify=identify, sections=_SECTIONS)
+    frame.runner = operations.Runner(
+        settings, frame.database, frame.store, frame.observers.notify
+    )
+    routes = [
+        Route("/", _home),
+        Route("/static/{name}", _static),
+        Route("/login", _login, methods=["GET", "POST"]),
+        Route("/logout", _logout, methods=["POST"]),
+    ]
+    for section in (*_SECTIONS, operations.ONE):
+        routes += [
+            Route(f"/{section.path}", _seen(partial(_show, section))),
+            Route(f"/{section.path}/live", _seen(partial(_stream, section))),
+        ]
+
+    actions = {
+        "/dead-letters/plan": operations.show_plan,
+        "/operations/ask": operations.ask,
+        "/operations/undo": operations.undo,
+    }
+    routes += [
+        Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
+        *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> Any:
+        yield
+        await close(app)
+
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={
+            HTTPException: _refused,
+            OutboxError: _failed,
+            Exception: _broken,
+        },
+    )
+    app.state.frame = frame
+    app.add_middleware(_SecurityHeaders)
+    return app
+
+
+async def close(app: Starlette) -> None:
+    """End the streams of a page and close its sessions.
+
+    A server does so by the application's lifespan. Call it yourself where the page is
+    mounted: the lifespans of mounted applications don't run.
+    """
+    frame = app.state.frame
+    frame.streams.stop()
+    await frame.runner.stop()
+    for database in (frame.database, frame.store):
+        await run_in_threadpool(database.close)
+
+
+class _SecurityHeaders:
+    """Adds to every response what tells browsers to trust nothing else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _seen(handler: Handler) -> Handler:
+    """Let nobody in whom the page doesn't know."""
+
+    async def guarded(request: Request) -> Response:
+        viewer = await frame_of(request).viewer(request)
+        if viewer is None:
+            raise HTTPException(401)
+        request.state.viewer = viewer
+        # Here, since a mounted application has no start of its own.
+        frame_of(request).runner.start()
+        return await handler(request)
+
+    return guarded
+
+
+async def _home(request: Request) -> Response:
+    return RedirectResponse(f"{base_of(request)}/{_SECTIONS[0].path}", 303)
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC:
+        raise HTTPException(404)
+    return Response(
+        static_file(name),
+        media_type=STATIC[name],
+        # Its address changes with what it holds.
+        headers={"Cache-Control": "public, max-age=31536000, immutable"},
+    )
+
+
+async def _login(request: Request) -> Response:
+    frame = frame_of(request)
+    if not isinstance(frame.identify, TokenLogin):
+        raise HTTPException(404)
+    problem = None
+    if request.method == "POST":
+        form = await frame.form(request, None)
+        cookie = frame.identify.accept(form.get("token", ""))
+        if cookie is not None:
+            response = RedirectResponse(f"{base_of(request)}/", 303)
+            set_cookie(response, request, LOGIN_COOKIE, cookie)
+            return response
+        client = request.client.host if request.client else "unknown"
+        frame.observers.notify(LoginRefused(client=client))
+        problem = (
+            "Too many attempts failed. Wait a minute."
+            if frame.identify.is_locked
+            else "Nobody has this token. pillarbox web prints one when it starts, "
+            "unless --tokens names a file with yours."
+        )
+    return frame.render(
+        request,
+        "login.html",
+        viewer=None,
+        status=403 if problem else 200,
+        problem=problem,
+    )
+
+
+async def _logout(request: Request) -> Response:
+    frame = frame_of(request)
+    await frame.form(request, await frame.viewer(request))
+    response = RedirectResponse(f"{base_of(request)}/login", 303)
+    response.delete_cookie(LOGIN_COOKIE, path=base_of(request) or "/")
+    return response
+
+
+async def _show(section: Section, request: Request) -> Response:
+    frame, viewer = frame_of(request), _viewer(request)
+    values = await frame.database.run(
+        lambda connection: section.read(connection, request.query_params)
+    )
+    return frame.render(
+        request,
+        f"{section.template}.html",
+        viewer=viewer,
+        section=section,
+        title=section.title,
+        may_act=viewer.may_act,
+        **values,
+    )
+
+
+async def _stream(section: Section, request: Request) -> Response:
+    frame, viewer = frame_of(request), _viewer(request)
+    if frame.streams.is_full:
+        raise HTTPException(503, "Too many pages are open.")
+
+    async def read() -> str:
+        values = await frame.database.run(
+            lambda connection: section.read(connection, request.query_params)
+        )
+        return frame.render_part(
+            request,
+            f"{section.template}_live.html",
+            section=section,
+            may_act=viewer.may_act,
+            **values,
+        )
+
+    key = f"{viewer.may_act} {base_of(request)} {section.path}?{request.url.query}"
+    return StreamingResponse(
+        frame.streams.stream(lambda: frame.cache.get(key, read)),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+def _viewer(request: Request) -> Viewer:
+    viewer = request.state.viewer
+    assert isinstance(viewer, Viewer)
+    return viewer
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    frame = frame_of(request)
+    if error.status_code == 401 and isinstance(frame.identify, TokenLogin):
+        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{base_of(request)}/login", 303)
+        said = "You are not logged in, or your login has ended. Log in again."
+    elif error.status_code == 401:
+        said = (
+            "The application that this page is part of doesn't know you. Log in there."
+        )
+    else:
+        said = error.detail
+    title = {
+        401: "Please log in",
+        403: "That isn't allowed",
+        404: "There is no such page",
+        405: "There is no such page",
+    }.get(error.status_code, "That can't be done")
+    return await _say(request, error.status_code, title, said)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    status, title = next(
+        (_TITLES[kind] for kind in type(error).__mro__ if kind in _TITLES),
+        (500, "Something went wrong"),
+    )
+    return await _say(request, status, title, str(error))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    reason = one_line(error)
+    frame_of(request).observers.notify(
+        RequestFailed(path=request.url.path, reason=reason)
+    )
+    return await _say(
+        request,
+        500,
+        "Something went wrong",
+        f"{type(error).__name__}: an error in pillarbox, whose log says more.",
+    )
+
+
+async def _say(request: Request, status: int, title: str, said: str) -> Response:
+    """Return a page that says what is wrong, and what helps."""
+    try:
+        viewer = await frame_of(request).viewer(request)
+    except Exception:  # noqa: BLE001 (the host's own code; what is said matters more)
+        viewer = None
+    return frame_of(request).render(
+        request, "problem.html", viewer=viewer, status=status, title=title, said=said
+    )
+
+
+_SECTIONS: Final[tuple[Section, ...]] = (dead_letters.SECTION, operations.SECTION)

@@ -1,0 +1,116 @@
+"""The page's sessions: a few, and opened again when they broke."""
+
+import asyncio
+from collections.abc import Callable
+from threading import Lock
+from typing import Final, TypeVar
+
+import psycopg
+
+from outbox.administration.connection import AdministrationConnection, errors_explained
+from outbox.errors import UpkeepError
+from outbox.postgres.connection import PIN_SESSION, conninfo
+from outbox.postgres.pooler_check import refuse_pooler
+
+APPLICATION_NAME: Final = "pillarbox web"
+"""The application_name of the page's sessions in `pg_stat_activity`."""
+RIGHTS: Final = (
+    "GRANT pillarbox_web TO the page's role; pillarbox_monitor is enough to read "
+    "everything but operations"
+)
+
+_MOST: Final = 4
+_SETTINGS: Final = (
+    f"{PIN_SESSION}; SET statement_timeout = '10s'; SET lock_timeout = '2s'"
+    "; SET idle_in_transaction_session_timeout = '30s'"
+)
+
+T = TypeVar("T")
+
+
+class Database:
+    """Runs transactions for the page, at most four at a time. For one event loop.
+
+    Args:
+        read_only: whether PostgreSQL refuses every change.
+    """
+
+    def __init__(self, url: str, *, read_only: bool) -> None:
+        self._url = url
+        self._settings = (
+            f"{_SETTINGS}; SET default_transaction_read_only = "
+            f"{'on' if read_only else 'off'}"
+        )
+        self._idle: list[AdministrationConnection] = []
+        self._lock = Lock()
+        self._turns = asyncio.Semaphore(_MOST)
+        self._is_direct = False
+        self._is_closed = False
+
+    async def run(self, function: Callable[[AdministrationConnection], T]) -> T:
+        """Call a function in a thread, in one transaction.
+
+        Raises:
+            DatabaseUnavailableError: the database can't be reached, or was lost.
+            PoolerError: the URL leads to a pooler in transaction mode.
+            UpkeepError: a statement failed; the message names the remedy.
+        """
+        async with self._turns:
+            return await asyncio.to_thread(self._run, function)
+
+    def close(self) -> None:
+        """Close the sessions that are idle, and the others once they are."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _run(self, function: Callable[[AdministrationConnection], T]) -> T:
+        if not self._is_direct:
+            refuse_pooler(self._url)
+            self._is_direct = True
+        with errors_explained(self._url, RIGHTS):
+            connection = self._idle_one() or self._open()
+            try:
+                with connection.transaction():
+                    found = function(connection)
+            except psycopg.errors.QueryCanceled as error:
+                connection.close()
+                raise UpkeepError(
+                    "the database took longer than 10 s; choose a shorter window or "
+                    "more filters"
+                ) from error
+            except BaseException:
+                connection.close()
+                raise
+            with self._lock:
+                if not self._is_closed:
+                    self._idle.append(connection)
+                    return found
+            connection.close()
+        return found
+
+    def _idle_one(self) -> "AdministrationConnection | None":
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            return None
+        try:
+            # Those that are idle end with the server.
+            connection.execute("SELECT")
+        except psycopg.OperationalError:
+            connection.close()
+            return None
+        return connection
+
+    def _open(self) -> AdministrationConnection:
+        connection = psycopg.connect(
+            conninfo(self._url, application_name=APPLICATION_NAME), autocommit=True
+        )
+        try:
+            connection.execute(self._settings.encode())
+        except BaseException:
+            connection.close()
+            raise
+        return connection

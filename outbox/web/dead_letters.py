@@ -1,0 +1,231 @@
+"""Dead letters: by reason, as a list, and one with everything that was stored."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from psycopg.rows import class_row
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.dead_letters.criteria import Criteria, Place
+from outbox.dead_letters.inspect import Desk
+from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
+from outbox.dead_letters.statement import Schema, Statement, statement
+from outbox.web.frame import Section, frame_of
+from outbox.web.selection import (
+    SIDES,
+    STATUSES,
+    WINDOWS,
+    Selection,
+    read_place,
+    write_place,
+)
+
+_MOST_GROUPS: Final = 50
+_MOST_ROWS: Final = 50
+_MAX_SHOWN: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Dead letters that one origin gave up for one reason.
+
+    Attributes:
+        reason: its first 80 characters.
+        topic: the first by name.
+        total: the number of dead letters in all groups of this side.
+        groups: the number of groups of this side.
+    """
+
+    reason: str
+    origin: str
+    topics: int
+    topic: str
+    letters: int
+    oldest: datetime
+    newest: datetime
+    total: int
+    groups: int
+
+
+class OnSide(NamedTuple):
+    """A group or a dead letter, and which side it is of."""
+
+    side: Schema
+    it: Any
+
+
+def read_groups(
+    connection: AdministrationConnection, side: Schema, criteria: Criteria
+) -> list[Group]:
+    """Count the dead letters that match by reason and origin."""
+    with connection.cursor(row_factory=class_row(Group)) as cursor:
+        return cursor.execute(
+            statement(side, Statement.GROUP), criteria.parameters()
+        ).fetchall()
+
+
+def read_page(
+    connection: AdministrationConnection, query: QueryParams
+) -> dict[str, Any]:
+    """Read the groups, and the newest dead letters."""
+    selection = Selection.of(query)
+    criteria = selection.criteria(datetime.now(UTC), max_rows=_MOST_GROUPS)
+    sides = sides_of(selection)
+    found = {side: read_groups(connection, side, criteria) for side in sides}
+    groups = [OnSide(side, group) for side in sides for group in found[side]]
+    groups.sort(key=lambda each: -each.it.letters)
+    rows, older = _read_rows(connection, sides, selection, query.get("before", ""))
+    return {
+        "selection": selection,
+        "windows": WINDOWS,
+        "sides": SIDES,
+        "statuses": STATUSES,
+        "groups": groups,
+        "total": sum(groups[0].total for groups in found.values() if groups),
+        "more_groups": sum(g[0].groups - len(g) for g in found.values() if g),
+        "rows": rows,
+        "older": older,
+        "is_pending": selection.status == Status.PENDING,
+    }
+
+
+def sides_of(selection: Selection) -> list[Schema]:
+    """Return the schemas that a selection is about."""
+    meant: list[Schema] = ["outbox", "inbox"]
+    return [side for side in meant if side in selection.sides]
+
+
+def _read_rows(
+    connection: AdministrationConnection,
+    sides: Sequence[Schema],
+    selection: Selection,
+    before: str,
+) -> tuple[list[OnSide], str]:
+    """Return a page of the list, and where the next one begins."""
+    criteria = selection.criteria(
+        datetime.now(UTC), before=read_place(before), max_rows=_MOST_ROWS + 1
+    )
+    rows = [
+        OnSide(side, summary)
+        for side in sides
+        for summary in Desk(connection, side).summaries(criteria)
+    ]
+    rows.sort(key=lambda row: (row.it.created_at, row.it.id), reverse=True)
+    older = ""
+    if len(rows) > _MOST_ROWS:
+        last = rows[_MOST_ROWS - 1].it
+        older = write_place(Place(last.created_at, last.id))
+    return rows[:_MOST_ROWS], older
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a message said, for who may see it.
+
+    Attributes:
+        hidden: why it isn't shown; None if it is.
+    """
+
+    hidden: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    payload: str = ""
+    payload_bytes: int = 0
+    stacktrace: str | None = None
+
+
+async def show_letter(request: Request) -> Response:
+    """Show one dead letter."""
+    frame, viewer = frame_of(request), request.state.viewer
+    side = request.path_params["side"]
+    id: UUID = request.path_params["id"]
+    if side not in SIDES:
+        raise HTTPException(404)
+
+    def read(connection: AdministrationConnection) -> tuple[Any, ...]:
+        row = connection.execute(
+            statement(side, Statement.LOOK_AT), {"id": str(id)}
+        ).fetchone()
+        if row is None:
+            raise HTTPException(
+                404,
+                f"{side}.dead_letter has no row {id}. It may have been dropped with "
+                "its day, or the id belongs to the other side.",
+            )
+        *summary, version, content_type, is_readable = row
+        letter = Summary.of(summary)
+        if not frame.settings.show_payloads:
+            contents = Contents(
+                hidden="Start pillarbox web with --show-payloads to show them to "
+                "viewers who may see them."
+            )
+        elif not viewer.sees_payloads:
+            contents = Contents(
+                hidden=f"{viewer.name} may not see them: the word payloads is missing "
+                "in the line of this viewer in the token file."
+            )
+        elif not is_readable:
+            contents = Contents(
+                hidden="The page's database role may not read them: GRANT SELECT ON "
+                f"{side}.dead_letter TO it."
+            )
+        else:
+            contents = show(Desk(connection, side).read(id), frame.settings.redact)
+        return letter, version, content_type, contents
+
+    letter, version, content_type, contents = await frame.database.run(read)
+    return frame.render(
+        request,
+        "dead_letter.html",
+        viewer=viewer,
+        section=SECTION,
+        title=f"Dead letter {str(id)[:8]}",
+        side=side,
+        letter=letter,
+        version=version,
+        content_type=content_type,
+        contents=contents,
+        may_act=viewer.may_act and letter.status is Status.PENDING,
+    )
+
+
+def show(letter: Letter, redact: Callable[[str], str]) -> Contents:
+    """Return what a dead letter holds, after the hook has seen it."""
+
+    def shown(text: str) -> str:
+        try:
+            text = redact(text)
+        except Exception as error:  # noqa: BLE001 (the host's own code)
+            return f"(not shown: the redact hook raised {type(error).__name__})"
+        if len(text) > _MAX_SHOWN:
+            return f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} characters more"
+        return text
+
+    payload = bytes(letter.payload)
+    decoded = decode_json(letter.content_type, payload)
+    text = (
+        payload.decode(errors="backslashreplace")
+        if decoded is None
+        else json.dumps(decoded[0], indent=2, ensure_ascii=False)
+    )
+    headers = (
+        letter.headers if isinstance(letter.headers, dict) else {"": letter.headers}
+    )
+    return Contents(
+        headers=tuple((name, shown(str(value))) for name, value in headers.items()),
+        payload=shown(text),
+        payload_bytes=len(payload),
+        stacktrace=letter.error_stacktrace and shown(letter.error_stacktrace),
+    )
+
+
+SECTION: Final = Section(
+    path="dead-letters", title="Dead letters", shortcut="d", read=read_page
+)

@@ -1,0 +1,70 @@
+"""Events of the page."""
+
+import logging
+from dataclasses import dataclass
+from uuid import UUID
+
+from outbox.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebStarted(Event):
+    """The page is being served."""
+
+    address: str
+    actions: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginRefused(Event):
+    """Somebody tried to log in with an unknown token."""
+
+    about = ()
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationAsked(Event):
+    """Somebody asked the page to retry or discard dead letters."""
+
+    id: UUID
+    kind: str
+    asked_by: str
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationEnded(Event):
+    """What somebody had asked for has ended."""
+
+    id: UUID
+    kind: str
+    asked_by: str
+    state: str
+    succeeded: int
+    failed: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationsBroken(Event):
+    """The page can't look for operations; it tries again each second."""
+
+    about = ("reason",)
+    lasting_level = logging.WARNING
+    advice = "check the database, and that the page's role is in pillarbox_web"
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed(Event):
+    """A request to the page failed because of an error in pillarbox."""
+
+    level = logging.WARNING
+    about = ("path", "reason")
+    advice = "report the error; the page's other parts keep working"
+
+    path: str
+    reason: str

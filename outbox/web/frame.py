@@ -1,0 +1,263 @@
+"""What every page of the page has: its parts, its frame, and who is looking."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, Final, Protocol, TypeAlias
+from urllib.parse import parse_qsl, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.duration import exact_duration, write_duration
+from outbox.events import Observers
+from outbox.web.database import Database
+from outbox.web.live import Cache, Streams
+from outbox.web.login import (
+    FORM_COOKIE,
+    FORM_FIELD,
+    FormTokens,
+    Identify,
+    TokenLogin,
+    Viewer,
+    new_form_cookie,
+    set_cookie,
+)
+from outbox.web.settings import Settings
+
+STATIC: Final = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+_MAX_FORM: Final = 64 * 1024
+_UNITS: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+Read: TypeAlias = Callable[[AdministrationConnection, QueryParams], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A page of the navigation, which is kept up to date while it is open.
+
+    Attributes:
+        path: below the page's own path; also the name of its template.
+        shortcut: the key that opens it, after g.
+        read: what the templates get; called in a thread, in a read-only transaction.
+    """
+
+    path: str
+    title: str
+    shortcut: str
+    read: Read
+
+    @property
+    def template(self) -> str:
+        """The name of its templates, without what follows."""
+        return self.path.replace("-", "_")
+
+
+class Runs(Protocol):
+    """Carries out what viewers asked for."""
+
+    def start(self) -> None:
+        """Begin, if that hasn't happened yet."""
+
+    def wake(self) -> None:
+        """Look now: there is something new."""
+
+    async def stop(self) -> None:
+        """Stop; what is under way goes on later, or elsewhere."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Frame:
+    """What the handlers of one page share. For one event loop."""
+
+    settings: Settings
+    identify: Identify
+    sections: tuple[Section, ...]
+    database: Database = field(init=False)
+    store: Database = field(init=False)
+    runner: Runs = field(init=False)
+    streams: Streams = field(init=False)
+    cache: Cache = field(init=False)
+    forms: FormTokens = field(default_factory=FormTokens)
+    observers: Observers = field(init=False)
+    _templates: Environment = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make what takes the settings."""
+        seconds = self.settings.refresh.total_seconds()
+        self.database = Database(self.settings.database, read_only=True)
+        self.store = Database(self.settings.database, read_only=False)
+        self.streams = Streams(seconds)
+        self.cache = Cache(seconds)
+        self.observers = Observers(self.settings.observers)
+        self._templates = Environment(
+            loader=PackageLoader("outbox.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(
+            age=age, moment=moment, size=size, duration=exact_duration, number=number
+        )
+        self._templates.globals["with_query"] = with_query
+        self._templates.globals["static"] = {
+            name: f"{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
+            for name in STATIC
+        }
+
+    async def viewer(self, request: HTTPConnection) -> Viewer | None:
+        """Return who sent a request, with the rights that the page gives at all."""
+        found = self.identify(request)
+        viewer = await found if inspect.isawaitable(found) else found
+        if viewer is None:
+            return None
+        return Viewer(
+            name=viewer.name,
+            may_act=viewer.may_act and self.settings.allow_actions,
+            sees_payloads=viewer.sees_payloads and self.settings.show_payloads,
+        )
+
+    def render(
+        self,
+        request: Request,
+        template: str,
+        *,
+        viewer: Viewer | None,
+        status: int = 200,
+        **values: Any,
+    ) -> HTMLResponse:
+        """Return a whole page; the form token that it holds is tied to a cookie."""
+        cookie = request.cookies.get(FORM_COOKIE) or new_form_cookie()
+        name = "" if viewer is None else viewer.name
+        text = self._templates.get_template(template).render(
+            base=base_of(request),
+            sections=self.sections,
+            viewer=viewer,
+            with_login=isinstance(self.identify, TokenLogin),
+            form_field=FORM_FIELD,
+            form_token=self.forms.token(cookie, name),
+            query=request.query_params,
+            **values,
+        )
+        response = HTMLResponse(text, status)
+        if request.cookies.get(FORM_COOKIE) is None:
+            set_cookie(response, request, FORM_COOKIE, cookie)
+        return response
+
+    def render_part(self, request: Request, template: str, **values: Any) -> str:
+        """Return the part of a page that is kept up to date."""
+        return self._templates.get_template(template).render(
+            base=base_of(request), query=request.query_params, **values
+        )
+
+    async def form(self, request: Request, viewer: Viewer | None) -> dict[str, str]:
+        """Return the fields of a form, once it is clear that it is ours.
+
+        Args:
+            viewer: for whom the page with the form was made.
+
+        Raises:
+            HTTPException: 403 if it came from elsewhere; 413 if it is too large.
+        """
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_FORM:
+                raise HTTPException(413, "The form is too large.")
+        fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+        name = "" if viewer is None else viewer.name
+        if not self.forms.is_ours(request, name, fields.pop(FORM_FIELD, None)):
+            raise HTTPException(
+                403,
+                "This form doesn't come from a page that is open in your browser, or "
+                "the page was open when pillarbox web was restarted. Go back, reload "
+                "the page, and try again.",
+            )
+        return fields
+
+    async def acting(self, request: Request) -> tuple[Viewer, dict[str, str]]:
+        """Return who wants to change something, and the fields of the form.
+
+        Raises:
+            HTTPException: 403 if that isn't allowed, with what would allow it.
+        """
+        viewer = request.state.viewer
+        assert isinstance(viewer, Viewer)
+        form = await self.form(request, viewer)
+        if not self.settings.allow_actions:
+            raise HTTPException(
+                403,
+                "This page is read-only. Start pillarbox web with --allow-actions, or "
+                "use the command pillarbox dead-letters.",
+            )
+        if not viewer.may_act:
+            raise HTTPException(
+                403,
+                f"{viewer.name} may look, and change nothing. Add the word act to the "
+                "line of this viewer in the token file.",
+            )
+        return viewer, form
+
+
+def frame_of(request: HTTPConnection) -> Frame:
+    """Return the frame of the page that a request is for."""
+    frame = request.app.state.frame
+    assert isinstance(frame, Frame)
+    return frame
+
+
+def base_of(request: HTTPConnection) -> str:
+    """Return the path at which the page is mounted, without a slash at its end."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def static_file(name: str) -> bytes:
+    """Return what a static file holds."""
+    return (files("outbox.web") / "static" / name).read_bytes()
+
+
+def with_query(query: Mapping[str, str], **changes: object) -> str:
+    """Return a query string with some fields changed; empty ones are left out."""
+    fields = {**query, **{name: str(value) for name, value in changes.items()}}
+    return urlencode({name: value for name, value in fields.items() if value})
+
+
+def age(at: datetime | None) -> str:
+    """Say how long ago a moment is, or how far ahead."""
+    if at is None:
+        return "never"
+    passed = datetime.now(UTC) - at
+    if passed < timedelta(seconds=-1):
+        return f"in {write_duration(-passed)}"
+    return f"{write_duration(passed)} ago"
+
+
+def moment(at: datetime | None) -> str:
+    """Write a moment in UTC, to the second."""
+    return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def number(count: int) -> str:
+    """Write a number with commas."""
+    return f"{count:,}"
+
+
+def size(count: float) -> str:
+    """Write a number of bytes in a unit that keeps it short."""
+    unit = 0
+    while count >= 10_000 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:,.0f} {_UNITS[unit]}"

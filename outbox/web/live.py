@@ -1,0 +1,89 @@
+"""What an open page receives: its content again, whenever that has changed."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from outbox.bounded_dict import BoundedDict
+from outbox.errors import OutboxError
+
+_MOST_STREAMS: Final = 200
+_SECONDS_OPEN: Final = 300.0
+_SHARE: Final = 20
+"""A page that takes long to read is read less often: for 1/20 of the time at most."""
+
+
+class Cache:
+    """Reads once for all who look at the same page at the same time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._read: BoundedDict[str, tuple[float, str]] = BoundedDict(_MOST_STREAMS)
+        self._locks: BoundedDict[str, asyncio.Lock] = BoundedDict(_MOST_STREAMS)
+
+    async def get(self, key: str, read: Callable[[], Awaitable[str]]) -> str:
+        """Return what was read within the last seconds, or read it."""
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:
+            found = self._read.get(key)
+            if found is not None and time.monotonic() < found[0]:
+                return found[1]
+            started = time.monotonic()
+            text = await read()
+            now = time.monotonic()
+            keep = max(self._seconds / 2, (now - started) * _SHARE)
+            self._read[key] = (now + keep, text)
+            return text
+
+
+class Streams:
+    """The streams of server-sent events that are open. For one event loop.
+
+    Args:
+        seconds: the interval in which a stream looks for changes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._open = 0
+        self._stopped = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further stream should be opened."""
+        return self._open >= _MOST_STREAMS
+
+    def stop(self) -> None:
+        """End all streams, so that a server can stop; pages reconnect by themselves."""
+        self._stopped.set()
+
+    async def stream(self, read: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
+        """Yield server-sent events until the reader leaves, or for five minutes.
+
+        Then the page reconnects, and shows again who is looking.
+        """
+        self._open += 1
+        try:
+            yield "retry: 1000\n\n"
+            last = ""
+            until = time.monotonic() + _SECONDS_OPEN
+            while time.monotonic() < until and not self._stopped.is_set():
+                try:
+                    name, said = "page", await read()
+                except OutboxError as error:
+                    name, said = "problem", " ".join(str(error).split())
+                if said != last:
+                    lines = "".join(f"data: {line}\n" for line in said.splitlines())
+                    yield f"event: {name}\n{lines}\n"
+                    last = said
+                else:
+                    yield ": alive\n\n"
+                try:
+                    await asyncio.wait_for(self._stopped.wait(), self._seconds)
+                except TimeoutError:
+                    continue
+        finally:
+            self._open -= 1

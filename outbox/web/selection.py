@@ -1,0 +1,182 @@
+"""Which dead letters are meant: filters that can be combined, in a stated window."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+from uuid import UUID
+
+from outbox.dead_letters.criteria import Criteria, Place
+from outbox.dead_letters.letter import Status
+from outbox.errors import ConfigError, shorten
+
+WINDOWS: Final = {
+    "1h": ("the last hour", timedelta(hours=1)),
+    "24h": ("the last 24 hours", timedelta(hours=24)),
+    "7d": ("the last 7 days", timedelta(days=7)),
+    "30d": ("the last 30 days", timedelta(days=30)),
+    "all": ("all time", None),
+}
+WINDOW: Final = "7d"
+SIDES: Final = ("outbox", "inbox")
+STATUSES: Final = (*(status.value for status in Status), "ANY")
+
+_MAX_LENGTH: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What somebody chose on the page; empty text stands for anything.
+
+    Attributes:
+        side: outbox, inbox, or both.
+        topic: a topic, or a prefix followed by `*`.
+        reason: the first 80 characters of a reason.
+        error: text in the reason.
+        window: a name of `WINDOWS`; `since` and `until` take its place if given.
+        id: of one dead letter.
+    """
+
+    side: str = ""
+    origin: str = ""
+    topic: str = ""
+    tenant: str = ""
+    key: str = ""
+    reason: str = ""
+    error: str = ""
+    status: str = Status.PENDING.value
+    window: str = WINDOW
+    since: str = ""
+    until: str = ""
+    id: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Self:
+        """Read it from the fields of a form or an address.
+
+        Raises:
+            ConfigError: a field has a value that it can't have.
+        """
+        chosen = {
+            field.name: given[field.name]
+            for field in fields(cls)
+            if given.get(field.name)
+        }
+        for name, value in chosen.items():
+            if "\0" in value or len(value) > _MAX_LENGTH:
+                raise ConfigError(
+                    f"{name} {shorten(value)}: use at most {_MAX_LENGTH} characters, "
+                    "and none that is NUL"
+                )
+        selection = cls(**chosen)
+        allowed = {"side": (*SIDES, ""), "status": STATUSES, "window": tuple(WINDOWS)}
+        for name, values in allowed.items():
+            if getattr(selection, name) not in values:
+                raise ConfigError(
+                    f"{name} {shorten(getattr(selection, name))}: use "
+                    f"{', '.join(filter(None, values))}"
+                )
+        selection.criteria(datetime.now(UTC))
+        return selection
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides that are meant."""
+        return (self.side,) if self.side else SIDES
+
+    def criteria(self, now: datetime, **changes: Any) -> Criteria:
+        """Return what the statements take.
+
+        Raises:
+            ConfigError: a moment or an id is written otherwise.
+        """
+        since, until = _moment("since", self.since), _moment("until", self.until)
+        span = WINDOWS[self.window][1]
+        if since is None and until is None and span is not None:
+            since = now - span
+        criteria = Criteria(
+            id=_id(self.id),
+            status=None if self.status == "ANY" else Status(self.status),
+            topic=self.topic or None,
+            key=self.key or None,
+            tenant=self.tenant or None,
+            origin=self.origin or None,
+            reason=self.reason or None,
+            error=self.error or None,
+            since=since,
+            until=until,
+        )
+        return replace(criteria, **changes)
+
+    def frozen(self, now: datetime) -> Self:
+        """Return the same with its moments: what comes later isn't meant."""
+        criteria = self.criteria(now)
+        since = criteria.since or datetime(1, 1, 1, tzinfo=UTC)
+        until = min(criteria.until or now, now)
+        return replace(self, since=since.isoformat(), until=until.isoformat())
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields that aren't as they are without a choice."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+    def said(self) -> str:
+        """Say the filters in words, without the window."""
+        names = ("origin", "topic", "tenant", "key", "reason", "error", "id")
+        said = [f"side {self.side}"] if self.side else []
+        said += [f"{it} {getattr(self, it)}" for it in names if getattr(self, it)]
+        return ", ".join(said) or "no filter"
+
+    def window_said(self) -> str:
+        """Say the window in words."""
+        if self.since or self.until:
+            since = f"since {self.since}" if self.since else ""
+            until = f"until {self.until}" if self.until else ""
+            return " ".join(filter(None, (since, until)))
+        return WINDOWS[self.window][0]
+
+
+def read_place(text: str) -> Place | None:
+    """Read where a page of a list begins, as `write_place` writes it.
+
+    Raises:
+        ConfigError: it is written otherwise.
+    """
+    if not text:
+        return None
+    at, _, id = text.rpartition("_")
+    try:
+        return Place(datetime.fromisoformat(at), UUID(id))
+    except ValueError:
+        raise ConfigError(
+            f"before {shorten(text)}: follow the link of the page"
+        ) from None
+
+
+def write_place(place: Place) -> str:
+    """Write down where a page of a list begins."""
+    return f"{place.created_at.isoformat()}_{place.id}"
+
+
+def _moment(name: str, text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=moment.tzinfo or UTC)
+    except ValueError:
+        raise ConfigError(
+            f"{name} {shorten(text)}: write a moment as 2026-01-31T14:00, in UTC"
+        ) from None
+
+
+def _id(text: str) -> UUID | None:
+    try:
+        return UUID(text) if text else None
+    except ValueError:
+        raise ConfigError(
+            f"id {shorten(text)}: isn't the id of a dead letter; the list shows them"
+        ) from None

@@ -1,0 +1,39 @@
+"""What the page may show and do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeAlias
+
+from outbox.administration.sides import RetryOptions
+from outbox.events import Observer
+
+Redact: TypeAlias = Callable[[str], str]
+"""Takes a text that came from a message, and returns what of it may be shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the page may show and do.
+
+    Attributes:
+        database: the URL of the database. What its role may not read is not shown.
+        allow_actions: whether anything can be changed at all.
+        show_payloads: whether payloads, headers and stack traces are shown to viewers
+            who may see them.
+        redact: applied to every payload, header value and stack trace before it is
+            shown. If it raises, the text is not shown.
+        retry: how to retry dead letters; None: they can't be retried here.
+        refresh: how often an open page looks for changes.
+        undo: how long an action waits before it starts, and can be undone.
+        observers: receive the page's events.
+    """
+
+    database: str
+    allow_actions: bool = False
+    show_payloads: bool = False
+    redact: Redact = field(default=lambda text: text, repr=False)
+    retry: RetryOptions | None = None
+    refresh: timedelta = timedelta(seconds=2)
+    undo: timedelta = timedelta(seconds=10)
+    observers: tuple[Observer, ...] = ()

@@ -1,0 +1,232 @@
+"""Dead letters on the page: groups, filters, one with its contents."""
+
+import html
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from outbox import Message
+from outbox.dead_letters import Schema
+from outbox.web.selection import Selection
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.web import BOB, browsing
+
+HOSTILE = "<script>alert('1')</script>\"><img src=x onerror=y>{{ 7*7 }}"
+PAYLOAD = {"card": "4111", "name": "Jane <b>"}
+
+
+def shown(text: str) -> str:
+    """The text of a page, without its tags."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def test_dead_letters_of_both_sides_are_grouped_by_reason_with_counts(
+    database_url: str,
+) -> None:
+    for n in range(3):
+        give_up(database_url, Message(f"t{n}", 1), reason="the broker refused it")
+    give_up(database_url, Message("t", 1), schema="inbox", reason="no such customer")
+    with browsing(database_url) as browser:
+        text = shown(browser.get("/dead-letters"))
+    assert "4 are PENDING, given up in the last 7 days; no filter." in text
+    assert "3 the broker refused it publisher:x outbox t0 and 2 more" in text
+    assert "1 no such customer consumer:billing inbox t" in text
+
+
+def test_a_group_links_to_its_dead_letters(database_url: str) -> None:
+    give_up(database_url, Message("t", 1), reason="one & only")
+    give_up(database_url, Message("t", 1), reason="another")
+    with browsing(database_url) as browser:
+        text = browser.get("/dead-letters")
+        (link,) = re.findall(r'href="([^"]*)"[^>]*data-row>one &amp; only<', text)
+        text = shown(browser.get(html.unescape(link)))
+    assert "1 is PENDING, given up in the last 7 days; side outbox, origin" in text
+    assert "another" not in text
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("topic=orders.placed&tenant=acme", {"a"}),
+        ("topic=orders.*", {"a", "b", "e"}),
+        ("topic=orders.*&tenant=acme&key=k2", {"b"}),
+        ("origin=consumer:mail", {"c"}),
+        ("error=TIMEOUT&side=outbox", {"b"}),
+        ("window=all&topic=orders.*", {"a", "b", "e"}),
+        ("since=2000-01-01T00:00&until=2001-01-01T00:00", set()),
+        ("side=inbox", {"c", "e"}),
+        ("status=DISCARDED", set()),
+        ("status=ANY&tenant=acme", {"a", "b"}),
+    ],
+)
+def test_filters_are_combined(database_url: str, query: str, found: set[str]) -> None:
+    made: dict[str, tuple[Schema, Message, dict[str, Any]]] = {
+        "a": ("outbox", Message("orders.placed", 1, key="k1", tenant="acme"), {}),
+        "b": (
+            "outbox",
+            Message("orders.paid", 1, key="k2", tenant="acme"),
+            {"reason": "a timeout"},
+        ),
+        "c": ("inbox", Message("mails", 1), {"origin": "consumer:mail"}),
+        "e": ("inbox", Message("orders.placed", 1), {"reason": "a timeout"}),
+    }
+    ids = {
+        str(give_up(database_url, message, schema=side, **changes)[0]): name
+        for name, (side, message, changes) in made.items()
+    }
+    with browsing(database_url) as browser:
+        listed = re.findall(
+            r"/dead-letters/\w+/([-\w]{36})", browser.get(f"/dead-letters?{query}")
+        )
+    assert {ids[id] for id in listed} == found
+
+
+def test_the_list_goes_on_where_its_page_ends(database_url: str) -> None:
+    give_up(database_url, *[Message(f"t{n}", 1) for n in range(30)])
+    give_up(database_url, *[Message(f"t{n}", 1) for n in range(30)], schema="inbox")
+    seen: list[str] = []
+    with browsing(database_url) as browser:
+        text = browser.get("/dead-letters")
+        seen += re.findall(r"/dead-letters/\w+/([-\w]{36})", text)
+        (older,) = re.findall(r'href="([^"]*)">Older', text)
+        text = browser.get(html.unescape(older))
+        seen += re.findall(r"/dead-letters/\w+/([-\w]{36})", text)
+    assert (len(seen), len(set(seen)), "Older" in text) == (60, 60, False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "window=1y",
+        "status=GONE",
+        "side=relay",
+        "since=yesterday",
+        "id=7",
+        "topic=%00",
+        "before=x",
+        f"topic={'x' * 3000}",
+    ],
+)
+def test_a_filter_that_can_not_be_is_explained(database_url: str, query: str) -> None:
+    with browsing(database_url) as browser:
+        text = browser.get(f"/dead-letters?{query}")
+    assert browser.status == 400
+    assert query.partition("=")[0] in shown(text)
+
+
+def test_hostile_values_of_rows_are_text(database_url: str) -> None:
+    (id,) = give_up(
+        database_url,
+        Message(
+            "t", {"x": HOSTILE}, key=HOSTILE, tenant=HOSTILE, headers={"h": HOSTILE}
+        ),
+        reason=HOSTILE,
+        origin=HOSTILE,
+        topic=HOSTILE,
+        stacktrace=HOSTILE,
+    )
+    with browsing(database_url, show_payloads=True) as browser:
+        pages = [
+            browser.get("/dead-letters"),
+            browser.get(f"/dead-letters/outbox/{id}"),
+            browser.post("/dead-letters/plan", kind="discard"),
+        ]
+        assert browser.status == 200
+    for text in pages:
+        assert "&lt;script&gt;" in text
+        assert "<img" not in text
+        assert text.count("<script") == 1
+        assert "{{ 7*7 }}" in text
+
+
+def test_one_dead_letter_is_shown_with_its_contents(database_url: str) -> None:
+    (id,) = give_up(
+        database_url,
+        Message("t", PAYLOAD, key="k", headers={"h": "v"}),
+        schema="inbox",
+        stacktrace="Traceback: line 7",
+    )
+    with browsing(database_url, show_payloads=True) as browser:
+        text = shown(browser.get(f"/dead-letters/inbox/{id}"))
+    for each in ('"card": "4111"', "Traceback: line 7", "consumer:billing", "h v"):
+        assert each in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "token", "said"),
+    [
+        ({}, None, "--show-payloads"),
+        ({"show_payloads": True}, BOB, "bob may not see them"),
+    ],
+)
+def test_contents_are_hidden_unless_page_and_viewer_may_show_them(
+    database_url: str, settings: dict[str, Any], token: str | None, said: str
+) -> None:
+    (id,) = give_up(
+        database_url,
+        Message("t", PAYLOAD, headers={"h": "s3cret"}),
+        stacktrace="line 7",
+    )
+    with browsing(database_url, **settings) as browser:
+        if token:
+            browser.log_in(token)
+        text = shown(browser.get(f"/dead-letters/outbox/{id}"))
+    assert said in text
+    assert not [it for it in ("4111", "s3cret", "line 7") if it in text]
+
+
+def test_contents_are_hidden_if_the_role_may_not_read_them(database_url: str) -> None:
+    (id,) = give_up(database_url, Message("t", PAYLOAD))
+    separator = "&" if "?" in database_url else "?"
+    url = f"{database_url}{separator}options=-c%20role%3Dpillarbox_web"
+    with browsing(url, show_payloads=True) as browser:
+        text = shown(browser.get(f"/dead-letters/outbox/{id}"))
+    assert "GRANT SELECT ON outbox.dead_letter" in text
+    assert "4111" not in text
+
+
+def test_the_hook_redacts_payload_headers_and_stack_trace(database_url: str) -> None:
+    (id,) = give_up(
+        database_url,
+        Message("t", PAYLOAD, headers={"h": "4111"}),
+        stacktrace="card 4111 refused",
+    )
+
+    def redact(text: str) -> str:
+        return text.replace("4111", "****")
+
+    with browsing(database_url, show_payloads=True, redact=redact) as browser:
+        text = shown(browser.get(f"/dead-letters/outbox/{id}"))
+    assert "4111" not in text
+    assert text.count("****") == 3
+
+
+def test_a_hook_that_fails_shows_nothing(database_url: str) -> None:
+    (id,) = give_up(database_url, Message("t", PAYLOAD))
+
+    def redact(text: str) -> str:
+        raise ValueError(text)
+
+    with browsing(database_url, show_payloads=True, redact=redact) as browser:
+        text = shown(browser.get(f"/dead-letters/outbox/{id}"))
+    assert "the redact hook raised ValueError" in text
+    assert "4111" not in text
+
+
+@pytest.mark.parametrize("path", ["/dead-letters/outbox/", "/dead-letters/relay/"])
+def test_a_dead_letter_that_is_not_there_is_not_found(
+    database_url: str, path: str
+) -> None:
+    with browsing(database_url) as browser:
+        browser.get(path + "0" * 32)
+    assert browser.status == 404
+
+
+def test_what_a_frozen_selection_means_does_not_grow() -> None:
+    selection = Selection.of({"topic": "t", "window": "24h"})
+    at = datetime.now(UTC)
+    frozen = selection.frozen(at).criteria(at + timedelta(days=30))
+    assert (frozen.since, frozen.until) == (at - timedelta(days=1), at)
+    assert Selection.of(selection.frozen(at).fields()) == selection.frozen(at)

@@ -1,0 +1,310 @@
+"""The frame of the page: logins, forms, headers, errors, and what it weighs."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+from outbox.errors import ConfigError
+from outbox.web import Settings, TokenLogin, Viewer, web_app
+from outbox.web.app import close
+from outbox.web.login import read_tokens
+from tests.fixtures.relay import execute
+from tests.fixtures.web import ANN, BOB, TOKENS, browsing
+
+MOST_BYTES = 30_000
+
+
+def routes(method: str) -> list[str]:
+    app = web_app(Settings(database="postgresql://nowhere"), TokenLogin(TOKENS))
+    return [
+        route.path
+        for route in app.routes
+        if isinstance(route, Route) and method in (route.methods or ())
+    ]
+
+
+PUBLIC = {"/", "/login", "/logout", "/static/{name}"}
+ACTIONS = sorted(set(routes("POST")) - PUBLIC)
+PAGES = sorted(set(routes("GET")) - PUBLIC)
+
+
+def address(path: str) -> str:
+    return path.replace("{side}", "outbox").replace("{id:uuid}", "0" * 32)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_shown_to_nobody_who_is_not_logged_in(path: str) -> None:
+    with browsing("postgresql://nowhere", token=None) as browser:
+        browser.client.follow_redirects = False
+        browser.get(address(path))
+        assert browser.status == 303
+        browser.client.headers["accept"] = "*/*"
+        assert browser.client.get(address(path), headers={}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_nothing_is_done_for_somebody_who_is_not_logged_in(path: str) -> None:
+    with browsing("postgresql://nowhere", token=None) as browser:
+        browser.get("/login")
+        browser.post(address(path), kind="discard")
+    assert browser.status == 401
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_nothing_is_done_for_a_form_without_its_token(
+    database_url: str, path: str
+) -> None:
+    with browsing(database_url) as browser:
+        browser.post_raw(address(path), {"kind": "discard"})
+        said = "come from a page that is open" in browser.text
+        assert (browser.status, said) == (403, True)
+        browser.post_raw(address(path), {"form_token": "0" * 64})
+        assert browser.status == 403
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}],
+    ids=["origin", "fetch metadata"],
+)
+def test_nothing_is_done_for_a_form_of_another_site(
+    database_url: str, path: str, headers: dict[str, str]
+) -> None:
+    with browsing(database_url) as browser:
+        browser.get("/dead-letters")
+        browser.post_raw(address(path), browser.hidden(), **headers)
+    assert browser.status == 403
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_a_page_is_read_only_unless_actions_are_allowed(
+    database_url: str, path: str
+) -> None:
+    with browsing(database_url, allow_actions=False) as browser:
+        browser.get("/dead-letters")
+        browser.post(address(path), kind="discard")
+    assert (browser.status, "--allow-actions" in browser.text) == (403, True)
+
+
+@pytest.mark.parametrize("path", ACTIONS)
+def test_a_viewer_who_may_only_look_changes_nothing(
+    database_url: str, path: str
+) -> None:
+    with browsing(database_url, token=BOB) as browser:
+        browser.get("/dead-letters")
+        browser.post(address(path), kind="discard")
+    assert (browser.status, "bob may look" in browser.text) == (403, True)
+
+
+def test_a_form_token_is_of_no_use_to_another_viewer(database_url: str) -> None:
+    with browsing(database_url, token=BOB) as browser:
+        browser.get("/dead-letters")
+        of_bob = browser.hidden()
+        browser.log_in(ANN)
+        browser.post_raw("/dead-letters/plan", {**of_bob, "kind": "discard"})
+    assert browser.status == 403
+
+
+def test_a_wrong_token_is_refused_and_many_lock_the_login(database_url: str) -> None:
+    with browsing(database_url, token=None) as browser:
+        browser.log_in("no such token at all")
+        assert (browser.status, "Nobody has this token" in browser.text) == (403, True)
+        for _ in range(9):
+            browser.log_in("no such token at all")
+        browser.log_in(ANN)
+        assert (browser.status, "Wait a minute" in browser.text) == (403, True)
+
+
+def test_a_login_ends_with_logging_out(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        assert "ann" in browser.get("/dead-letters")
+        browser.post_raw("/logout", browser.hidden())
+        browser.get("/dead-letters")
+        assert "Log in" in browser.text
+
+
+@pytest.mark.parametrize("changed", ["", "x.1.y", "é", "{}0", "0{}"])
+def test_a_changed_login_cookie_is_nobodys(database_url: str, changed: str) -> None:
+    with browsing(database_url) as browser:
+        cookie = browser.client.cookies["pillarbox_login"]
+        browser.client.cookies.clear()
+        said = f"pillarbox_login={changed.format(cookie)}".encode()
+        response = browser.client.get(
+            "/dead-letters", headers=[(b"cookie", said), (b"accept", b"*/*")]
+        )
+    assert response.status_code == 401
+
+
+def test_the_cookies_are_kept_from_scripts_and_other_sites(database_url: str) -> None:
+    with browsing(database_url, token=None) as browser:
+        form = browser.client.get("/login").headers["set-cookie"]
+        browser.get("/login")
+        browser.client.follow_redirects = False
+        sent = browser.client.post("/login", data={**browser.hidden(), "token": ANN})
+    for cookie in (form, sent.headers["set-cookie"]):
+        assert {"HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
+
+
+@pytest.mark.parametrize("path", ["/login", "/dead-letters", "/static/page.js", "/no"])
+def test_every_response_has_the_security_headers(database_url: str, path: str) -> None:
+    with browsing(database_url) as browser:
+        headers = browser.client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "same-origin"
+
+
+def test_a_page_has_no_inline_script_or_style_and_needs_no_other_server(
+    database_url: str,
+) -> None:
+    templates = files("outbox.web") / "templates"
+    for template in templates.iterdir():
+        text = template.read_text()
+        assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), template
+        assert not re.search(r"<script(?! src=)", text), template
+        assert "//" not in text.replace("://", "//").replace("{{", ""), template
+    with browsing(database_url) as browser:
+        text = browser.get("/dead-letters")
+    links = re.findall(r'(?:src|href|action)="([^"]*)"', text)
+    assert links
+    assert [it for it in links if urlsplit(it).netloc] == []
+
+
+def test_style_and_script_together_weigh_less_than_30_kb() -> None:
+    static = files("outbox.web") / "static"
+    assert sum(len(file.read_bytes()) for file in static.iterdir()) < MOST_BYTES
+
+
+def test_a_static_file_is_kept_by_browsers_until_it_changes(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        (link,) = re.findall(r'href="([^"]*page\.css[^"]*)"', browser.get("/login"))
+        response = browser.client.get(link)
+    assert "immutable" in response.headers["cache-control"]
+    assert response.headers["content-type"] == "text/css; charset=utf-8"
+
+
+def test_no_page_is_kept_by_browsers(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        assert (
+            browser.client.get("/dead-letters").headers["cache-control"] == "no-store"
+        )
+
+
+def test_a_database_that_is_away_is_named_with_what_to_do() -> None:
+    with browsing("postgresql://ann:secret@127.0.0.1:1/shop") as browser:
+        text = browser.get("/dead-letters")
+    assert browser.status == 503
+    assert "can&#39;t reach the database postgresql://ann@127.0.0.1:1/shop" in text
+    assert "secret" not in text
+
+
+def test_a_role_without_privileges_is_told_what_to_grant(database_url: str) -> None:
+    with browsing(as_role(database_url, "pillarbox_application")) as browser:
+        text = browser.get("/dead-letters")
+    assert (browser.status, "GRANT pillarbox_web" in text) == (503, True)
+
+
+def test_the_roles_of_page_and_monitor_show_every_page(database_url: str) -> None:
+    with browsing(as_role(database_url, "pillarbox_web")) as browser:
+        for path in PAGES:
+            if "{" not in path and not path.endswith("/live") and path != "/operation":
+                browser.get(path)
+                assert browser.status == 200, (path, browser.text)
+    with browsing(as_role(database_url, "pillarbox_monitor")) as browser:
+        browser.get("/dead-letters")
+        assert browser.status == 200
+
+
+def test_the_page_reads_in_transactions_that_can_write_nothing(
+    database_url: str,
+) -> None:
+    with browsing(database_url) as browser:
+        browser.get("/dead-letters")
+        frame = browser.client.app.state.frame  # type: ignore[attr-defined]
+        portal = browser.client.portal
+        assert portal is not None
+        with pytest.raises(Exception, match="read-only transaction"):
+            portal.call(
+                frame.database.run,
+                lambda connection: connection.execute("CREATE TABLE x ()"),
+            )
+    assert execute(database_url, "SELECT to_regclass('x')") == [(None,)]
+
+
+def test_an_application_mounts_the_page_with_its_own_login(database_url: str) -> None:
+    async def identify(connection: HTTPConnection) -> Viewer | None:
+        user = connection.headers.get("x-user")
+        return Viewer(name=user) if user else None
+
+    page = web_app(Settings(database=database_url), identify)
+    host = FastAPI()
+    host.mount("/ops/pillarbox", page)
+    for app in (host, Starlette(routes=[Mount("/ops/pillarbox", page)])):
+        with TestClient(app, headers={"accept": "text/html"}) as client:
+            assert client.get("/ops/pillarbox/").status_code == 401
+            assert client.get("/ops/pillarbox/login").status_code == 404
+            response = client.get("/ops/pillarbox/", headers={"x-user": "cleo"})
+            assert (response.status_code, "cleo" in response.text) == (200, True)
+            links = re.findall(r'(?:src|href|action)="([^"#]+)"', response.text)
+            assert all(it.startswith("/ops/pillarbox/") for it in links)
+            for link in links:
+                answer = client.get(link, headers={"x-user": "cleo"})
+                assert answer.status_code in {200, 405}, link
+            assert client.portal is not None
+            client.portal.call(close, page)
+
+
+def test_a_form_that_is_too_large_is_refused(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        browser.post_raw("/login", {"token": "x" * 100_000})
+    assert browser.status == 413
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ann", "write NAME TOKEN"),
+        ("ann secret-secret-secret root", "write NAME TOKEN"),
+        ("ann secret-secret-secret\nbob secret-secret-secret", "the same token"),
+    ],
+)
+def test_a_file_of_tokens_that_is_written_otherwise_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said) as refused:
+        read_tokens(str(file))
+    assert "secret-secret" not in str(refused.value)
+
+
+def test_a_file_of_tokens_says_what_each_viewer_may_do(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# viewers\n\nann a-secret act payloads\nbob b-secret\n")
+    assert read_tokens(str(file)) == {
+        "a-secret": Viewer(name="ann", may_act=True, sees_payloads=True),
+        "b-secret": Viewer(name="bob"),
+    }
+
+
+def test_a_token_that_could_be_guessed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has 5 characters: use at least 16"):
+        TokenLogin({"short": Viewer(name="ann")})
+
+
+def as_role(url: str, role: str) -> str:
+    """The URL with sessions that have the rights of a role and no others."""
+    separator = "&" if "?" in url else "?"
+    return f"{url}{separator}options=-c%20role%3D{role}"

@@ -1,0 +1,232 @@
+"""What a person has the page do: counted first, undone in time, and recorded."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox import Message
+from outbox.administration.sides import RetryOptions
+from relay.publishers.memory import MemoryPublisher
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.relay import execute
+from tests.fixtures.web import BOB, Browser, browsing
+from tests.outbox.web.test_dead_letters import shown
+
+LATER = timedelta(hours=1)
+
+
+def retries(url: str, **changes: Any) -> RetryOptions:
+    options = {"broker": "memory://", "codec": None, "consumer": None, **changes}
+    return RetryOptions(database=url, schedule=None, **options)
+
+
+def plan(browser: Browser, kind: str, **chosen: str) -> str:
+    """Ask what an action would do."""
+    browser.get("/dead-letters")
+    hidden = {"form_token": browser.hidden()["form_token"]}
+    return shown(
+        browser.post_raw("/dead-letters/plan", {**hidden, "kind": kind, **chosen})
+    )
+
+
+def operation(url: str) -> Any:
+    columns = "kind, state, reason, asked_by, expected, succeeded, failed, skipped"
+    ((*row,),) = execute(url, f"SELECT {columns} FROM outbox.operation")
+    return tuple(row)
+
+
+def address(url: str) -> str:
+    ((id,),) = execute(url, "SELECT id FROM outbox.operation")
+    return f"/operation?id={id}"
+
+
+def test_a_dry_run_counts_exactly_and_changes_nothing(database_url: str) -> None:
+    give_up(database_url, *[Message("a", 1)] * 3, *[Message("b", 1)] * 2)
+    with browsing(database_url) as browser:
+        text = plan(browser, "discard", topic="a")
+    assert "Discard 3 dead letters?" in text
+    assert "Nothing has been done yet." in text
+    assert {status for status, _, _ in states(database_url)} == {"PENDING"}
+    assert execute(database_url, "SELECT * FROM outbox.operation") == []
+
+
+def test_all_that_match_are_discarded_on_both_sides_and_who_asked_is_recorded(
+    database_url: str,
+) -> None:
+    give_up(database_url, *[Message("a", 1)] * 3, Message("b", 1))
+    give_up(database_url, Message("a", 1), schema="inbox")
+    with browsing(database_url) as browser:
+        plan(browser, "discard", topic="a")
+        browser.post("/operations/ask", why="a probe")
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    assert operation(database_url) == ("discard", "done", "a probe", "ann", 4, 4, 0, 0)
+    query = "SELECT discard_reason, discarded_by = session_user || ' for ann'"
+    for schema, count in (("outbox", 3), ("inbox", 1)):
+        discarded = f"{query} FROM {schema}.dead_letter WHERE status = 'DISCARDED'"
+        assert execute(database_url, discarded) == [("a probe", True)] * count
+    assert execute(database_url, "SELECT count(*) FROM inbox.receipt") == [(1,)]
+
+
+def test_what_is_given_up_after_the_dry_run_is_left_alone(database_url: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url) as browser:
+        plan(browser, "discard", window="all")
+        give_up(database_url, Message("a", 1), reason="later")
+        browser.post("/operations/ask", why="a probe")
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    assert [(s, reason) for s, _, reason in states(database_url)] == [
+        ("DISCARDED", "refused"),
+        ("PENDING", "later"),
+    ]
+
+
+def test_one_dead_letter_is_discarded_and_the_others_are_not(database_url: str) -> None:
+    ids = give_up(database_url, Message("a", 1), Message("b", 1))
+    with browsing(database_url) as browser:
+        browser.get(f"/dead-letters/outbox/{ids[1]}")
+        assert "Discard 1 dead letter?" in browser.post(
+            "/dead-letters/plan", kind="discard"
+        )
+        browser.post("/operations/ask", why="it is wrong")
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    assert [status for status, _, _ in states(database_url)] == ["PENDING", "DISCARDED"]
+
+
+def test_a_retry_publishes_again(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = MemoryPublisher()
+    monkeypatch.setattr(
+        "relay.publishers.memory.MemoryPublisher.from_url", lambda _: publisher
+    )
+    give_up(database_url, Message("a", 1), Message("a", 2))
+    with browsing(database_url, retry=retries(database_url)) as browser:
+        assert "Retry 2 dead letters?" in plan(browser, "retry", side="outbox")
+        browser.post("/operations/ask")
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    assert operation(database_url) == ("retry", "done", "", "ann", 2, 2, 0, 0)
+    assert [status for status, _, _ in states(database_url)] == ["SUCCEEDED"] * 2
+
+
+def test_a_side_that_can_not_be_retried_is_left_out_and_named(
+    database_url: str,
+) -> None:
+    give_up(database_url, Message("a", 1))
+    give_up(database_url, Message("a", 1), schema="inbox")
+    with browsing(database_url, retry=retries(database_url)) as browser:
+        text = plan(browser, "retry")
+        assert "Retry 1 dead letter?" in text
+        assert "Those of the inbox are left out" in text
+        assert "--consumer" in plan(browser, "retry", side="inbox")
+        assert browser.status == 400
+
+
+def test_an_operation_is_undone_until_it_starts(database_url: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url, undo=LATER) as browser:
+        plan(browser, "discard")
+        text = browser.post("/operations/ask", why="a slip")
+        assert ">Undo<" in text
+        id = address(database_url).partition("=")[2]
+        token = browser.hidden()["form_token"]
+        text = browser.post_raw("/operations/undo", {"form_token": token, "id": id})
+        assert "undone, by ann" in shown(text)
+        assert ">Undo<" not in text
+    assert operation(database_url)[1] == "undone"
+    assert [status for status, _, _ in states(database_url)] == ["PENDING"]
+
+
+def test_another_process_goes_on_with_an_operation(database_url: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url, undo=LATER) as browser:
+        plan(browser, "discard")
+        browser.post("/operations/ask", why="why")
+    execute(
+        database_url,
+        "UPDATE outbox.operation SET starts_at = now(), state = 'running',"
+        " worker = 'dead:1', lease_until = now() - interval '1 s'",
+    )
+    with browsing(database_url) as browser:
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    assert [status for status, _, _ in states(database_url)] == ["DISCARDED"]
+
+
+def test_an_operation_is_left_to_the_process_that_has_it(database_url: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url) as browser:
+        execute(
+            database_url,
+            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+            " state, worker, lease_until) VALUES ('discard', '{\"topic\": \"a\"}', 'w',"
+            " 'bob', 1, 'running', 'other:1', now() + interval '1 h')",
+        )
+        plan(browser, "discard", topic="none")
+        # Another one, which shows that this process has looked.
+        execute(
+            database_url,
+            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
+            " VALUES ('discard', '{\"topic\": \"none\"}', 'w', 'ann', 0)",
+        )
+        browser.wait_until_shown("/operations", "<td>done</td>")
+    assert [status for status, _, _ in states(database_url)] == ["PENDING"]
+
+
+def test_a_running_operation_is_stopped(database_url: str) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url, token=BOB, allow_actions=False) as browser:
+        execute(
+            database_url,
+            "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+            " state, worker, lease_until) VALUES ('discard', '{\"topic\": \"a\"}', 'w',"
+            " 'bob', 1, 'running', 'other:1', now() - interval '1 h')",
+        )
+        assert "Stop" not in browser.get(address(database_url))
+    # Its worker is gone, so whoever takes it finds that it is to stop.
+    execute(database_url, "UPDATE outbox.operation SET state = 'stopping'")
+    with browsing(database_url, undo=LATER) as browser:
+        browser.wait_until_shown(address(database_url), "</strong>: stopped")
+    assert [status for status, _, _ in states(database_url)] == ["PENDING"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"why": ""}, "the reason is empty"),
+        ({"why": " "}, "the reason is empty"),
+        ({"why": "x" * 501}, "at most 500"),
+        ({"why": "\0"}, "none that is NUL"),
+        ({"why": "w", "kind": "delete"}, "use retry or discard"),
+        ({"why": "w", "until": ""}, "the dry run is missing"),
+        ({"why": "w", "expected": "many"}, "the dry run is missing"),
+    ],
+)
+def test_an_incomplete_order_is_refused(
+    database_url: str, fields: dict[str, str], said: str
+) -> None:
+    give_up(database_url, Message("a", 1))
+    with browsing(database_url) as browser:
+        plan(browser, "discard")
+        assert said in shown(browser.post("/operations/ask", **fields))
+    assert browser.status == 400
+    assert execute(database_url, "SELECT * FROM outbox.operation") == []
+
+
+def test_an_operation_ends_with_the_reason_if_the_broker_is_away(
+    database_url: str,
+) -> None:
+    give_up(database_url, Message("a", 1))
+    away = retries(database_url, broker="redis://127.0.0.1:1")
+    with browsing(database_url, retry=away) as browser:
+        plan(browser, "retry", side="outbox")
+        browser.post("/operations/ask")
+        browser.wait_until_shown(address(database_url), "</strong>: failed")
+        assert "127.0.0.1:1" in browser.text
+    assert states(database_url) == [("PENDING", 0, "refused")]
+
+
+def test_an_operation_that_is_not_there_is_not_found(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        for id in ("", "7", "0" * 32):
+            browser.get(f"/operation?id={id}")
+            assert browser.status == 404
