@@ -1,5 +1,6 @@
 """The consumer lives through outages, and needs no more than its role's rights."""
 
+import asyncio
 from contextlib import suppress
 from datetime import timedelta
 
@@ -64,17 +65,23 @@ async def test_a_restart_of_broker_and_database_loses_nothing(
         await publisher.publish(numbered(300, keys=20))
     async with async_sessions_of(url) as sessions:
         consumer = Consumer(url, sessions, name="billing", retry=NEVER, max_in_flight=4)
+        started, restarted = asyncio.Event(), asyncio.Event()
 
         @consumer.handles("orders")
         async def handle(session: AsyncSession, message: Message) -> None:
             what = message.payload.decode()
+            if what == "150":
+                # Otherwise all of them might be handled before the restart.
+                started.set()
+                await restarted.wait()
             await session.execute(
                 text("INSERT INTO effect VALUES (:what)"), {"what": what}
             )
 
         async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 20)
+            await started.wait()
             private_server.restart("immediate")
+            restarted.set()
             await events.wait_for(HandlerDatabaseFound, timeout=60)
             async with PostgresPublisher.from_url(url) as publisher:
                 await publisher.publish([Message("orders", b"last")])
