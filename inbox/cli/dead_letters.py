@@ -7,8 +7,10 @@ from uuid import UUID
 import psycopg
 
 from inbox.cli.consume import load_consumer, scheduler_of
+from inbox.cli.jobs import cancel_job, read_jobs
+from inbox.jobs.store import OPEN, JobState
 from outbox.administration.connection import AdministrationConnection
-from outbox.administration.sides import RetryOptions, Side
+from outbox.administration.sides import Jobs, RetryOptions, Side
 from outbox.dead_letters import Retrier, RetrySchedule, Tally
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
@@ -80,4 +82,10 @@ SIDE: Final = Side(
     list_blocked=load("inbox", "list_refused"),
     count_blocked=load("inbox", "count_refused"),
     on_discard=record_discard,
+    jobs=Jobs(
+        states=tuple(JobState),
+        open_states=OPEN,
+        read=read_jobs,
+        cancel=cancel_job,
+    ),
 )

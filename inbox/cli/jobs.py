@@ -1,14 +1,19 @@
 """`pillarbox jobs` and `cancel`: the jobs of long handlers."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 import psycopg
 import typer
-from psycopg.rows import dict_row
+from psycopg.rows import class_row
 
 from inbox.jobs.store import OPEN, JobState
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.sides import JobRow
 from outbox.cli.command import Database, Json, command, database_url, new_app
 from outbox.cli.output import warn, write_json, write_line, write_table
 from outbox.duration import write_duration
@@ -47,14 +52,9 @@ def jobs(
     json: Json = False,
 ) -> None:
     """List the jobs of long handlers."""
-    states = [each.value for each in state or OPEN]
-    found = _query(
-        database,
-        "list_jobs",
-        consumer=consumer,
-        states=None if all else states,
-        max_rows=limit,
-    )
+    states = [each.value for each in (JobState if all else state or OPEN)]
+    with _connected(database) as connection:
+        found = [asdict(job) for job in read_jobs(connection, consumer, states, limit)]
     if json:
         write_json(found)
     else:
@@ -83,27 +83,20 @@ def cancel(
 ) -> int:
     """Cancel a message's job, whether it is running or queued."""
     message_id = _message_id(id)
-    known = {
-        row["consumer"]: JobState(row["state"])
-        for row in _query(
-            database, "find_jobs", id=message_id, at=moment_of(message_id)
-        )
-    }
-    name = consumer or _whose(message_id, known)
-    (row,) = _query(
-        database,
-        "cancel_job",
-        id=message_id,
-        at=moment_of(message_id),
-        consumer=name,
-        reason=reason,
-    )
-    if row["state"] == JobState.CANCELLED and known.get(name) in OPEN:
-        had = f": its worker {row['worker']} is gone" if row["worker"] else ""
+    values = {"id": message_id, "at": moment_of(message_id)}
+    with _connected(database, id=message_id) as connection:
+        known = {
+            name: JobState(state)
+            for name, state in connection.execute(load("inbox", "find_jobs"), values)
+        }
+        name = consumer or _whose(message_id, known)
+        state, worker = _cancel(connection, message_id, name, reason)
+    if state == JobState.CANCELLED and known.get(name) in OPEN:
+        had = f": its worker {worker} is gone" if worker else ""
         write_line(f"{message_id} of {name} is cancelled{had}, and nobody has it now")
         return 0
-    if row["state"] != JobState.WAITING:
-        write_line(f"{message_id} of {name} has ended already: {row['state']}")
+    if state != JobState.WAITING:
+        write_line(f"{message_id} of {name} has ended already: {state}")
         return 1
     write_line(
         f"{message_id} of {name} is to be cancelled: a running handler learns it with "
@@ -149,19 +142,62 @@ def _whose(id: UUID, known: dict[str, JobState]) -> str:
     )
 
 
-def _query(database: str | None, name: str, **parameters: Any) -> list[dict[str, Any]]:
+def read_jobs(
+    connection: AdministrationConnection,
+    consumer: str | None,
+    states: Sequence[str],
+    limit: int,
+) -> list[JobRow]:
+    """Return jobs in these states, those that are open first, then the newest."""
+    values = {"consumer": consumer, "states": list(states), "max_rows": limit}
+    with connection.cursor(row_factory=class_row(JobRow)) as cursor:
+        return cursor.execute(load("inbox", "list_jobs"), values).fetchall()
+
+
+def cancel_job(
+    connection: AdministrationConnection, id: UUID, consumer: str, reason: str | None
+) -> str:
+    """Have the job of a message cancelled, and return its state.
+
+    Raises:
+        ConfigError: there can't be such a job.
+    """
+    if not is_uuid7(id):
+        raise ConfigError(f"id {id}: isn't a UUIDv7; pillarbox jobs lists the ids")
+    try:
+        return str(_cancel(connection, id, consumer, reason)[0])
+    except psycopg.errors.CheckViolation as error:
+        raise _no_partition(id) from error
+
+
+def _cancel(
+    connection: AdministrationConnection, id: UUID, consumer: str, reason: str | None
+) -> tuple[str, str | None]:
+    values = {"id": id, "at": moment_of(id), "consumer": consumer, "reason": reason}
+    ((state, worker),) = connection.execute(load("inbox", "cancel_job"), values)
+    return state, worker
+
+
+def _no_partition(id: UUID | None) -> ConfigError:
+    return ConfigError(
+        f"id {id}: inbox.job has no partition for its day: it is too old, or of a "
+        "clock that is ahead"
+    )
+
+
+@contextmanager
+def _connected(
+    database: str | None, id: UUID | None = None
+) -> Iterator[AdministrationConnection]:
     url = database_url(database)
     try:
         with psycopg.connect(
-            conninfo(url), application_name="pillarbox jobs", row_factory=dict_row
+            conninfo(url), application_name="pillarbox jobs"
         ) as connection:
             connection.execute(PIN_SESSION_LOCALLY)
-            return connection.execute(load("inbox", name), parameters).fetchall()
+            yield connection
     except psycopg.errors.CheckViolation as error:
-        raise ConfigError(
-            f"id {parameters['id']}: inbox.job has no partition for its day: it is too "
-            "old, or of a clock that is ahead"
-        ) from error
+        raise _no_partition(id) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise ConfigError(
             f"database {without_password(url)} has no table inbox.job: run "
@@ -176,7 +212,7 @@ def _query(database: str | None, name: str, **parameters: Any) -> list[dict[str,
         raise DatabaseUnavailableError(one_line(error)) from error
 
 
-def _row(job: dict[str, Any], now: datetime) -> tuple[str | None, ...]:
+def _row(job: Mapping[str, Any], now: datetime) -> tuple[str | None, ...]:
     since = {
         JobState.QUEUED: job["queued_at"],
         JobState.IN_PROGRESS: job["started_at"],

@@ -66,6 +66,53 @@ class BlockedCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job of a long handler.
+
+    Attributes:
+        worker: who has it, or had it last.
+        worker_is_gone: whether its lease ran out before it ended.
+    """
+
+    message_id: UUID
+    consumer: str
+    state: str
+    attempts: int
+    topic: str | None
+    key: str | None
+    tenant: str | None
+    worker: str | None
+    worker_is_gone: bool
+    reason: str | None
+    queued_at: datetime
+    started_at: datetime | None
+    cancel_requested_at: datetime | None
+    finished_at: datetime | None
+    lease_until: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The jobs of the long handlers of one side.
+
+    Attributes:
+        states: all that there are, those that are open first.
+        open_states: those of a job that has not ended.
+        read: returns jobs of a consumer (None: all) in some states, at most so many;
+            those that are open first, then the newest.
+        cancel: has the job of a message and a consumer cancelled, with a reason;
+            returns the state that it has now.
+    """
+
+    states: tuple[str, ...]
+    open_states: tuple[str, ...]
+    read: Callable[
+        [AdministrationConnection, str | None, Sequence[str], int], Sequence[JobRow]
+    ]
+    cancel: Callable[[AdministrationConnection, UUID, str, str | None], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """What the outbox or the inbox has of its own.
 
@@ -86,6 +133,7 @@ class Side:
     list_blocked: LiteralString
     count_blocked: LiteralString
     on_discard: OnDiscard | None = None
+    jobs: Jobs | None = None
 
     def read_blocked(
         self, connection: AdministrationConnection, max_rows: int

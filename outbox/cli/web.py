@@ -3,6 +3,7 @@
 import asyncio
 import getpass
 import secrets
+import signal
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -168,7 +169,9 @@ async def _serve(
         @override
         def handle_exit(self, sig: int, frame: object) -> None:
             loop.call_soon_threadsafe(made.state.frame.streams.stop)
-            super().handle_exit(sig, frame)  # type: ignore[arg-type]
+            # uvicorn's own would end the process by the signal, not with status 0.
+            self.force_exit = self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
 
         @override
         async def startup(self, sockets: object = None) -> None:

@@ -21,7 +21,7 @@ from outbox.errors import (
     UpkeepError,
     one_line,
 )
-from outbox.web import dead_letters, operations
+from outbox.web import dead_letters, jobs, operations, partitions, processes
 from outbox.web.events import LoginRefused, RequestFailed
 from outbox.web.frame import (
     STATIC,
@@ -84,6 +84,7 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
 
     actions = {
         "/dead-letters/plan": operations.show_plan,
+        "/jobs/cancel": jobs.cancel,
         "/operations/ask": operations.ask,
         "/operations/undo": operations.undo,
     }
@@ -312,4 +313,10 @@ async def _say(request: Request, status: int, title: str, said: str) -> Response
     )
 
 
-_SECTIONS: Final[tuple[Section, ...]] = (dead_letters.SECTION, operations.SECTION)
+_SECTIONS: Final[tuple[Section, ...]] = (
+    dead_letters.SECTION,
+    partitions.SECTION,
+    jobs.SECTION,
+    processes.SECTION,
+    operations.SECTION,
+)

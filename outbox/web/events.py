@@ -48,6 +48,20 @@ class OperationEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelAsked(Event):
+    """Somebody asked the page to cancel a job.
+
+    Attributes:
+        state: of the job afterwards.
+    """
+
+    id: UUID
+    consumer: str
+    asked_by: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperationsBroken(Event):
     """The page can't look for operations; it tries again each second."""
 

@@ -69,15 +69,20 @@ def _list_foreign(
     return seen
 
 
+def read_consumers(connection: AdministrationConnection) -> list[str]:
+    """Return the consumers of the postgres broker, by name."""
+    return [name for (name,) in connection.execute(load("outbox", "list_consumers"))]
+
+
 def _look(
     connection: AdministrationConnection, trusted: Sequence[str]
 ) -> list[_Foreign]:
-    consumers = connection.execute(load("outbox", "list_consumers"))
+    consumers = read_consumers(connection)
     rows = connection.execute(
         load("outbox", "list_foreign_locks"),
         {
             "class": LOCK_CLASS,
-            "classes": [LOCK_CLASS, *(consumer_class(name) for (name,) in consumers)],
+            "classes": [LOCK_CLASS, *(consumer_class(name) for name in consumers)],
             "member": int(Lock.MEMBER),
             "outbox_bell": int(Lock.OUTBOX_DOORBELL),
             "inbox_bell": int(Lock.INBOX_DOORBELL),

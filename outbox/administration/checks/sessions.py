@@ -75,15 +75,21 @@ def check_pins(
             " dead rows removed",
             f"SELECT pg_terminate_backend({pid});",
         )
-    for sees_all, role in connection.execute(load("outbox", "sees_all_sessions")):
-        if not sees_all:
-            yield Finding(
-                check="pins",
-                severity=Severity.UNKNOWN,
-                finding="this role can't see how long transactions of others have been"
-                " open",
-                remedy=f"GRANT pg_monitor TO {role};",
-            )
+    sees_all, role = sees_all_sessions(connection)
+    if not sees_all:
+        yield Finding(
+            check="pins",
+            severity=Severity.UNKNOWN,
+            finding="this role can't see how long transactions of others have been"
+            " open",
+            remedy=f"GRANT pg_monitor TO {role};",
+        )
+
+
+def sees_all_sessions(connection: AdministrationConnection) -> tuple[bool, str]:
+    """Return whether this role sees what others' sessions do, and its name in SQL."""
+    ((sees_all, role),) = connection.execute(load("outbox", "sees_all_sessions"))
+    return sees_all, role
 
 
 def _found(finding: str, remedy: str) -> Finding:

@@ -151,6 +151,7 @@ def test_every_command_that_reports_has_json_and_every_one_the_logging_options(
 
 WITHOUT_REPORT = {
     *("migrate", "relay", "consume", "subscribe", "unsubscribe", "cancel"),
+    "web",
     "export",  # which is JSON lines
 }
 

@@ -1,0 +1,83 @@
+"""Jobs: what the long handlers do, and cancel one."""
+
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.sides import JobRow, Jobs, load_sides
+from outbox.errors import ConfigError, shorten
+from outbox.web.events import JobCancelAsked
+from outbox.web.frame import Section, base_of, frame_of
+
+_MOST_ROWS: Final = 100
+_MAX_REASON: Final = 500
+
+
+def _jobs() -> Jobs:
+    (jobs,) = (side.jobs for side in load_sides("inbox"))
+    assert jobs is not None
+    return jobs
+
+
+def read_page(
+    connection: AdministrationConnection, query: QueryParams
+) -> dict[str, Any]:
+    """Read the jobs of a consumer in some states."""
+    jobs = _jobs()
+    chosen, consumer = query.get("state", "open"), query.get("consumer", "")
+    states = {"open": jobs.open_states, "any": jobs.states}.get(chosen, (chosen,))
+    if not set(states) <= set(jobs.states):
+        raise ConfigError(
+            f"state {shorten(chosen)}: use open, any, {', '.join(jobs.states)}"
+        )
+    if "\0" in consumer:
+        raise ConfigError("consumer: no name has a NUL")
+    rows = jobs.read(connection, consumer or None, states, _MOST_ROWS)
+    return {
+        "jobs": rows,
+        "most": _MOST_ROWS,
+        "states": ("open", "any", *jobs.states),
+        "open_states": jobs.open_states,
+        "chosen": chosen,
+        "consumer": consumer,
+        "since": since,
+    }
+
+
+def since(job: JobRow) -> datetime:
+    """Return when a job came into the state that it has."""
+    moments = {
+        "queued": job.queued_at,
+        "in_progress": job.started_at,
+        "waiting": job.cancel_requested_at,
+    }
+    return moments.get(job.state, job.finished_at) or job.queued_at
+
+
+async def cancel(request: Request) -> Response:
+    """Ask for a job to be cancelled."""
+    frame = frame_of(request)
+    viewer, form = await frame.acting(request)
+    consumer, _, text = form.get("job", "").rpartition(" ")
+    try:
+        id = UUID(text)
+    except ValueError:
+        raise ConfigError("no job was chosen: use a button of the list") from None
+    if not consumer or "\0" in consumer:
+        raise ConfigError("no job was chosen: use a button of the list")
+    reason = f"cancelled by {viewer.name}"
+    state = await frame.store.run(
+        lambda connection: _jobs().cancel(connection, id, consumer, reason)
+    )
+    frame.observers.notify(
+        JobCancelAsked(id=id, consumer=consumer, asked_by=viewer.name, state=state)
+    )
+    return RedirectResponse(f"{base_of(request)}/jobs?state=any", 303)
+
+
+SECTION: Final = Section(path="jobs", title="Jobs", shortcut="j", read=read_page)

@@ -1,0 +1,60 @@
+"""Partitions: the days as a strip, what holds them, and the upkeep."""
+
+from typing import Any, Final
+
+from starlette.datastructures import QueryParams
+
+from outbox.administration.checks.upkeep import MAX_SILENCE, read_upkeep
+from outbox.administration.connection import AdministrationConnection
+from outbox.administration.partitions import Partition, read_partitions
+from outbox.administration.upkeep import plan_upkeep
+from outbox.web.frame import Section
+
+SIGNS: Final = {
+    "past": "·",
+    "held": "!",
+    "detached": "~",
+    "kept": "k",
+    "today": "#",
+    "ahead": "o",
+    "default": "D",
+}
+_SILENT: Final = {"hold", "attach"}
+_MOST_COUNTED: Final = 1000
+
+
+def read_page(
+    connection: AdministrationConnection, query: QueryParams
+) -> dict[str, Any]:
+    """Read the partitions of every table, and what the upkeep did and would do."""
+    del query
+    tables = read_partitions(connection)
+    return {
+        "signs": SIGNS,
+        "tables": [
+            {
+                "policy": policy,
+                "partitions": partitions,
+                "bytes": sum(it.bytes for it in partitions),
+                "places": _count(partitions),
+                "problems": [it for it in partitions if it.query or it.remedy],
+            }
+            for policy, partitions in tables.items()
+        ],
+        "most_counted": _MOST_COUNTED,
+        "upkeep": read_upkeep(connection),
+        "max_silence": MAX_SILENCE,
+        "steps": [it for it in plan_upkeep(connection) if it.step not in _SILENT],
+    }
+
+
+def _count(partitions: list[Partition]) -> dict[str, int]:
+    counted = dict.fromkeys(SIGNS, 0)
+    for partition in partitions:
+        counted[partition.place] += 1
+    return {place: count for place, count in counted.items() if count}
+
+
+SECTION: Final = Section(
+    path="partitions", title="Partitions", shortcut="p", read=read_page
+)

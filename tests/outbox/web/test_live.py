@@ -1,0 +1,102 @@
+"""An open page receives what has changed, and a server with open pages stops."""
+
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from outbox import Message
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.processes import RunningProcess, command_line
+from tests.fixtures.web import ANN
+
+
+@contextmanager
+def served(url: str, log: Path, *options: str) -> Iterator[tuple[RunningProcess, str]]:
+    """Serve the page by its command; give its address."""
+    arguments = command_line(
+        "pillarbox", "web", "--port", "0", "--refresh", "1s", *options
+    )
+    process = RunningProcess(arguments, log, {"PILLARBOX_DATABASE_URL": url})
+    try:
+        process.wait_for_log("WebStarted")
+        (address,) = re.findall(r"address='?(http://[\d.]+:\d+)", process.log())
+        yield process, address
+    finally:
+        process.kill()
+
+
+def opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(
+        urllib.request.HTTPCookieProcessor(CookieJar()),
+        urllib.request.ProxyHandler({}),
+    )
+
+
+def log_in(address: str, token: str) -> urllib.request.OpenerDirector:
+    browser = opener()
+    text = browser.open(f"{address}/login").read().decode()
+    (form,) = re.findall(r'name="form_token" value="(\w+)"', text)
+    fields = urllib.parse.urlencode({"form_token": form, "token": token}).encode()
+    browser.open(f"{address}/login", fields).read()
+    return browser
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    file = tmp_path / "tokens"
+    file.write_text(f"ann {ANN.replace(' ', '-')} act payloads\n")
+    return str(file)
+
+
+def test_an_open_page_receives_what_changes_until_the_server_is_stopped(
+    database_url: str, tmp_path: Path, tokens: str
+) -> None:
+    log = tmp_path / "log"
+    with served(database_url, log, "--tokens", tokens) as (process, address):
+        browser = log_in(address, ANN.replace(" ", "-"))
+        with browser.open(f"{address}/dead-letters/live") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            seen = b""
+            while b"Nothing matches" not in seen:
+                seen += stream.readline()
+            give_up(database_url, Message("t", 1), reason="refused by the broker")
+            while b"refused by the broker" not in seen:
+                seen += stream.readline()
+            process.terminate()
+            assert process.wait() == 0
+            stream.read()
+    assert "Traceback" not in process.log()
+
+
+def test_the_command_prints_a_link_with_a_token_that_no_log_has(
+    database_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with served(database_url, log) as (process, address):
+        process.wait_for_log("Log in at")
+        ((link, token),) = re.findall(r"Log in at (\S+)#(\S+)", process.log())
+        assert link == f"{address}/login"
+        page = log_in(address, token).open(f"{address}/dead-letters").read()
+        assert b"read-only" in page
+        with pytest.raises(urllib.error.HTTPError):
+            log_in(address, "no such token at all")
+        process.wait_for_log("LoginRefused")
+        assert process.log().count(token) == 1
+
+
+def test_a_port_that_is_taken_is_named(database_url: str, tmp_path: Path) -> None:
+    with served(database_url, tmp_path / "log") as (_, address):
+        port = address.rpartition(":")[2]
+        arguments = command_line("pillarbox", "web", "--port", port)
+        second = RunningProcess(
+            arguments, tmp_path / "other", {"PILLARBOX_DATABASE_URL": database_url}
+        )
+        assert second.wait() == 2
+        assert f"can't listen on 127.0.0.1 port {port}" in second.log()

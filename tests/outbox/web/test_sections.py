@@ -1,0 +1,174 @@
+"""Partitions, jobs and processes on the page."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from outbox.lane import LANES
+from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
+from outbox.postgres.connection import conninfo
+from tests.fixtures.consumers import id_of
+from tests.fixtures.relay import execute
+from tests.fixtures.web import BOB, browsing
+from tests.outbox.administration.test_upkeep import old_partition
+from tests.outbox.web.test_dead_letters import HOSTILE, shown
+
+PENDING = """
+INSERT INTO inbox.dead_letter (created_at, origin, message_id, topic, attempts,
+                schema_version, content_type, headers, payload, error_reason)
+VALUES (%s, 'o', 'm', 't', 1, 1, 'c', '{}', '', 'why')
+"""
+JOB = """
+INSERT INTO inbox.job (message_id, message_at, consumer, topic, state, worker,
+                       lease_until, started_at)
+SELECT id, inbox.moment_of(id), %s, %s, 'in_progress', 'host:1', now() + %s, now()
+  FROM outbox.uuid7() AS id
+RETURNING message_id
+"""
+
+
+@contextmanager
+def session(url: str, name: str, lock_class: int, lanes: range) -> Iterator[None]:
+    """Be connected as a process of ours that holds lanes."""
+    with psycopg.connect(
+        conninfo(url, application_name=name), autocommit=True
+    ) as connection:
+        for lane in lanes:
+            connection.execute("SELECT pg_advisory_lock(%s, %s)", (lock_class, lane))
+        yield
+
+
+def test_the_days_of_a_table_are_a_strip_with_sizes_and_retention(
+    database_url: str,
+) -> None:
+    with browsing(database_url) as browser:
+        text = browser.get("/partitions")
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    assert f"{today} today" in shown(text)
+    assert "inbox.receipt" in text
+    assert "partitions of 1d; rows are kept 30d; 7 are made ahead." in shown(text)
+    assert shown(text).count("1 today, 7 ahead.") >= 5
+
+
+def test_what_holds_a_day_is_shown_with_the_query_that_lists_it(
+    database_url: str,
+) -> None:
+    old_partition(database_url, 40, "inbox.dead_letter")
+    execute(database_url, PENDING, [datetime.now(UTC) - timedelta(days=40)])
+    with browsing(database_url) as browser:
+        text = shown(browser.get("/partitions"))
+    assert "is held: 1 unsettled rows hold it past its retention" in text
+    assert "SELECT * FROM inbox.dead_letter" in text
+
+
+def test_a_failed_upkeep_is_shown_with_its_remedy(database_url: str) -> None:
+    execute(database_url, "SELECT outbox.note_failure('<b>no space</b>')")
+    with browsing(database_url) as browser:
+        text = browser.get("/partitions")
+    assert "The last upkeep failed" in text
+    assert "pillarbox doctor" in text
+    assert "<b>no space" not in text
+
+
+def test_jobs_are_listed_with_their_workers(database_url: str) -> None:
+    execute(database_url, JOB, ["reports", "a", timedelta(hours=1)])
+    execute(database_url, JOB, ["exports", HOSTILE, -timedelta(hours=1)])
+    with browsing(database_url) as browser:
+        text = browser.get("/jobs")
+        assert "<img" not in text
+        assert shown(text).count("in_progress") >= 2
+        assert "host:1 is gone" in shown(text)
+        assert "exports" not in browser.get("/jobs?consumer=reports")
+        assert "No job is failure now." in shown(browser.get("/jobs?state=failure"))
+        browser.get("/jobs?state=lost")
+        assert browser.status == 400
+
+
+@pytest.mark.parametrize(
+    ("lease", "state"),
+    [(timedelta(hours=1), "waiting"), (-timedelta(hours=1), "cancelled")],
+    ids=["running", "abandoned"],
+)
+def test_a_job_is_cancelled_and_who_asked_is_recorded(
+    database_url: str, lease: timedelta, state: str
+) -> None:
+    ((id,),) = execute(database_url, JOB, ["reports", "a", lease])
+    separator = "&" if "?" in database_url else "?"
+    url = f"{database_url}{separator}options=-c%20role%3Dpillarbox_web"
+    with browsing(url) as browser:
+        browser.get("/jobs")
+        browser.post("/jobs/cancel", job=f"reports {id}")
+        assert browser.status == 200
+    query = "SELECT state, reason FROM inbox.job"
+    assert execute(database_url, query) == [(state, "cancelled by ann")]
+
+
+def test_a_viewer_who_may_only_look_has_no_button(database_url: str) -> None:
+    execute(database_url, JOB, ["reports", "a", timedelta(hours=1)])
+    with browsing(database_url, token=BOB) as browser:
+        assert "/jobs/cancel" not in browser.get("/jobs")
+
+
+@pytest.mark.parametrize(
+    "job", ["", "reports", "reports 7", "\0 {id}", "reports " + "0" * 32]
+)
+def test_a_job_that_can_not_be_is_refused(database_url: str, job: str) -> None:
+    with browsing(database_url) as browser:
+        browser.get("/jobs")
+        browser.post("/jobs/cancel", job=job.format(id=id_of(datetime.now(UTC))))
+    assert browser.status == 400
+    assert execute(database_url, "SELECT * FROM inbox.job") == []
+
+
+def test_relays_and_consumers_are_shown_with_the_lanes_that_they_hold(
+    database_url: str,
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO inbox.subscription (consumer, topic)"
+        " VALUES ('billing', 'a'), ('mail', 'a')",
+    )
+    relay = "pillarbox relay host 77"
+    consumer = ("pillarbox inbox billing lease", consumer_class("billing"))
+    with (
+        session(database_url, f"{relay} lease", LOCK_CLASS, range(3, 40)),
+        session(database_url, f"{relay} worker", LOCK_CLASS, range(0)),
+        session(database_url, *consumer, range(16)),
+        browsing(database_url) as browser,
+    ):
+        text = shown(browser.get("/processes"))
+    assert "relay host 77 1 2 " in text
+    assert "37: 3–39" in text
+    assert "consumer billing 1 1 " in text
+    assert "16: 0–15" in text
+    assert f"11 of {LANES} lanes are held by nobody now (0–2, 40–47)" in text
+    assert "Consumer mail is subscribed by the postgres broker" in text
+    assert "Consumer billing is subscribed" not in text
+
+
+def test_no_relay_at_all_is_a_problem(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        text = shown(browser.get("/processes"))
+    assert "No relay is connected: nothing is published." in text
+
+
+def test_names_of_sessions_are_text(database_url: str) -> None:
+    name = "pillarbox relay <img src=x onerror=y> lease"
+    with (
+        session(database_url, name, LOCK_CLASS, range(1)),
+        browsing(database_url) as browser,
+    ):
+        text = browser.get("/processes")
+    assert "<img" not in text
+    assert "&lt;img" in text
+
+
+def test_a_role_that_does_not_see_other_sessions_says_so(database_url: str) -> None:
+    separator = "&" if "?" in database_url else "?"
+    url = f"{database_url}{separator}options=-c%20role%3Dpillarbox_web"
+    with browsing(url) as browser:
+        text = shown(browser.get("/processes"))
+    assert "GRANT pg_read_all_stats TO pillarbox_web" in text
