@@ -37,11 +37,12 @@ ifneq ($(filter demo test clock fault bench wheel setup,$(MAKECMDGOALS)),)
 needs += $(if $(DATABASE_URL),,postgres)
 endif
 ifneq ($(filter test clock fault bench wheel setup,$(MAKECMDGOALS)),)
-needs += redis rabbitmq nats pgbouncer prometheus faketime
+needs += redis rabbitmq nats pgbouncer prometheus chromium faketime
 else
 # make demo ARGS='--broker nats'
 needs += $(filter redis rabbitmq nats,$(ARGS))
 endif
+needs += $(if $(filter screenshots,$(MAKECMDGOALS)),postgres chromium)
 ifneq ($(filter images containers,$(MAKECMDGOALS)),)
 needs += docker
 endif
@@ -62,10 +63,10 @@ export PILLARBOX_DATABASE_URL := $(DATABASE_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test clock fault bench wheel images containers matrix check format reference lock setup clean packages
+.PHONY: help demo test clock fault bench wheel images containers matrix check format reference screenshots lock setup clean packages
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DATABASE_URL=postgresql://…  use that PostgreSQL and install none'
 	@echo '  ARGS="…"                     arguments for demo, test, clock and bench'
@@ -113,6 +114,9 @@ format: packages $(READY) ## Format the code and fix what ruff can fix
 
 reference: packages $(READY) ## Write the pages of docs/reference from the code
 	@$(BIN)/python -m docs.reference
+
+screenshots: packages $(READY) ## Make the pictures of docs/web.md from a seeded database
+	@$(BIN)/python -m docs.screenshots
 
 lock: packages $(READY) ## Renew requirements.lock, and the image's (ARGS=--upgrade)
 	@test -x $(BIN)/uv || $(PIP) install uv

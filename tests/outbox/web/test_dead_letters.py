@@ -35,6 +35,17 @@ def test_dead_letters_of_both_sides_are_grouped_by_reason_with_counts(
     assert "1 no such customer consumer:billing inbox t" in text
 
 
+def test_a_window_says_whether_there_are_others_from_before(database_url: str) -> None:
+    give_up(database_url, Message("now", 1))
+    give_up(database_url, Message("before", 1), age=timedelta(days=2))
+    with browsing(database_url) as browser:
+        text = shown(browser.get("/dead-letters?window=24h"))
+        assert "1 is PENDING, given up in the last 24 hours" in text
+        assert "There are others from before: look at all time" in text
+        assert "from before" not in browser.get("/dead-letters?window=24h&topic=now")
+        assert "from before" not in browser.get("/dead-letters?window=all")
+
+
 def test_a_group_links_to_its_dead_letters(database_url: str) -> None:
     give_up(database_url, Message("t", 1), reason="one & only")
     give_up(database_url, Message("t", 1), reason="another")

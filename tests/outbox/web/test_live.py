@@ -4,8 +4,6 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -14,22 +12,7 @@ import pytest
 from outbox import Message
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import RunningProcess, command_line
-from tests.fixtures.web import ANN
-
-
-@contextmanager
-def served(url: str, log: Path, *options: str) -> Iterator[tuple[RunningProcess, str]]:
-    """Serve the page by its command; give its address."""
-    arguments = command_line(
-        "pillarbox", "web", "--port", "0", "--refresh", "1s", *options
-    )
-    process = RunningProcess(arguments, log, {"PILLARBOX_DATABASE_URL": url})
-    try:
-        process.wait_for_log("WebStarted")
-        (address,) = re.findall(r"address='?(http://[\d.]+:\d+)", process.log())
-        yield process, address
-    finally:
-        process.kill()
+from tests.fixtures.web import ANN, served
 
 
 def opener() -> urllib.request.OpenerDirector:

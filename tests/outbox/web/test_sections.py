@@ -60,7 +60,7 @@ def test_what_holds_a_day_is_shown_with_the_query_that_lists_it(
     execute(database_url, PENDING, [datetime.now(UTC) - timedelta(days=40)])
     with browsing(database_url) as browser:
         text = shown(browser.get("/partitions"))
-    assert "is held: 1 unsettled rows hold it past its retention" in text
+    assert "is held: 1 unsettled row holds it past its retention" in text
     assert "SELECT * FROM inbox.dead_letter" in text
 
 

@@ -1,0 +1,197 @@
+"""Make the screenshots of docs/web.md: `make screenshots`."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import uvicorn
+from playwright.sync_api import Browser, Page
+
+from outbox import Message
+from outbox.administration.migrate import migrate
+from outbox.administration.upkeep import maintain
+from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
+from outbox.postgres.connection import conninfo
+from outbox.testing.postgres import postgres_server
+from outbox.web import Settings, TokenLogin, Viewer, web_app
+from tests.fixtures.chromium import chromium
+from tests.fixtures.dead_letters import give_up
+
+HERE: Final = Path(__file__).parent
+_TOKEN: Final = "a token for the screenshots"  # noqa: S105 (of a page that is gone)
+_WIDE: Final = (1140, 720)
+_NARROW: Final = (390, 844)
+_HELD_DAY: Final = """
+    SELECT partman.create_partition_time('inbox.dead_letter',
+        ARRAY[date_trunc('day', now(), 'UTC') - 40 * interval '24 hours'])
+"""
+_JOBS: Final = """
+INSERT INTO inbox.job (message_id, message_at, consumer, topic, key, state, attempts,
+                       worker, lease_until, queued_at, started_at)
+SELECT m.id, inbox.moment_of(m.id), 'reports', 'reports.asked', key, 'in_progress', 1,
+       worker, now() + lease, now() - age, now() - age
+  FROM (VALUES
+        (outbox.uuid7(), '2026-q2', 'reports-0:17', interval '60 s', interval '19 min'),
+        (outbox.uuid7(), '2026-q3', 'reports-1:17', interval '-9 s', interval '2 h'))
+       AS m (id, key, worker, lease, age)
+"""
+_ASKED: Final = """
+INSERT INTO outbox.operation (kind, selection, reason, asked_by, asked_at, expected,
+                              state, succeeded, failed, skipped, started_at,
+                              finished_at)
+VALUES ('discard', '{"topic": "test.*"}', 'probes of Monday', 'ann',
+        now() - interval '3 h', 12, 'done', 12, 0, 0, now() - interval '3 h',
+        now() - interval '3 h'),
+       ('retry', '{"origin": "publisher:kafka"}', '', 'bob', now() - interval '1 h',
+        3181, 'done', 3102, 77, 2, now() - interval '1 h', now() - interval '50 min'),
+       ('retry', '{"topic": "orders.*"}', '', 'ann', now() - interval '20 min',
+        40, 'undone', 0, 0, 0, NULL, now() - interval '19 min')
+"""
+_SUBSCRIBED: Final = (
+    "INSERT INTO inbox.subscription (consumer, topic)"
+    " VALUES ('billing', 'orders.*'), ('mail', 'customers.*')"
+)
+_TRACE: Final = """\
+Traceback (most recent call last):
+  File "/app/billing/handlers.py", line 41, in charge
+    customer = customers[order["customer"]]
+LookupError: no such customer
+"""
+_REASONS: Final = (
+    ("inbox", "consumer:billing", "LookupError: no such customer", "orders.placed", 37),
+    ("inbox", "consumer:mail", "TimeoutError: smtp.example", "customers.joined", 12),
+    ("outbox", "publisher:kafka", "MSG_SIZE_TOO_LARGE", "catalogue.changed", 5),
+    ("outbox", "publisher:https", "HTTP 422: unknown currency", "orders.paid", 3),
+)
+
+
+def _seed(url: str) -> None:
+    chance = random.Random(7)  # noqa: S311 (the same pictures each time)
+    for side, origin, reason, topic, count in _REASONS:
+        for n in range(count):
+            customer = f"c-{n % 7}"
+            give_up(
+                url,
+                Message(
+                    topic,
+                    {"order": f"o-{1000 + n}", "customer": customer, "cents": 4200},
+                    key=customer,
+                    tenant=chance.choice(("acme", "globex")),
+                    headers={"source": "shop"},
+                ),
+                schema="inbox" if side == "inbox" else "outbox",
+                origin=origin,
+                reason=reason,
+                stacktrace=_TRACE,
+                age=timedelta(minutes=chance.randrange(1, 4000)),
+            )
+    with psycopg.connect(conninfo(url), autocommit=True) as connection:
+        maintain(connection, tell=lambda _: None)
+        for statement in (
+            *("SET ROLE pillarbox_owner", _HELD_DAY, "RESET ROLE"),
+            *(_JOBS, _ASKED, _SUBSCRIBED),
+        ):
+            connection.execute(statement.encode())
+    give_up(
+        url,
+        Message("orders.placed", 1),
+        schema="inbox",
+        reason="LookupError: no such customer",
+        age=timedelta(days=40),
+    )
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[None]:
+    """Be two relays and a consumer, as far as their sessions show."""
+    seen = (
+        ("pillarbox relay relay-0 17 lease", LOCK_CLASS, range(24)),
+        ("pillarbox relay relay-1 17 lease", LOCK_CLASS, range(24, 48)),
+        ("pillarbox inbox billing lease", consumer_class("billing"), range(16)),
+    )
+    with ExitStack() as stack:
+        for name, lock_class, lanes in seen:
+            connection = stack.enter_context(
+                psycopg.connect(conninfo(url, application_name=name), autocommit=True)
+            )
+            for lane in lanes:
+                connection.execute(
+                    "SELECT pg_advisory_lock(%s, %s)", (lock_class, lane)
+                )
+        yield
+
+
+@contextmanager
+def _served(url: str) -> Iterator[str]:
+    ann = Viewer(name="ann", may_act=True, sees_payloads=True)
+    settings = Settings(
+        database=url, allow_actions=True, show_payloads=True, undo=timedelta(hours=1)
+    )
+    app = web_app(settings, TokenLogin({_TOKEN: ann}))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            threading.Event().wait(0.05)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _open(browser: Browser, address: str, size: tuple[int, int], *, dark: bool) -> Page:
+    page = browser.new_page(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+    )
+    page.goto(f"{address}/login")
+    page.get_by_label("Token").fill(_TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("heading", name="Dead letters").wait_for()
+    return page
+
+
+def _shoot(page: Page, name: str) -> None:
+    status = page.locator("#status")
+    if status.count():
+        page.get_by_text("Live. What is shown").wait_for()
+    page.screenshot(path=HERE / f"{name}.png")
+
+
+def main() -> None:
+    """Make all of them, anew."""
+    with ExitStack() as stack:
+        server = stack.enter_context(postgres_server(None, settings={}, durable=False))
+        server.create_database("screenshots")
+        url = server.database_url("screenshots")
+        migrate(url, with_cron=False)
+        _seed(url)
+        stack.enter_context(_connected(url))
+        address = stack.enter_context(_served(url))
+        browser = stack.enter_context(chromium())
+        page = _open(browser, address, _WIDE, dark=False)
+        for name in ("dead-letters", "partitions", "jobs", "processes", "operations"):
+            page.goto(f"{address}/{name}")
+            _shoot(page, name)
+        page.goto(f"{address}/dead-letters?side=inbox&origin=consumer:billing")
+        page.get_by_role("button", name="Discard all that match").click()
+        page.get_by_role("heading", name="Discard 37").wait_for()
+        _shoot(page, "dry-run")
+        page.goto(f"{address}/dead-letters")
+        page.locator("a[id^='l-']").first.click()
+        page.get_by_role("heading", name="Contents").wait_for()
+        _shoot(page, "dead-letter")
+        _shoot(_open(browser, address, _WIDE, dark=True), "dark")
+        _shoot(_open(browser, address, _NARROW, dark=False), "phone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The page in headless Chromium: keyboard, themes, a phone, live updates, axe."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from outbox import Message
+from tests.fixtures.chromium import browser
+from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.processes import RunningProcess
+from tests.fixtures.relay import execute
+from tests.fixtures.web import served
+from tests.outbox.web.test_sections import JOB
+
+__all__ = ["browser"]
+
+TOKEN = "a-token-for-the-browser"
+PAGES = ("/dead-letters", "/partitions", "/jobs", "/processes", "/operations")
+LONG = "a very long reason that has no end " * 6
+# Much more than it takes: the machine may be busy.
+PATIENCE = 60_000
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+NARROW = {"width": 360, "height": 740}
+expect.set_options(timeout=PATIENCE)
+
+
+class Open(NamedTuple):
+    """A page that is open in the browser, by somebody who is logged in."""
+
+    page: Page
+    address: str
+    process: RunningProcess
+    said: list[str]
+    """What the browser complained about in its console."""
+
+
+@pytest.fixture
+def seeded(database_url: str) -> str:
+    give_up(
+        database_url,
+        *[
+            Message(f"orders.{n}", {"n": n}, key=f"k{n}", tenant="acme")
+            for n in range(5)
+        ],
+        reason=LONG,
+        stacktrace="Traceback (most recent call last):\n  line 7",
+    )
+    give_up(database_url, Message("mails", 1), schema="inbox", reason="no address")
+    execute(database_url, JOB, ["reports", "reports.asked", timedelta(hours=1)])
+    return database_url
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    file = tmp_path / "tokens"
+    file.write_text(f"ann {TOKEN} act payloads\n")
+    return str(file)
+
+
+@pytest.fixture
+def opened(
+    seeded: str, tokens: str, tmp_path: Path, browser: Browser
+) -> Iterator[Open]:
+    options = ("--tokens", tokens, "--undo", "1h", "--allow-actions", "--show-payloads")
+    with (
+        served(seeded, tmp_path / "log", *options, "--undo", "1h") as (
+            process,
+            address,
+        ),
+        browser.new_context() as context,
+    ):
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        said: list[str] = []
+        page.on("console", lambda it: said.append(f"{it.type}: {it.text}"))
+        page.on("pageerror", lambda it: said.append(str(it)))
+        page.goto(f"{address}/login#{TOKEN}")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters")
+        yield Open(page, address, process, said)
+
+
+def violations(page: Page) -> list[Any]:
+    found = Axe().run(page, options=RULES).response["violations"]
+    return [(it["id"], [node["html"] for node in it["nodes"]]) for it in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_complain_about(opened: Open, scheme: Any) -> None:
+    page, address, _, said = opened
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    for path in PAGES:
+        page.goto(f"{address}{path}")
+        assert violations(page) == [], path
+    page.goto(f"{address}/dead-letters")
+    page.locator("a[id^='l-']").first.click()
+    expect(page.get_by_role("heading", name="Payload")).to_be_visible()
+    assert violations(page) == []
+    page.get_by_role("button", name="Discard…").click()
+    expect(page.get_by_label("Why")).to_be_focused()
+    assert violations(page) == []
+    page.goto(f"{address}/nowhere")
+    assert violations(page) == []
+    # Nothing was blocked by the page's own policy; the one page isn't there.
+    assert [it for it in said if it.startswith("error") and "404" not in it] == []
+
+
+def test_everything_is_reached_by_keyboard(opened: Open) -> None:
+    page, address, _, _ = opened
+    page.goto(f"{address}/dead-letters")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Since")).to_be_focused()
+    page.keyboard.type("gp?j")  # in a field these are letters
+    expect(page.get_by_label("Since")).to_have_value("gp?j")
+    page.keyboard.press("Tab")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press("p")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Partitions")
+    page.keyboard.press("g")
+    page.keyboard.press("d")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters")
+    page.keyboard.press("j")
+    expect(page.locator("#g-1")).to_be_focused()
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    expect(page.locator("#g-1")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Reason", exact=True)).to_have_value(LONG[:80])
+
+
+def test_the_page_is_dark_where_the_system_is_and_as_the_viewer_chose(
+    opened: Open,
+) -> None:
+    page = opened.page
+
+    def background() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    page.emulate_media(color_scheme="light")
+    light = background()
+    page.emulate_media(color_scheme="dark")
+    dark = background()
+    assert light == "rgb(255, 255, 255)" != dark
+    page.get_by_role("button", name="Theme: system").click()
+    expect(page.get_by_role("button", name="Theme: light")).to_be_visible()
+    assert background() == light
+    page.reload()
+    assert background() == light
+
+
+def test_a_phone_shows_every_page_without_scrolling_sideways(opened: Open) -> None:
+    page, address, _, _ = opened
+    page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
+    for path in PAGES:
+        page.goto(f"{address}{path}")
+        width = page.evaluate("document.scrollingElement.scrollWidth")
+        assert width <= NARROW["width"], path
+
+
+def test_an_open_page_follows_the_database_and_comes_back_after_a_restart(
+    opened: Open, seeded: str, tokens: str, tmp_path: Path
+) -> None:
+    page, address, process, _ = opened
+    expect(page.locator("#status")).to_contain_text("Live")
+    row = page.locator("a[id^='l-']").first
+    row.focus()
+    focused = page.evaluate("document.activeElement.id")
+    give_up(seeded, Message("late", 1), reason="came later")
+    expect(page.locator("#live")).to_contain_text("came later")
+    assert page.evaluate("document.activeElement.id") == focused
+    process.kill()
+    expect(page.locator("#status")).to_contain_text("the connection is lost")
+    give_up(seeded, Message("late", 1), reason="while it was away")
+    port = address.rpartition(":")[2]
+    options = ("--tokens", tokens, "--port", port)
+    with served(seeded, tmp_path / "again", *options):
+        expect(page.locator("#live")).to_contain_text("while it was away")
+        expect(page.locator("#status")).to_contain_text("Live")
+
+
+def test_dead_letters_are_discarded_and_that_is_undone(
+    opened: Open, seeded: str
+) -> None:
+    page, address, _, _ = opened
+    page.goto(f"{address}/dead-letters?topic=orders.*")
+    page.get_by_role("button", name="Discard all that match…").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Discard 5 dead letters?")
+    page.get_by_label("Why").fill("a probe")
+    page.get_by_role("button", name="Discard 5").click()
+    expect(page.locator("#live")).to_contain_text("waiting")
+    expect(page.locator("#status")).to_contain_text("Live")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#live")).to_contain_text("undone, by ann")
+    assert {status for status, _, _ in states(seeded)} == {"PENDING"}
+
+
+def test_a_job_is_cancelled_by_its_button(opened: Open, seeded: str) -> None:
+    page, address, _, _ = opened
+    page.goto(f"{address}/jobs")
+    page.get_by_role("button", name="Cancel the job of message").click()
+    expect(page.locator("#live")).to_contain_text("cancelled by ann")
+    assert execute(seeded, "SELECT state FROM inbox.job") == [("waiting",)]
