@@ -11,7 +11,7 @@ from outbox import Message
 from outbox.dead_letters import Schema
 from outbox.web.selection import Selection
 from tests.fixtures.dead_letters import give_up
-from tests.fixtures.web import BOB, browsing
+from tests.fixtures.web import BOB, as_role, browsing
 
 HOSTILE = "<script>alert('1')</script>\"><img src=x onerror=y>{{ 7*7 }}"
 PAYLOAD = {"card": "4111", "name": "Jane <b>"}
@@ -190,8 +190,7 @@ def test_contents_are_hidden_unless_page_and_viewer_may_show_them(
 
 def test_contents_are_hidden_if_the_role_may_not_read_them(database_url: str) -> None:
     (id,) = give_up(database_url, Message("t", PAYLOAD))
-    separator = "&" if "?" in database_url else "?"
-    url = f"{database_url}{separator}options=-c%20role%3Dpillarbox_web"
+    url = as_role(database_url, "pillarbox_web")
     with browsing(url, show_payloads=True) as browser:
         text = shown(browser.get(f"/dead-letters/outbox/{id}"))
     assert "GRANT SELECT ON outbox.dead_letter" in text

@@ -17,7 +17,7 @@ from outbox.web import Settings, TokenLogin, Viewer, web_app
 from outbox.web.app import close
 from outbox.web.login import read_tokens
 from tests.fixtures.relay import execute
-from tests.fixtures.web import ANN, BOB, TOKENS, browsing
+from tests.fixtures.web import ANN, BOB, TOKENS, as_role, browsing
 
 MOST_BYTES = 30_000
 
@@ -302,9 +302,3 @@ def test_a_file_of_tokens_says_what_each_viewer_may_do(tmp_path: Path) -> None:
 def test_a_token_that_could_be_guessed_is_refused() -> None:
     with pytest.raises(ConfigError, match="has 5 characters: use at least 16"):
         TokenLogin({"short": Viewer(name="ann")})
-
-
-def as_role(url: str, role: str) -> str:
-    """The URL with sessions that have the rights of a role and no others."""
-    separator = "&" if "?" in url else "?"
-    return f"{url}{separator}options=-c%20role%3D{role}"

@@ -10,7 +10,7 @@ from outbox.administration.sides import RetryOptions
 from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.relay import execute
-from tests.fixtures.web import BOB, Browser, browsing
+from tests.fixtures.web import BOB, Browser, as_role, browsing
 from tests.outbox.web.test_dead_letters import shown
 
 LATER = timedelta(hours=1)
@@ -51,12 +51,13 @@ def test_a_dry_run_counts_exactly_and_changes_nothing(database_url: str) -> None
     assert execute(database_url, "SELECT * FROM outbox.operation") == []
 
 
+@pytest.mark.parametrize("role", ["postgres", "pillarbox_web"])
 def test_all_that_match_are_discarded_on_both_sides_and_who_asked_is_recorded(
-    database_url: str,
+    database_url: str, role: str
 ) -> None:
     give_up(database_url, *[Message("a", 1)] * 3, Message("b", 1))
     give_up(database_url, Message("a", 1), schema="inbox")
-    with browsing(database_url) as browser:
+    with browsing(as_role(database_url, role)) as browser:
         plan(browser, "discard", topic="a")
         browser.post("/operations/ask", why="a probe")
         browser.wait_until_shown(address(database_url), "</strong>: done")

@@ -12,7 +12,7 @@ from outbox.postgres.advisory_lock import LOCK_CLASS, consumer_class
 from outbox.postgres.connection import conninfo
 from tests.fixtures.consumers import id_of
 from tests.fixtures.relay import execute
-from tests.fixtures.web import BOB, browsing
+from tests.fixtures.web import BOB, as_role, browsing
 from tests.outbox.administration.test_upkeep import old_partition
 from tests.outbox.web.test_dead_letters import HOSTILE, shown
 
@@ -96,8 +96,7 @@ def test_a_job_is_cancelled_and_who_asked_is_recorded(
     database_url: str, lease: timedelta, state: str
 ) -> None:
     ((id,),) = execute(database_url, JOB, ["reports", "a", lease])
-    separator = "&" if "?" in database_url else "?"
-    url = f"{database_url}{separator}options=-c%20role%3Dpillarbox_web"
+    url = as_role(database_url, "pillarbox_web")
     with browsing(url) as browser:
         browser.get("/jobs")
         browser.post("/jobs/cancel", job=f"reports {id}")
@@ -167,8 +166,7 @@ def test_names_of_sessions_are_text(database_url: str) -> None:
 
 
 def test_a_role_that_does_not_see_other_sessions_says_so(database_url: str) -> None:
-    separator = "&" if "?" in database_url else "?"
-    url = f"{database_url}{separator}options=-c%20role%3Dpillarbox_web"
+    url = as_role(database_url, "pillarbox_web")
     with browsing(url) as browser:
         text = shown(browser.get("/processes"))
     assert "GRANT pg_read_all_stats TO pillarbox_web" in text
