@@ -20,6 +20,7 @@ from outbox.errors import (
     OutboxError,
     UpkeepError,
     one_line,
+    traceback_of,
 )
 from outbox.web import dead_letters, jobs, operations, partitions, processes
 from outbox.web.events import LoginRefused, RequestFailed
@@ -104,7 +105,6 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
         exception_handlers={
             HTTPException: _refused,
             OutboxError: _failed,
-            Exception: _broken,
         },
     )
     app.state.frame = frame
@@ -148,15 +148,25 @@ def _seen(handler: Handler) -> Handler:
     """Let nobody in whom the page doesn't know."""
 
     async def guarded(request: Request) -> Response:
-        viewer = await frame_of(request).viewer(request)
-        if viewer is None:
-            raise HTTPException(401)
-        request.state.viewer = viewer
-        # Here, since a mounted application has no start of its own.
-        frame_of(request).runner.start()
-        return await handler(request)
+        try:
+            await _admit(request)
+            return await handler(request)
+        except (HTTPException, OutboxError):
+            raise
+        except Exception as error:  # noqa: BLE001 (the server would log it with values)
+            return await _broken(request, error)
 
     return guarded
+
+
+async def _admit(request: Request) -> None:
+    frame = frame_of(request)
+    viewer = await frame.viewer(request)
+    if viewer is None:
+        raise HTTPException(401)
+    request.state.viewer = viewer
+    # Here, since a mounted application has no start of its own.
+    frame.runner.start()
 
 
 async def _home(request: Request) -> Response:
@@ -292,7 +302,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 async def _broken(request: Request, error: Exception) -> Response:
     reason = one_line(error)
     frame_of(request).observers.notify(
-        RequestFailed(path=request.url.path, reason=reason)
+        RequestFailed(
+            path=request.url.path, reason=reason, stacktrace=traceback_of(error)
+        )
     )
     return await _say(
         request,

@@ -78,7 +78,10 @@ class RequestFailed(Event):
 
     level = logging.WARNING
     about = ("path", "reason")
-    advice = "report the error; the page's other parts keep working"
+    advice = (
+        "report the error with its stack trace, or fix it if it is in your own hook"
+    )
 
     path: str
     reason: str
+    stacktrace: str

@@ -140,7 +140,7 @@ def test_due_dead_letters_are_found_by_the_retry_index(ask: Ask) -> None:
     assert (plan.indexes, plan.sequential) == ({"dead_letter_retry_idx"}, set())
 
 
-@pytest.mark.parametrize("name", [Statement.LIST, Statement.FIND])
+@pytest.mark.parametrize("name", [Statement.LIST, Statement.FIND, Statement.GROUP])
 @pytest.mark.parametrize(
     "criteria",
     [
@@ -157,6 +157,14 @@ def test_a_list_is_read_from_indexes(
     assert plan.sequential == set()
     if criteria.topic is not None:
         assert plan.indexes == {"dead_letter_topic_idx"}
+
+
+def test_a_list_a_count_and_a_retry_mean_the_same_dead_letters() -> None:
+    meant = {
+        statement("outbox", name).partition(" WHERE ")[2].partition("lower(error_")[0]
+        for name in (Statement.LIST, Statement.FIND, Statement.GROUP)
+    }
+    assert len(meant) == 1
 
 
 def test_a_dead_letter_is_locked_by_its_primary_key(

@@ -13,8 +13,10 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
 from outbox.errors import ConfigError
+from outbox.testing.events import RecordedEvents
 from outbox.web import Settings, TokenLogin, Viewer, web_app
 from outbox.web.app import close
+from outbox.web.events import RequestFailed
 from outbox.web.login import read_tokens
 from tests.fixtures.relay import execute
 from tests.fixtures.web import ANN, BOB, TOKENS, as_role, browsing
@@ -264,6 +266,23 @@ def test_an_application_mounts_the_page_with_its_own_login(database_url: str) ->
                 assert answer.status_code in {200, 405}, link
             assert client.portal is not None
             client.portal.call(close, page)
+
+
+def test_an_error_of_the_hosts_own_code_is_an_event_and_no_value_is_shown(
+    database_url: str,
+) -> None:
+    def identify(connection: HTTPConnection) -> Viewer | None:
+        raise LookupError("who is s3cret?")
+
+    events = RecordedEvents()
+    settings = Settings(database=database_url, observers=(events,))
+    with TestClient(web_app(settings, identify)) as client:
+        response = client.get("/dead-letters")
+    assert response.status_code == 500
+    assert "LookupError: an error in pillarbox" in response.text
+    assert "s3cret" not in response.text
+    (event,) = events.of(RequestFailed)
+    assert event.reason == "LookupError: who is s3cret?"
 
 
 def test_a_form_that_is_too_large_is_refused(database_url: str) -> None:

@@ -1,18 +1,31 @@
 """What a person has the page do: counted first, undone in time, and recorded."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox import Message
 from outbox.administration.sides import RetryOptions
+from outbox.postgres.connection import sqlalchemy_url
 from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.relay import execute
 from tests.fixtures.web import BOB, Browser, as_role, browsing
 from tests.outbox.web.test_dead_letters import shown
 
+CONSUMER = """
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import NullPool
+
+from inbox import Consumer
+
+engine = create_engine({!r}, poolclass=NullPool)
+consumer = Consumer("memory:", sessionmaker(engine), name="billing")
+consumer.handles("handled")(lambda session, message: None)
+"""
 LATER = timedelta(hours=1)
 
 
@@ -108,6 +121,25 @@ def test_a_retry_publishes_again(
         browser.wait_until_shown(address(database_url), "</strong>: done")
     assert operation(database_url) == ("retry", "done", "", "ann", 2, 2, 0, 0)
     assert [status for status, _, _ in states(database_url)] == ["SUCCEEDED"] * 2
+
+
+def test_a_retry_calls_the_handler_of_the_consumer(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "web_app_of_test.py").write_text(
+        CONSUMER.format(sqlalchemy_url(database_url))
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    give_up(database_url, Message("handled", 1), schema="inbox")
+    give_up(database_url, Message("unknown", 1), schema="inbox")
+    options = retries(database_url, consumer="web_app_of_test:consumer")
+    with browsing(database_url, retry=options) as browser:
+        assert "Retry 2 dead letters?" in plan(browser, "retry", side="inbox")
+        browser.post("/operations/ask")
+        browser.wait_until_shown(address(database_url), "</strong>: done")
+    assert operation(database_url) == ("retry", "done", "", "ann", 2, 1, 1, 0)
+    found = [(status, count) for status, count, _ in states(database_url, "inbox")]
+    assert sorted(found) == [("PENDING", 1), ("SUCCEEDED", 0)]
 
 
 def test_a_side_that_can_not_be_retried_is_left_out_and_named(
