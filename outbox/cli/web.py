@@ -125,10 +125,8 @@ def web(
     try:
         from outbox.web import Settings, TokenLogin, Viewer, web_app
         from outbox.web.login import read_tokens
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the page needs {error.name}: pip install 'pillarbox[web]'"
-        ) from error
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
     token = None
     if tokens is None:
         token = secrets.token_urlsafe(24)

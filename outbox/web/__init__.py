@@ -5,8 +5,13 @@
 outside of this folder knows it except for the command `pillarbox web`.
 """
 
-from outbox.web.app import web_app
-from outbox.web.login import Identify, TokenLogin, Viewer
-from outbox.web.settings import Settings
+try:
+    from outbox.web.app import web_app
+    from outbox.web.login import Identify, TokenLogin, Viewer
+    from outbox.web.settings import Settings
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"the page needs {error.name}: pip install 'pillarbox[web]'"
+    ) from error
 
 __all__ = ["Identify", "Settings", "TokenLogin", "Viewer", "web_app"]

@@ -86,6 +86,7 @@ MODULES = {
         "outbox.brokers.sqs.connection",
         "relay.publishers.sqs",
     ),
+    "web": ("outbox.web",),
 }
 # These run when Alembic runs them, or in an environment that has pytest.
 NOT_TRIED = (
@@ -165,7 +166,11 @@ def check_refusals(extras: list[str]) -> Iterator[str]:
         said = run("pillarbox", "migrate", "--sql", status=2)
         if "'pillarbox[migrations]'" not in said:
             yield f"pillarbox migrate: doesn't name the extra: {said}"
-    for extra in ("faststream", "otel"):
+    if "cli" in extras and "web" not in extras:
+        said = run("pillarbox", "web", status=2)
+        if "'pillarbox[web]'" not in said:
+            yield f"pillarbox web: doesn't name the extra: {said}"
+    for extra in ("faststream", "otel", "web"):
         if extra in extras:
             continue
         (name,) = MODULES[extra]

@@ -1,6 +1,7 @@
 """An open page receives what has changed, and a server with open pages stops."""
 
 import re
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from outbox import Message
+from outbox.cli.main import main
 from tests.fixtures.dead_letters import give_up
 from tests.fixtures.processes import RunningProcess, command_line
 from tests.fixtures.web import ANN, served
@@ -72,6 +74,18 @@ def test_the_command_prints_a_link_with_a_token_that_no_log_has(
             log_in(address, "no such token at all")
         process.wait_for_log("LoginRefused")
         assert process.log().count(token) == 1
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [it for it in sys.modules if it.startswith("outbox.web")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["web"]) == 2
+    assert "the page needs jinja2: pip install 'pillarbox[web]'" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_port_that_is_taken_is_named(database_url: str, tmp_path: Path) -> None:
