@@ -35,12 +35,12 @@ events; `Relay(…, observers=[…])` and `Consumer.observe` take yours. An even
 in the past, and a log shows neither payloads nor values of rows.
 
 [Logs](../monitoring.md#logs) show an event as its name and its fields. Its level says
-who needs it:
+what it is for:
 
-- DEBUG: whoever looks for a fault in detail.
-- INFO: whoever wants to know what the process is doing. What goes wrong and ends by
-  itself, such as a message that is retried, is INFO.
-- WARNING: the operator, who must act; `remedy` says what to do.
+- DEBUG: details for someone who is looking for a fault.
+- INFO: what the process is doing. What goes wrong and ends by itself,
+  such as a message that is retried, is INFO.
+- WARNING: the operator must act; `remedy` says what to do.
 
 An event "summed up by" some fields is logged when it happens first. What is repeated
 with the same values is counted and logged once a minute, with the number as `repeated`;

@@ -126,7 +126,11 @@ class Instrumentor:
             )
         except ConfigError as error:
             # The application has nothing to do with it, and is to start.
-            _logger.warning("%s: %s; messages are not traced", PROCESS_PARENT, error)
+            _logger.warning(
+                "%s: %s; messages are not traced until it is corrected",
+                PROCESS_PARENT,
+                error,
+            )
 
     def uninstrument(self, **_: Any) -> None:
         """Call `uninstrument`."""
@@ -294,7 +298,7 @@ class Tracing:
             self._has_failed = True
             _logger.warning(
                 "tracing failed, and may go on failing without another warning: %s; "
-                "messages are not affected",
+                "messages are not affected: check the exporter and span processors",
                 one_line(error),
             )
 
