@@ -27,9 +27,9 @@ PARTITION_TESTS := $(patsubst %,tests/outbox/administration/test_%.py,upkeep det
   fallback held intervals partitions_command maintain_command) \
   $(patsubst %,tests/migrations/test_%.py,up_and_down rights definer_functions)
 
-# What the image of relay and consumer is to have.
+# What the image is to have.
 IMAGE_EXTRAS := cli migrations binary asyncpg redis kafka rabbitmq nats sqs http \
-  jsonschema msgspec pydantic metrics
+  jsonschema msgspec pydantic metrics otel web
 
 # What apt has to have for these goals, in the words of docker/debian-packages.
 needs := venv
@@ -72,7 +72,7 @@ help: ## Show this list
 	@echo '  ARGS="…"                     arguments for demo, test, clock and bench'
 	@echo '  PYTHON=…                     the Python (3.11 or newer) to build .venv with'
 
-demo: packages $(READY) ## Run the example shop from order to delivery, with killed processes and a failing handler
+demo: packages $(READY) ## Run the example shop, with killed processes and a failing handler (ARGS=--web)
 	@$(BIN)/python -m examples.shop $(ARGS)
 
 test: packages $(READY) ## Run the tests (ARGS="-k lane")
@@ -82,7 +82,7 @@ clock: packages $(READY) ## Run the database's tests at other hours and on odd d
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages $(READY) ## Run the tests that break things, in their full numbers
-	@$(BIN)/pytest -m fault --full $(ARGS)
+	@$(BIN)/pytest -m "fault or variant" --full $(ARGS)
 
 bench: packages $(READY) ## Measure speed and memory, beside other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -112,7 +112,7 @@ format: packages $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reference: packages $(READY) ## Write the pages of docs/reference from the code
+reference: packages $(READY) ## Write the pages of docs/reference and the Grafana board from the code
 	@$(BIN)/python -m docs.reference
 
 screenshots: packages $(READY) ## Make the pictures of docs/web.md from a seeded database
@@ -141,6 +141,7 @@ $(READY): requirements.lock pyproject.toml | packages
 	@echo 'Setting up $(VENV): a minute the first time.'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
 	  '$(PYTHON)' -m venv --clear $(VENV)
-	@$(PIP) install --require-hashes -r requirements.lock
+	@# Compiling all of it would take as long as the rest; Python compiles what is imported.
+	@$(PIP) install --no-compile --require-hashes -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@

@@ -1,6 +1,7 @@
 """Compare HEAD with another commit, in turns, in one call.
 
     python -m benchmarks.against 2661586 relay_to_nothing writer guard
+    python -m benchmarks.against 95e7517 settling:1000
 
 Each tree runs its own benchmarks in a process of its own, on a PostgreSQL server of its
 own. One run of the one is followed by one run of the other; whoever waits is idle. The
@@ -10,17 +11,29 @@ dependencies are those of this environment in both trees.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.conditions import show
-from benchmarks.measure import Answer, Variant, at_least, measure, table
+from benchmarks.measure import (
+    Answer,
+    Series,
+    Target,
+    Variant,
+    at_least,
+    at_most,
+    measure,
+    noise,
+    table,
+)
 
 ROOT = Path(__file__).parents[1]
 SITE = ".against"
@@ -28,6 +41,13 @@ LEAST = 0.97
 UNITS = {"writer": "ms", "guard": "ms", "upkeep": "ms"}
 """Where less is better; everywhere else a figure is a rate."""
 WRITER_MESSAGES = 1
+SETTLING = "settling:"
+SETTLED_MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
+AT_MOST_CPU = {300: 0.7, 1_000: 0.5}
+"""The share of the server's processor time before write once that may be left."""
+AT_LEAST_RATE = {300: 1.0, 1_000: 1.4}
+BEFORE_WRITE_ONCE = {"95e7517"}
+"""Commits that rewrote each row; the shares are meant against these."""
 
 # Runs in either tree. It uses only what the benchmarks of every commit have:
 # `answers(conditions)` calls `measure(subject, *others, runs=…)`.
@@ -68,6 +88,23 @@ with postgres_server(None, settings=SERVER_SETTINGS) as server:
             pass
 """
 
+SETTLING_DRIVER = """
+import json, sys
+from contextlib import closing
+from dataclasses import asdict
+from benchmarks.__main__ import SERVER_SETTINGS
+from benchmarks.conditions import Conditions
+from benchmarks.settling import costs
+from benchmarks.workload import Workload
+from outbox.testing.postgres import postgres_server
+
+workload = Workload(messages=int(sys.argv[2]), payload_bytes=int(sys.argv[1]))
+with postgres_server(None, settings=SERVER_SETTINGS) as server:
+    with closing(Conditions(server=server)) as conditions:
+        for _ in sys.stdin:
+            print(json.dumps(asdict(costs(conditions, workload))), flush=True)
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -82,19 +119,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     with worktree(arguments.commit) as other, worktree("HEAD") as now:
         for question in arguments.questions:
             print(f"{question} …", file=sys.stderr)
-            answers.append(
-                compare(question, now, other, arguments.commit, arguments.runs)
-            )
+            ask = compare_costs if question.startswith(SETTLING) else compare
+            answers += ask(question, now, other, arguments.commit, arguments.runs)
     print(table(answers))
     return int(any(answer.missed for answer in answers))
 
 
-def compare(question: str, now: Path, other: Path, commit: str, runs: int) -> Answer:
+def compare(
+    question: str, now: Path, other: Path, commit: str, runs: int
+) -> list[Answer]:
     unit = UNITS.get(question, "/s")
     which = WRITER_MESSAGES if question == "writer" else 0
     with ExitStack() as stack:
         ours, theirs = (
-            stack.enter_context(running(tree, question, which)) for tree in (now, other)
+            stack.enter_context(running(tree, DRIVER, question, str(which)))
+            for tree in (now, other)
         )
         found = measure(
             Variant(label="now", run=ours.figure),
@@ -103,13 +142,78 @@ def compare(question: str, now: Path, other: Path, commit: str, runs: int) -> An
             on_run=lambda label, figure: show(label, figure, unit),
         )
     ratio = found.ratio(commit)
-    return Answer(
-        question=f"{question}: against {commit}",
-        figure=1 / ratio if unit == "ms" else ratio,
-        target=at_least(LEAST),
-        noise=found.noise,
-        detail=f"the speed now divided by the one before: {found.medians(unit)}",
-    )
+    return [
+        Answer(
+            question=f"{question}: against {commit}",
+            figure=1 / ratio if unit == "ms" else ratio,
+            target=at_least(LEAST),
+            noise=found.noise,
+            detail=f"the speed now divided by the one before: {found.medians(unit)}",
+        )
+    ]
+
+
+def compare_costs(
+    question: str, now: Path, other: Path, commit: str, runs: int
+) -> list[Answer]:
+    """Compare what a settled message costs the server in either tree."""
+    payload = int(question.removeprefix(SETTLING))
+    if not (other / "benchmarks" / "settling.py").exists():
+        shutil.copy(now / "benchmarks" / "settling.py", other / "benchmarks")
+    messages = str(SETTLED_MESSAGES[payload])
+    taken: dict[str, list[dict[str, float]]] = {}
+
+    def taking(label: str, tree: Tree) -> Callable[[], float]:
+        def run() -> float:
+            costs = tree.costs()
+            taken.setdefault(label, []).append(costs)
+            return costs["cpu"]
+
+        return run
+
+    with ExitStack() as stack:
+        ours, theirs = (
+            stack.enter_context(running(tree, SETTLING_DRIVER, str(payload), messages))
+            for tree in (now, other)
+        )
+        measure(
+            Variant(label="now", run=taking("now", ours)),
+            Variant(label=commit, run=taking(commit, theirs)),
+            runs=runs,
+            on_run=lambda label, figure: show(label, figure, "µs"),
+        )
+
+    is_before = commit in BEFORE_WRITE_ONCE
+    cpu_target = AT_MOST_CPU.get(payload) if is_before else None
+    rate_target = AT_LEAST_RATE.get(payload) if is_before else None
+    targets: dict[str, tuple[str, Target | None]] = {
+        "cpu": ("µs of CPU", None if cpu_target is None else at_most(cpu_target)),
+        "rate": ("messages/s", None if rate_target is None else at_least(rate_target)),
+        "wal": ("B of WAL", None),
+        "growth": ("x of room, settled to live", None),
+    }
+    answers = []
+    for what, (unit, target) in targets.items():
+        series = {
+            label: Series(
+                label=label, figures=tuple(costs[what] for costs in all_costs)
+            )
+            for label, all_costs in taken.items()
+        }
+        # The one of now ran twice as often, every other time as its own control.
+        figures = series["now"].figures
+        halves = [Series(label=str(n), figures=figures[n::2]) for n in (0, 1)]
+        answers.append(
+            Answer(
+                question=f"{question} {what}: against {commit}",
+                figure=series["now"].median / series[commit].median,
+                target=target,
+                noise=noise(*halves),
+                detail=f"{series['now'].median:,.2f} after {series[commit].median:,.2f}"
+                f" {unit}",
+            )
+        )
+    return answers
 
 
 class Tree:
@@ -119,6 +223,13 @@ class Tree:
         self._process = process
 
     def figure(self) -> float:
+        return float(self._measure())
+
+    def costs(self) -> dict[str, float]:
+        costs: dict[str, float] = json.loads(self._measure())
+        return costs
+
+    def _measure(self) -> str:
         if self._process.stdin is None or self._process.stdout is None:
             raise_gone(self._process)
         self._process.stdin.write("\n")
@@ -126,7 +237,7 @@ class Tree:
         line = self._process.stdout.readline()
         if not line:
             raise_gone(self._process)
-        return float(line)
+        return line
 
 
 def raise_gone(process: subprocess.Popen[str]) -> NoReturn:
@@ -134,9 +245,9 @@ def raise_gone(process: subprocess.Popen[str]) -> NoReturn:
 
 
 @contextmanager
-def running(tree: Path, question: str, which: int) -> Iterator[Tree]:
+def running(tree: Path, driver: str, *arguments: str) -> Iterator[Tree]:
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", DRIVER, question, str(which)],
+        [sys.executable, "-P", "-c", driver, *arguments],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": f"{tree / SITE}:{tree}"},
         stdin=subprocess.PIPE,

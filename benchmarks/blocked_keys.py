@@ -14,12 +14,30 @@ LONGEST_WAIT = 1.0
 MOST_MIB = 256.0
 # Each key has a refused message that waits, one in ten has another behind it.
 FILL = """
-INSERT INTO outbox.message (id, lane, topic, key, tenant, content_type, payload, attempts, available_at)
-SELECT outbox.uuid7(), 16 + n %% 16, 'blocked', 'k' || n, 'noisy', 'text/plain', '', i,
-       CASE WHEN i = 1 THEN now() + CAST(%(due)s AS interval) END
+INSERT INTO outbox.message (id, lane, topic, key, tenant, content_type, payload)
+SELECT outbox.uuid7(), 16 + n %% 16, CASE i WHEN 1 THEN 'head' ELSE 'behind' END,
+       'k' || n, 'noisy', 'text/plain', ''
   FROM generate_series(1, %(keys)s) AS n, generate_series(1, 0, -1) AS i
  WHERE i = 1 OR n %% 10 = 0
-"""  # noqa: E501
+"""
+MARK = """
+INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome, ids)
+SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), lane,
+       min(seq), max(seq), 'deferred', array_agg(id ORDER BY seq)
+  FROM outbox.message GROUP BY 1, lane, seq / 4096
+"""
+DEFER = """
+INSERT INTO outbox.deferral
+       (created_at, due_at, seq, id, attempts, lane, cause, key, reason)
+SELECT created_at, now() + CAST(%(due)s AS interval), seq, id, 1, lane, 'refused', key,
+       'no'
+  FROM outbox.message WHERE topic = 'head'
+"""
+BLOCK = """
+INSERT INTO outbox.deferral (created_at, seq, id, lane, cause, key)
+SELECT created_at, seq, id, lane, 'blocked', key
+  FROM outbox.message WHERE topic = 'behind'
+"""
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
@@ -53,5 +71,11 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 def fill(url: str, keys: int, due: str) -> None:
     """Add the blocked keys, and vacuum as autovacuum would."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(FILL, {"keys": keys, "due": due})
-        connection.execute("VACUUM ANALYZE outbox.message")
+        with connection.transaction():
+            connection.execute(FILL, {"keys": keys})
+            connection.execute(MARK)
+            connection.execute(DEFER, {"due": due})
+            connection.execute(BLOCK)
+        connection.execute(
+            "VACUUM ANALYZE outbox.message, outbox.settlement, outbox.deferral"
+        )

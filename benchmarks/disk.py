@@ -1,6 +1,7 @@
 """The disk space of a million messages, and the cost and result of their removal.
 
-Beside it the same table without partitions, whose old rows are deleted. Younger rows
+Beside it the same table without partitions, in which a message is settled by an UPDATE
+and whose old rows are deleted. Younger rows
 stay in both, as they do in a table that is in use: at the end of the file, which a
 vacuum then can't cut off.
 """
@@ -18,6 +19,7 @@ import psycopg
 
 from benchmarks.conditions import Conditions, show
 from benchmarks.history import Day, days_of, fill_messages, make_days
+from benchmarks.live import Row, marks_of
 from benchmarks.measure import Answer, quantity
 from benchmarks.stall import value
 from outbox.administration.upkeep import APPLICATION_NAME, maintain
@@ -33,12 +35,14 @@ PLAIN = "outbox.plain_message"
 # What autovacuum_vacuum_scale_factor says for the partitions; here it is done in turn.
 VACUUM_AFTER = 0.02
 
-MAKE_PLAIN = f"CREATE TABLE {PLAIN} (LIKE outbox.message INCLUDING ALL)"
-NO_AUTOVACUUM = "ALTER TABLE {} SET (autovacuum_enabled = off)"
-NEXT = """
-SELECT id, created_at FROM {} WHERE id > %s AND published_at IS NULL
- ORDER BY id LIMIT %s
+MAKE_PLAIN = f"""
+CREATE TABLE {PLAIN} (LIKE outbox.message INCLUDING ALL, published_at timestamptz)
 """
+MARK_PLAIN = f"""
+UPDATE {PLAIN} SET published_at = clock_timestamp() WHERE id = ANY (%(ids)s)
+"""
+NO_AUTOVACUUM = "ALTER TABLE {} SET (autovacuum_enabled = off)"
+NEXT = "SELECT lane, seq, id, created_at FROM {} WHERE id > %s ORDER BY id LIMIT %s"
 DELETE_NEXT = f"""
 WITH gone AS (
     DELETE FROM {PLAIN} WHERE ctid = ANY (ARRAY(
@@ -49,11 +53,16 @@ WITH gone AS (
 SELECT id FROM gone ORDER BY id DESC LIMIT 1
 """
 SIZE = """
+WITH parent (table_id) AS (
+    SELECT '{0}'::regclass
+     UNION ALL
+    SELECT parent_table::regclass FROM outbox.partition_policy WHERE follows = '{0}'
+)
 SELECT sum(pg_total_relation_size(table_id))
-  FROM (SELECT '{0}'::regclass
+  FROM (SELECT table_id FROM parent
          UNION ALL
-        SELECT inhrelid FROM pg_inherits WHERE inhparent = '{0}'::regclass
-       ) AS parent_and_partitions (table_id)
+        SELECT i.inhrelid FROM pg_inherits i JOIN parent ON i.inhparent = table_id
+       ) AS parents_and_partitions (table_id)
 """
 OWN_SIZE = "SELECT pg_total_relation_size('{}')"
 WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
@@ -162,22 +171,18 @@ class Design:
     def _settle(self, day: Day, messages: int) -> None:
         """Settle as a relay does, with a vacuum as often as the settings say."""
         table = PLAIN if self._plain else day.partition
-        mark = load("relay", "mark_published").replace("outbox.message", self._table)
+        mark = MARK_PLAIN if self._plain else load("relay", "mark_settled")
         last = NOTHING
         until_vacuum = round(messages * VACUUM_AFTER)
         while rows := self._connection.execute(
             NEXT.format(table).encode(), (last, until_vacuum)
         ).fetchall():
             for batch in batches(rows):
-                moments = [created_at for _, created_at in batch]
-                values = {
-                    "ids": [id for id, _ in batch],
-                    "first": min(moments),
-                    "last": max(moments),
-                }
-                self._connection.execute(mark.encode(), values)
-            last = rows[-1][0]
-            self._connection.execute(f"VACUUM {table}".encode())
+                values = marks_of(Row(*row) for row in batch)
+                self._connection.execute(mark.encode(), values, binary=True)
+            last = rows[-1][2]
+            if self._plain:
+                self._connection.execute(f"VACUUM {table}".encode())
 
     def _delete(self, before: datetime) -> None:
         last = NOTHING

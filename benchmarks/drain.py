@@ -42,12 +42,14 @@ class Drained:
     Attributes:
         messages: how many were settled.
         seconds: from the relay's start to the settling of the last message.
+        first: seconds from the relay's start to the settling of the first batch.
         parts: messages a second in each tenth of the drain, in order.
         peak_mib: the highest resident memory of the relay's process.
     """
 
     messages: int
     seconds: float
+    first: float
     parts: tuple[float, ...]
     peak_mib: float
 
@@ -152,6 +154,7 @@ async def run(
     return Drained(
         messages=progress.settled,
         seconds=progress.points[-1][1] - started,
+        first=progress.points[0][1] - started,
         parts=progress.parts(),
         peak_mib=peak_mib(),
     )

@@ -46,7 +46,9 @@ def unpublished(database_url: str) -> int:
     """Count the messages that still wait or were given up."""
     with psycopg.connect(database_url) as connection:
         row = connection.execute(
-            "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
+            "SELECT (SELECT count(*) FROM outbox.message)"
+            " - (SELECT coalesce(sum(cardinality(ids)), 0) FROM outbox.settlement"
+            "     WHERE outcome = 'published')"
         ).fetchone()
     assert row is not None
     return int(row[0])

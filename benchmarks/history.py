@@ -21,6 +21,10 @@ DAYS = """
 SELECT partition::text, starts_at, least(ends_at, now())
   FROM outbox.partitions(%s) WHERE starts_at <= now() ORDER BY starts_at DESC
 """
+MAKE_DAYS_OF_FOLLOWERS = """
+SELECT outbox.make_partitions(parent_table)
+  FROM outbox.partition_policy WHERE follows = %s
+"""
 # Moments in a row over the day, and of each a UUIDv7 as a writer would have made it.
 ROWS = """
   FROM (SELECT number, moment,
@@ -33,13 +37,37 @@ ROWS = """
 """
 MESSAGES = """
 INSERT INTO {table}
-       (id, created_at, seq, published_at, lane, topic, key, content_type, payload)
-SELECT id, moment, nextval('outbox.message_seq'),
-       CASE WHEN %(settled)s THEN moment END, 16 + number %% 16, %(topic)s,
+       (id, created_at, seq, lane, topic, key, content_type, payload)
+SELECT id, moment, nextval('outbox.message_seq'), 16 + number %% 16, %(topic)s,
        'order-' || number %% 1000, 'application/json',
        convert_to(rpad('{{"order_id":' || number || ',"note":"',
                        %(payload_bytes)s - 2, 'x') || '"}}', 'UTF8')
 """
+# As a relay marks batches of 500, and then verifies them.
+SETTLE = """
+INSERT INTO outbox.settlement
+       (created_at, settled_at, lane, first_seq, last_seq, outcome, ids)
+SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), max(created_at),
+       lane, min(seq), max(seq), 'published', array_agg(id ORDER BY seq)
+  FROM outbox.message
+ WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq > %(last)s
+ GROUP BY 1, lane, seq / 4096, (seq - %(last)s) / 500
+"""
+VERIFY = """
+INSERT INTO outbox.watermark (created_at, lane, above, up_to, messages)
+SELECT %(begin)s, lane, max(progress.verified_up_to), max(message.seq), count(*)
+  FROM outbox.message AS message
+  JOIN outbox.lane_progress() AS progress USING (lane)
+ WHERE created_at >= %(begin)s AND created_at < %(end)s AND seq > %(last)s
+ GROUP BY lane
+"""
+WRITTEN_OF_DAY = """
+SELECT string_agg(day.partition::text, ', ')
+  FROM unnest(ARRAY['outbox.settlement', 'outbox.watermark']) AS parent,
+       outbox.partitions(parent) AS day
+ WHERE day.starts_at = %s
+"""
+LAST_SEQ = "SELECT last_value - (NOT is_called)::int FROM outbox.message_seq"
 RECEIPTS = """
 INSERT INTO {table} (message_id, message_at, consumer)
 SELECT id, inbox.moment_of(id), 'benchmark'
@@ -63,6 +91,7 @@ def make_days(
     connection.execute(
         MAKE_DAYS, {"parent": parent, "newest": newest, "oldest": oldest}
     )
+    connection.execute(MAKE_DAYS_OF_FOLLOWERS, (parent,))
     connection.execute("RESET ROLE")
 
 
@@ -80,9 +109,23 @@ def fill_messages(
     settled: bool = True,
     payload_bytes: int = 100,
 ) -> None:
-    """Add messages of a day to its partition, or to another table like it."""
-    values = {"settled": settled, "topic": TOPIC, "payload_bytes": payload_bytes}
+    """Add messages of a day to its partition, or to another table like it.
+
+    Args:
+        settled: whether they have marks, which a table beside the partitions never has.
+    """
+    last = connection.execute(LAST_SEQ).fetchone()
+    assert last is not None
+    values: dict[str, object] = {"topic": TOPIC, "payload_bytes": payload_bytes}
     _fill(connection, MESSAGES, table or day.partition, day, rows, values)
+    if settled and table is None:
+        for statement in (SETTLE, VERIFY):
+            connection.execute(
+                statement, {"begin": day.begin, "end": day.end, "last": last[0]}
+            )
+        written = connection.execute(WRITTEN_OF_DAY, (day.begin,)).fetchone()
+        assert written is not None
+        connection.execute(f"VACUUM (ANALYZE) {written[0]}".encode())
 
 
 def fill_receipts(connection: psycopg.Connection[Any], day: Day, rows: int) -> None:

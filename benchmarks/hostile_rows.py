@@ -15,6 +15,7 @@ from outbox.errors import OutboxError
 from tests.fixtures.hostile_rows import (
     ROWS,
     ROWS_FROM_BEFORE,
+    insert_charged,
     insert_incompressible,
     insert_rows,
 )
@@ -30,9 +31,9 @@ LANES = 8
 INCOMPRESSIBLE = 12
 UNSETTLED = """
 SELECT EXISTS (
-    SELECT FROM outbox.message
-     WHERE topic <> 'other' AND available_at IS NULL
-       AND published_at IS NULL AND dead_lettered_at IS NULL
+    SELECT FROM outbox.message_status
+     WHERE topic <> 'other'
+       AND state NOT IN ('published', 'dead_lettered', 'scheduled')
 )
 """
 
@@ -45,12 +46,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
         "hostile rows",
         conditions,
         seconds,
-        partial(
-            insert_rows,
-            rows=(*ROWS, *ROWS_FROM_BEFORE),
-            lanes=LANES,
-            megabytes=size,
-        ),
+        partial(insert_hostile, size),
     )
     large = look("large rows", conditions, seconds, partial(insert_large, size))
     yield Answer(
@@ -113,6 +109,12 @@ def described(found: Waited) -> str:
     )
 
 
+def insert_hostile(megabytes: int, url: str) -> None:
+    rows = (*ROWS, *ROWS_FROM_BEFORE)
+    insert_rows(url, rows, lanes=LANES, megabytes=megabytes)
+    insert_charged(url)
+
+
 def insert_large(megabytes: int, url: str) -> None:
     insert_incompressible(url, INCOMPRESSIBLE, megabytes * MEGABYTE, lanes=LANES)
 
@@ -120,6 +122,7 @@ def insert_large(megabytes: int, url: str) -> None:
 def wait_until_settled(url: str) -> None:
     end = time.monotonic() + LONGEST_LOOK
     with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET jit = off")
         while connection.execute(UNSETTLED).fetchone() == (True,):
             if time.monotonic() > end:
                 raise OutboxError(f"rows are unsettled after {LONGEST_LOOK:.0f} s")

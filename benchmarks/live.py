@@ -6,9 +6,11 @@ Without its process, which would hide in its own work what the server does more.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import psycopg
 
@@ -21,15 +23,26 @@ from outbox.limits import (
 )
 from outbox.postgres.connection import conninfo
 from outbox.postgres.sql_files import load
+from relay.claim import bin_of
 from relay.config import RelayConfig
 from relay.lanes.lane import SKEW
+from relay.relay import WORKER_SETTINGS
 
 LIMITS = RelayConfig()
 LANES = tuple(lanes_of(Priority.DEFAULT))
 SWEEPS = 10
+UP_TO = 4096
 UPKEEPS = 3
 UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
-REMOVE = "DELETE FROM outbox.message WHERE topic = 'live' AND created_at >= %s"
+REMOVE = """
+WITH gone AS (
+    DELETE FROM outbox.message WHERE topic = 'live' AND created_at >= %(since)s
+    RETURNING id
+)
+DELETE FROM outbox.settlement
+ WHERE created_at >= date_bin('15 minutes', %(since)s, '2000-01-01 00:00:00+00')
+   AND ids && ARRAY(SELECT id FROM gone)
+"""
 ADD = """
 INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
 SELECT id, outbox.lane_of(key, id), 'live', key, 'text/plain',
@@ -41,9 +54,45 @@ FLOOR = """
 SELECT min(seq) - 1 FROM outbox.message WHERE topic = 'live' AND created_at >= %s
 """
 TODAY = """
-SELECT partition::text FROM outbox.partitions('outbox.message')
- WHERE starts_at <= now() AND now() < ends_at
+SELECT string_agg(today.partition::text, ', ')
+  FROM unnest(ARRAY['outbox.message', 'outbox.settlement']) AS parent,
+       outbox.partitions(parent) AS today
+ WHERE today.starts_at <= now() AND now() < today.ends_at
 """
+
+
+class Row(NamedTuple):
+    """The place of a message."""
+
+    lane: int
+    seq: int
+    id: UUID
+    created_at: datetime
+
+
+def marks_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
+    """Return the parameters of `mark_settled.sql`, as a relay groups its batch."""
+
+    def group_of(row: Row) -> tuple[int, datetime, int]:
+        return row.lane, bin_of(row.created_at), row.seq // 4096
+
+    groups = [
+        (lane, bin, list(members))
+        for (lane, bin, _), members in groupby(
+            sorted(rows, key=lambda row: (group_of(row), row.seq)), key=group_of
+        )
+    ]
+    ends = list(accumulate(len(members) for _, _, members in groups))
+    return {
+        "ids": [row.id for _, _, members in groups for row in members],
+        "bins": [bin for _, bin, _ in groups],
+        "lanes": [lane for lane, _, _ in groups],
+        "first_seqs": [members[0].seq for _, _, members in groups],
+        "last_seqs": [members[-1].seq for _, _, members in groups],
+        "outcomes": ["published"] * len(groups),
+        "starts": [1, *(end + 1 for end in ends[:-1])],
+        "ends": ends,
+    }
 
 
 class LiveBatch:
@@ -52,7 +101,10 @@ class LiveBatch:
     def __init__(self, url: str, messages: int) -> None:
         self._messages = messages
         self._connection = psycopg.connect(conninfo(url), autocommit=True)
-        self._connection.execute("SET synchronous_commit = off")
+        for name, setting in WORKER_SETTINGS.items():
+            self._connection.execute(
+                "SELECT set_config(%s, %s, false)", (name, setting)
+            )
         self._add_again()
 
     def close(self) -> None:
@@ -65,12 +117,23 @@ class LiveBatch:
         claims = sum(1 for _ in self._claims())
         return (time.perf_counter() - started) * 1_000 / claims
 
-    def find_heads(self) -> float:
-        """Look for the first message of each lane on every day, as a sweep does."""
-        values = {"lanes": list(LANES), "blocked": []}
+    def take_over(self) -> float:
+        """Read the watermarks, and look above them for the first unmarked messages."""
+        lanes = {"lanes": list(LANES)}
         started = time.perf_counter()
         for _ in range(SWEEPS):
-            self._connection.execute(load("relay", "find_heads"), values)
+            found = self._connection.execute(
+                load("relay", "read_watermarks"), {**lanes, "drawn": 2**62}
+            ).fetchall()
+            aboves: dict[int, int] = dict(found)
+            self._connection.execute(
+                load("relay", "find_unmarked"),
+                {
+                    **lanes,
+                    "aboves": [aboves[lane] for lane in LANES],
+                    "up_tos": [aboves[lane] + UP_TO for lane in LANES],
+                },
+            )
         return (time.perf_counter() - started) * 1_000 / SWEEPS
 
     def upkeep(self) -> float:
@@ -82,21 +145,12 @@ class LiveBatch:
 
     def settle(self) -> float:
         """Settle all messages, batch by batch, and put new ones in their place."""
-        batches = [
-            {
-                "ids": [row[2] for row in rows],
-                "first": min(row[3] for row in rows),
-                "last": max(row[3] for row in rows),
-            }
-            for rows in self._claims()
-        ]
-        settled = 0
+        batches = [marks_of(Row(*row[:4]) for row in rows) for rows in self._claims()]
         started = time.perf_counter()
         for batch in batches:
-            settled += self._connection.execute(
-                load("relay", "mark_published"), batch, binary=True
-            ).rowcount
+            self._connection.execute(load("relay", "mark_settled"), batch, binary=True)
         taken = time.perf_counter() - started
+        settled = sum(len(batch["ids"]) for batch in batches)
         assert settled == self._messages, f"{settled} of {self._messages} settled"
         self._add_again()
         return taken * 1_000 / len(batches)
@@ -108,10 +162,8 @@ class LiveBatch:
             values = {
                 "lanes": list(floors),
                 "floors": list(floors.values()),
-                "oldest": self._since,
+                "oldest": bin_of(self._since),
                 "newest": self._since + 2 * SKEW,
-                "blocked": [],
-                "only": None,
                 "max_rows": LIMITS.batch_size,
                 "aside": [],
                 "max_bytes": LIMITS.max_batch_bytes,
@@ -130,7 +182,7 @@ class LiveBatch:
 
     def _add_again(self) -> None:
         self._since: datetime = self._value("SELECT now()") - SKEW
-        self._connection.execute(REMOVE, (self._since,))
+        self._connection.execute(REMOVE, {"since": self._since})
         today: str = self._value(TODAY)
         self._connection.execute(f"VACUUM {today}".encode())
         self._connection.execute(ADD, (self._messages,))

@@ -1,18 +1,23 @@
 """What watching costs: a relay and a consumer with all observers, against none.
 
 All observers are those of `pillarbox relay` and `pillarbox consume` with metrics, and
-traces by OpenTelemetry's SDK. Every message carries a trace context, one in a hundred
-of them sampled; then all of them. Each run is a process of its own, which is what
-`python -m benchmarks.observers` runs.
+traces: by OpenTelemetry's API alone, and by its SDK. Every message carries a trace
+context, one in a hundred of them sampled; then all of them. Each run is a process of
+its own, which is what `python -m benchmarks.observers` runs. It also says how much of a
+processor it took, which other work on the machine disturbs less than the rate. No run
+is long enough for measuring the database, which takes at most a 50th of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import subprocess
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +36,15 @@ from benchmarks.conditions import Conditions, show
 from benchmarks.consuming import BATCHES, NAME, SINGLE, WAYS
 from benchmarks.drain import REPOSITORY, run
 from benchmarks.fill import fill
-from benchmarks.measure import Answer, Target, Variant, at_most, measure
+from benchmarks.measure import (
+    Answer,
+    Measurement,
+    Series,
+    Target,
+    Variant,
+    at_most,
+    measure,
+)
 from benchmarks.null_publisher import NullPublisher
 from benchmarks.workload import TOPIC, Workload
 from inbox.consuming.activity import ConsumerCounts
@@ -44,15 +57,19 @@ from outbox.message import Message
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 from outbox.observability.opentelemetry import instrument
-from outbox.observability.prometheus import PrometheusEvents
+from outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
 from relay.activity import RelayCounts
 from relay.events import RelayStarted
 from relay.metrics import RelayMetrics
 
-NONE, SOME, EVERY = "none", "all", "all, every trace"
-SHARES = {SOME: 0.01, EVERY: 1.0}
+NONE, NO_SDK, SOME, EVERY = "none", "all, no SDK", "all", "all, every trace"
+SHARES = {NO_SDK: 0.01, SOME: 0.01, EVERY: 1.0}
 RELAY = "relay"
-TARGETS: Mapping[str, Target | None] = {SOME: at_most(1.05), EVERY: None}
+TARGETS: Mapping[str, Target | None] = {
+    NO_SDK: at_most(1.05),
+    SOME: at_most(1.05),
+    EVERY: None,
+}
 
 
 class Nowhere(SpanExporter):
@@ -73,14 +90,18 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
     for process, size in sizes.items():
         workload = Workload(messages=size)
         what = process if process == RELAY else f"consumer, {process}"
+        taken: dict[str, list[float]] = defaultdict(list)
         found = measure(
             *(
-                Variant(label=label, run=rate(conditions, workload, process, label))
-                for label in (NONE, SOME, EVERY)
+                Variant(
+                    label=label, run=rate(conditions, workload, process, label, taken)
+                )
+                for label in (NONE, *TARGETS)
             ),
             runs=conditions.runs(9),
             on_run=lambda label, figure: show(label, figure, "/s"),
         )
+        processor = per_processor_second(taken)
         for label, target in TARGETS.items():
             yield Answer(
                 question=f"observers: {what}, none against {label}",
@@ -89,12 +110,41 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
                 noise=found.noise,
                 detail=f"{size:,} messages: {found.medians('/s')}",
             )
+            yield Answer(
+                question=f"observers: {what}, none against {label}: processor",
+                figure=processor.ratio(label),
+                target=target,
+                noise=processor.noise,
+                detail="messages for a second of a processor, in the process:"
+                f" {processor.medians('')}",
+            )
+
+
+def per_processor_second(taken: Mapping[str, Sequence[float]]) -> Measurement:
+    """Compare how many messages a second of a processor was enough for."""
+    # The subject was run at both ends of each turn.
+    turns = taken[NONE]
+    return Measurement(
+        subject=Series(label=NONE, figures=tuple(turns[::2])),
+        again=Series(label=NONE, figures=tuple(turns[1::2])),
+        others=tuple(
+            Series(label=label, figures=tuple(taken[label])) for label in TARGETS
+        ),
+    )
 
 
 def rate(
-    conditions: Conditions, workload: Workload, process: str, label: str
+    conditions: Conditions,
+    workload: Workload,
+    process: str,
+    label: str,
+    taken: dict[str, list[float]],
 ) -> Callable[[], float]:
-    """Messages a second in a process with these observers."""
+    """Messages a second in a process with these observers.
+
+    Args:
+        taken: gets how many messages a second of a processor was enough for.
+    """
 
     def run_one() -> float:
         with conditions.migrated_database() as url:
@@ -113,7 +163,9 @@ def rate(
             )
         if done.returncode:
             raise OutboxError(f"the {process} ended with {done.returncode}")
-        return workload.messages / float(done.stdout)
+        seconds, processor = json.loads(done.stdout)
+        taken[label].append(workload.messages / processor)
+        return workload.messages / float(seconds)
 
     return run_one
 
@@ -129,43 +181,55 @@ def headers_of(share: float) -> Callable[[int], Mapping[str, str]]:
     return headers
 
 
-def observers(process: str, share: float) -> list[Observer]:
+def observers(process: str, label: str) -> list[Observer]:
     """All observers that there are; their logs and spans go nowhere."""
     nowhere = Path("/dev/null").open("w")  # noqa: SIM115 (as long as the process)
     logging.basicConfig(level=logging.INFO, stream=nowhere)
-    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(share)))
-    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
-    instrument(tracer_provider=provider)
+    if label == NO_SDK:
+        instrument()
+    else:
+        sampler = ParentBased(TraceIdRatioBased(SHARES[label]))
+        provider = TracerProvider(sampler=sampler)
+        provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+        instrument(tracer_provider=provider)
     metrics = PrometheusEvents()
     watching: list[Observer] = [LogEvents(), metrics]
+    relay, consumer = RelayCounts(), ConsumerCounts(NAME)
     if process == RELAY:
         watching += [
-            RelayMetrics(metrics.registry, metrics.topics),
-            RelayCounts(),
+            RelayMetrics(metrics.registry, metrics.topics, relay),
+            DatabaseMetrics(metrics.registry),
+            relay,
             Health(RelayStarted, {}),
         ]
     else:
         watching += [
-            ConsumerMetrics(metrics.registry, metrics.topics),
-            ConsumerCounts(NAME),
+            ConsumerMetrics(metrics.registry, metrics.topics, consumer),
+            consumer,
             BlockedKeys(NAME),
             Health(ConsumerStarted, {}),
         ]
     return watching
 
 
-async def main(process: str, label: str, url: str, messages: int) -> float:
-    """Run the process, and return its seconds."""
+async def main(
+    process: str, label: str, url: str, messages: int
+) -> tuple[float, float]:
+    """Do the work; return its seconds, and those that a processor worked for it."""
     share = SHARES.get(label)
-    watching = [] if share is None else observers(process, share)
+    watching = [] if share is None else observers(process, label)
     if process == RELAY:
-        return (await run(url, NullPublisher(), messages, watching)).seconds
+        began = time.process_time()
+        drained = await run(url, NullPublisher(), messages, watching)
+        return drained.seconds, time.process_time() - began
     headers = headers_of(SHARES[SOME] if share is None else share)
     prepared = [
         Message(TOPIC, body, key=key, headers=headers(number))
         for number, (key, body) in enumerate(Workload(messages=messages))
     ]
-    return await handled(url, prepared, WAYS[process], watching)
+    began = time.process_time()
+    seconds = await handled(url, prepared, WAYS[process], watching)
+    return seconds, time.process_time() - began
 
 
 if __name__ == "__main__":
@@ -175,7 +239,5 @@ if __name__ == "__main__":
     parser.add_argument("url")
     parser.add_argument("messages", type=int)
     given = parser.parse_args()
-    print(
-        asyncio.run(main(given.process, given.label, given.url, given.messages)),
-        flush=True,
-    )
+    took = asyncio.run(main(given.process, given.label, given.url, given.messages))
+    print(json.dumps(took), flush=True)

@@ -10,29 +10,18 @@ from psycopg import sql
 from benchmarks.conditions import Conditions, show
 from benchmarks.drain import drain
 from benchmarks.fill import fill
+from benchmarks.history import days_of, fill_messages, make_days
 from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import Workload
 
 SETTLED_A_DAY = 1_000
 # From noon on pg_partman has made an eighth day ahead.
 OTHER_DAYS = """
-SELECT partition::text FROM outbox.partitions('outbox.message')
+SELECT partition::text FROM outbox.partitions(%s)
  WHERE ends_at <= now() OR starts_at > now() + interval '7 days'
 """
-MAKE_DAYS_BEFORE = """
-SELECT partman.create_partition_time(
-    p_parent_table := 'outbox.message',
-    p_partition_times := (
-        SELECT array_agg(date_trunc('day', now(), 'UTC') - day * interval '1 day')
-          FROM generate_series(1, %(days)s) AS day))
-"""
-FILL_DAYS_BEFORE = """
-INSERT INTO outbox.message
-       (id, created_at, published_at, lane, topic, key, content_type, payload)
-SELECT gen_random_uuid(), moment, moment, 16 + number %% 16, 'orders.placed',
-       'order-' || number, 'application/json', '{}'
-  FROM generate_series(1, %(days)s) AS day, generate_series(1, %(rows)s) AS number,
-       LATERAL (SELECT now() - day * interval '1 day') AS settled (moment)
+FOLLOWERS = """
+SELECT parent_table FROM outbox.partition_policy WHERE follows = 'outbox.message'
 """
 
 
@@ -57,7 +46,7 @@ def rate(
 ) -> Callable[[], float]:
     def run() -> float:
         with conditions.migrated_database() as url:
-            with psycopg.connect(url) as connection:
+            with psycopg.connect(url, autocommit=True) as connection:
                 set_partitions(connection, partitions)
             fill(url, workload)
             return drain(url, workload.messages).rate
@@ -68,11 +57,15 @@ def rate(
 def set_partitions(connection: psycopg.Connection, wanted: int) -> None:
     """Keep today and 7 days ahead, and make so many days before, all settled."""
     connection.execute("SET timezone = 'UTC'")
-    for (other,) in connection.execute(OTHER_DAYS).fetchall():
-        connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(other)))
+    followers = [parent for (parent,) in connection.execute(FOLLOWERS)]
+    for parent in ("outbox.message", *followers):
+        for (other,) in connection.execute(OTHER_DAYS, (parent,)).fetchall():
+            connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(other)))
     if days := wanted - count_partitions(connection):
-        connection.execute(MAKE_DAYS_BEFORE, {"days": days})
-        connection.execute(FILL_DAYS_BEFORE, {"days": days, "rows": SETTLED_A_DAY})
+        make_days(connection, "outbox.message", newest=1, oldest=days)
+        _, *before = days_of(connection, "outbox.message")
+        for day in reversed(before):
+            fill_messages(connection, day, SETTLED_A_DAY)
     made = count_partitions(connection)
     assert made == wanted, f"{made} partitions instead of {wanted}"
 

@@ -24,7 +24,7 @@ from relay.publishers.postgres import PostgresPublisher
 TARGETS = {PGQUEUER: 1.5, PROCRASTINATE: 10.0}
 FILL_BATCH = 500
 SUBSCRIBE = "INSERT INTO inbox.subscription VALUES (%s, %s)"
-UNACKED = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+UNACKED = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:

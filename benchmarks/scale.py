@@ -31,12 +31,14 @@ LIVE_DAYS = 2
 DAYS_A_CHECKPOINT = 10
 POLICY = """
 UPDATE outbox.partition_policy SET premake = %s, retention = '400 days'
+ WHERE follows IS NULL
 """
 OTHER_DAYS = """
 SELECT format('DROP TABLE %%s', partition) FROM outbox.partitions(%(parent)s)
  WHERE ends_at <= now() OR starts_at > now() + %(ahead)s * interval '1 day'
 """
 COUNT = "SELECT count(*) FROM outbox.partitions(%s)"
+FOLLOWERS = "SELECT parent_table FROM outbox.partition_policy WHERE follows = %s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
         close = at_most(1.1)
         steps: tuple[tuple[str, Target | None, Run, Run], ...] = (
             ("claim", close, in_large.claim, in_small.claim),
-            ("look for heads", None, in_large.find_heads, in_small.find_heads),
+            ("take over", None, in_large.take_over, in_small.take_over),
             ("settle", close, in_large.settle, in_small.settle),
             ("guard", close, guarded(conditions, large), guarded(conditions, small)),
             ("upkeep", close, in_large.upkeep, in_small.upkeep),
@@ -109,9 +111,11 @@ def database(conditions: Conditions, size: Size, live: Size) -> Iterator[str]:
 def set_partitions(connection: psycopg.Connection, parent: str, size: Size) -> None:
     """Keep today and the days ahead, and make those before."""
     connection.execute("SET timezone = 'UTC'")
-    others = connection.execute(OTHER_DAYS, {"parent": parent, "ahead": AHEAD})
-    for (drop,) in others.fetchall():
-        connection.execute(drop)
+    followers = [table for (table,) in connection.execute(FOLLOWERS, (parent,))]
+    for table in (parent, *followers):
+        others = connection.execute(OTHER_DAYS, {"parent": table, "ahead": AHEAD})
+        for (drop,) in others.fetchall():
+            connection.execute(drop)
     make_days(connection, parent, newest=1, oldest=size.days_before)
     assert connection.execute(COUNT, (parent,)).fetchone() == (size.partitions,)
 

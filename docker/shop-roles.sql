@@ -4,19 +4,23 @@
 \set relay_password `cat /run/secrets/relay-password`
 \set consumer_password `cat /run/secrets/consumer-password`
 \set shop_password `cat /run/secrets/shop-password`
+\set web_password `cat /run/secrets/web-password`
 
 SELECT format('CREATE ROLE %I LOGIN', name)
-  FROM unnest(ARRAY['shop', 'shop_relay', 'shop_consumer']) AS name
+  FROM unnest(ARRAY['shop', 'shop_relay', 'shop_consumer', 'shop_web']) AS name
  WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)
 \gexec
 
 ALTER ROLE shop_relay PASSWORD :'relay_password';
 ALTER ROLE shop_consumer PASSWORD :'consumer_password';
 ALTER ROLE shop PASSWORD :'shop_password';
+ALTER ROLE shop_web PASSWORD :'web_password';
 
 GRANT pillarbox_relay TO shop_relay;
 GRANT pillarbox_consumer TO shop_consumer;
 GRANT pillarbox_application TO shop;
+-- The page retries dead letters of both sides, which takes what relay and consumer may do.
+GRANT pillarbox_web, shop_relay, shop_consumer, pg_read_all_stats TO shop_web;
 
 -- The shop's own tables, and what its consumers write there.
 CREATE SCHEMA IF NOT EXISTS pillarbox_demo AUTHORIZATION shop;

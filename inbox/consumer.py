@@ -40,6 +40,7 @@ from inbox.handlers.routes import DEFAULT_QUEUE, Routes, check_queue, check_topi
 from inbox.handlers.sessions import (
     DEFAULT_IN_FLIGHT,
     Sessions,
+    database_url,
     make_executor,
     pool_limit,
 )
@@ -51,7 +52,7 @@ from inbox.source import Delivery, Source
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox import tracing
 from outbox.errors import ConfigError
-from outbox.events import MEASURE_INTERVAL, Observer, Observers
+from outbox.events import MEASURE_INTERVAL, Event, Observer, Observers
 from outbox.gather import end
 from outbox.payload_codec import PayloadCodec
 from outbox.retry import RetryPolicy
@@ -149,6 +150,14 @@ class Consumer:
         if queues is not None:
             self.serve(queues)
 
+    def database_url(self) -> str:
+        """Return the URL of the handlers' database, for libpq.
+
+        Raises:
+            ConfigError: the engine of the sessions doesn't say it.
+        """
+        return database_url(self._sessions)
+
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics that have a handler."""
@@ -232,6 +241,10 @@ class Consumer:
         """Add an observer, from the next run on."""
         self._observers.append(observer)
 
+    def notify(self, event: Event) -> None:
+        """Tell all observers of an event."""
+        Observers(self._observers).notify(event)
+
     def stop(self) -> None:
         """Let `run` drain and return. Call it in the loop's own thread."""
         if self._stop is not None:
@@ -285,7 +298,7 @@ class Consumer:
         systems = {q: tracing.system_of(source) for q, source in sources.items()}
         if tracing.tracer is not None:
             # All tasks inherit it.
-            tracing.tracer.receive(next(iter(systems.values())))
+            tracing.tracer.receive(next(iter(systems.values())), observers.notify)
         retry = longest_retry(self._retry, self._routes)
         limits = self._fit_to_pool()
         is_long = has_long_handlers(self._routes)

@@ -224,6 +224,23 @@ class DeliveryReturned(DeliveryEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlersAbandoned(Event):
+    """The process ended although handlers were still running, in threads.
+
+    The server rolls back their transactions, and their messages are handled again.
+
+    Attributes:
+        handlers: how many there were.
+    """
+
+    level = logging.WARNING
+    advice = "let the handlers end sooner, or give the Consumer a longer drain"
+
+    consumer: str
+    handlers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLost(Event):
     """The broker is unavailable; the consumer asks again after the delay.
 

@@ -262,34 +262,67 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "application",
         ),
         _grant(_EXECUTE, _ADD, "application"),
+        _grant(_SELECT, _tables("outbox.message"), "relay"),
         _grant(
-            {
-                "SELECT": (),
-                "UPDATE": _columns(
-                    "attempts available_at last_error published_at dead_lettered_at"
-                ),
-            },
-            _tables("outbox.message"),
+            {"SELECT": (), "INSERT": ()},
+            _tables("outbox.settlement", "outbox.deferral", "outbox.watermark"),
             "relay",
+            why="What becomes of a message is written beside it: nobody may update any"
+            " of these.",
         ),
-        _grant(_SELECT, _sequence("outbox.message_seq"), "relay"),
+        _grant(_SELECT, _sequence("outbox.message_seq"), "relay", "monitor"),
+        _grant(
+            {"SELECT": (), "USAGE": ()}, _sequence("outbox.deferral_entry_seq"), "relay"
+        ),
+        _grant(
+            _SELECT,
+            _tables(
+                "outbox.message_status",
+                "outbox.deferred_message",
+                "outbox.unsettled_message",
+            ),
+            "relay",
+            "monitor",
+        ),
         _grant(_DEAD_LETTERS, _tables("outbox.dead_letter"), "relay", why=_EVIDENCE),
         _grant(_SELECT, _tables("outbox.readable_dead_letter"), "relay"),
         _grant(
             {
                 "SELECT": _columns(
-                    "id created_at seq lane attempts available_at published_at"
-                    " dead_lettered_at topic key tenant last_error"
+                    "id created_at seq lane available_at schema_version topic key"
+                    " tenant"
                 )
             },
             _tables("outbox.message"),
             "monitor",
         ),
+        _grant(
+            _SELECT,
+            _tables("outbox.settlement", "outbox.deferral", "outbox.watermark"),
+            "monitor",
+        ),
         _grant(_DEAD_LETTERS_SEEN, _tables("outbox.dead_letter"), "monitor"),
+        _grant(
+            _SELECT,
+            _tables(
+                "outbox.dead_letter_status",
+                "outbox.message_envelope",
+                "outbox.message_life",
+            ),
+            "monitor",
+            why="Without payloads; of the headers only those that say what led to a"
+            " message.",
+        ),
         _grant(_DISCARD, _tables("outbox.dead_letter"), "web"),
     ),
     "versions/0003_inbox.grants.sql": (
         Closed(_functions("outbox.replay_caused_by(uuid)")),
+        Closed(
+            _functions(
+                "inbox.unsettled_deliveries"
+                "(regclass, timestamptz, timestamptz, integer)"
+            )
+        ),
         _grant(_EXECUTE, _functions("outbox.replay_caused_by(uuid)"), "consumer"),
         _grant(_USAGE, _schema("inbox"), "consumer", "relay", "maintainer", "monitor"),
         _grant(_EXECUTE, _functions("inbox.moment_of(uuid)"), "consumer", "web"),
@@ -303,9 +336,47 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             _tables("inbox.subscription"),
             "consumer",
         ),
+        _grant(_SELECT, _tables("inbox.delivery"), "consumer"),
         _grant(
-            {"SELECT": (), "UPDATE": _columns("attempts available_at acked_at")},
-            _tables("inbox.delivery"),
+            {
+                "SELECT": (),
+                "INSERT": _columns(
+                    "created_at first_seq last_seq lane consumer seqs moments"
+                ),
+            },
+            _tables("inbox.ack"),
+            "consumer",
+            why="What becomes of a delivery is written beside it: nobody may update any"
+            " of these.",
+        ),
+        _grant(
+            {
+                "SELECT": (),
+                "INSERT": _columns(
+                    "created_at due_at seq attempts lane cause consumer key"
+                ),
+            },
+            _tables("inbox.redelivery"),
+            "consumer",
+        ),
+        _grant(
+            {
+                "SELECT": (),
+                "INSERT": _columns("created_at above up_to deliveries lane consumer"),
+            },
+            _tables("inbox.watermark"),
+            "consumer",
+        ),
+        _grant(
+            _SELECT,
+            _sequence("inbox.delivery_seq"),
+            "consumer",
+            "monitor",
+            why="Which numbers were drawn when.",
+        ),
+        _grant(
+            {"SELECT": (), "USAGE": ()},
+            _sequence("inbox.redelivery_entry_seq"),
             "consumer",
         ),
         _grant(_DEAD_LETTERS, _tables("inbox.dead_letter"), "consumer", why=_EVIDENCE),
@@ -332,15 +403,30 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         _grant(
             {
                 "SELECT": _columns(
-                    "seq created_at message_id lane attempts available_at acked_at"
-                    " consumer topic key tenant"
+                    "seq created_at message_id lane consumer topic key tenant"
                 )
             },
             _tables("inbox.delivery"),
             "monitor",
         ),
+        _grant(
+            _SELECT,
+            _tables("inbox.ack", "inbox.redelivery", "inbox.watermark"),
+            "monitor",
+        ),
+        _grant(
+            _SELECT,
+            _tables(
+                "inbox.delivery_status",
+                "inbox.waiting_delivery",
+                "inbox.unsettled_delivery",
+            ),
+            "consumer",
+            "monitor",
+        ),
         _grant(_SELECT, _tables("inbox.receipt", "inbox.foreign_receipt"), "monitor"),
         _grant(_DEAD_LETTERS_SEEN, _tables("inbox.dead_letter"), "monitor"),
+        _grant(_SELECT, _tables("inbox.dead_letter_status"), "monitor"),
         _grant(_DISCARD, _tables("inbox.dead_letter"), "web"),
         _grant(
             {"INSERT": ()},
@@ -360,7 +446,11 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
                 "outbox.detach_expired(text, regclass[], interval)",
                 "outbox.upkeep_plan(text)",
                 "outbox.finish_detached(text)",
-                "outbox.count_unsettled(text, regclass)",
+                "outbox.count_unsettled(text, regclass, timestamptz, timestamptz)",
+                "outbox.describe_unsettled(text, regclass, timestamptz, timestamptz)",
+                "outbox.unsettled_messages(regclass, timestamptz, timestamptz,"
+                " integer)",
+                "outbox.is_followed(text, timestamptz, timestamptz)",
                 "outbox.schedule_detaches()",
                 "outbox.put_back_settings(text)",
                 "outbox.note_success()",
@@ -392,7 +482,22 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             _EXECUTE, _procedure("outbox.maintain(integer, interval)"), "maintainer"
         ),
         _grant(_EXECUTE, _procedure("outbox.trim_foreign_receipts()"), "maintainer"),
-        _grant(_EXECUTE, _functions("outbox.upkeep_plan(text)"), "monitor"),
+        _grant(
+            _EXECUTE,
+            _functions("outbox.upkeep_plan(text)"),
+            "monitor",
+            "relay",
+            "consumer",
+        ),
+        # outbox.partition_health calls it as whoever reads the view.
+        _grant(
+            _EXECUTE,
+            _functions("outbox.is_followed(text, timestamptz, timestamptz)"),
+            "maintainer",
+            "monitor",
+            "relay",
+            "consumer",
+        ),
         _grant(
             _SELECT,
             _tables("outbox.partition_policy"),
@@ -408,6 +513,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "maintainer",
             "monitor",
             "relay",
+            "consumer",
         ),
         _grant(
             _SELECT,
@@ -442,7 +548,8 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             _tables("inbox.suspect"),
             "consumer",
         ),
-        _grant(_SELECT, _tables("inbox.suspect"), "monitor"),
+        _grant(_SELECT, _tables("inbox.suspect", "inbox.message_life"), "monitor"),
+        _grant(_SELECT, _tables("inbox.job_status"), "consumer", "monitor"),
         _grant(
             {
                 "SELECT": _columns(
@@ -470,6 +577,8 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
     ),
     # The page's role may read what the monitor may: it is a member of it.
     "versions/0007_operations.grants.sql": (
+        Closed(_functions("outbox.trim_operations()")),
+        _grant(_EXECUTE, _functions("outbox.trim_operations()"), "maintainer"),
         _grant(
             {
                 "SELECT": (),

@@ -51,6 +51,20 @@ def write_duration(duration: timedelta) -> str:
     return f"{int(seconds)}s"
 
 
+def brief_duration(duration: timedelta) -> str:
+    """Write how long something took, as 38ms, 1.2s, 7m or 3h.
+
+    Less than nothing, where two clocks differ, has a minus.
+    """
+    if duration < timedelta(0):
+        return f"-{brief_duration(-duration)}"
+    if duration < timedelta(seconds=1):
+        return f"{duration / timedelta(milliseconds=1):.0f}ms"
+    if duration < timedelta(minutes=1):
+        return f"{duration.total_seconds():.1f}s"
+    return write_duration(duration)
+
+
 def exact_duration(duration: timedelta) -> str:
     """Write a duration as a person would type it: `read_duration` reads it.
 

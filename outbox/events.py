@@ -82,6 +82,38 @@ class UpkeepFailed(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingFailed(Event):
+    """A span could not be started or ended. Messages go on without it.
+
+    Attributes:
+        reason: the error.
+    """
+
+    level = logging.WARNING
+    about = ()
+    advice = (
+        "check the span processors and the exporter, and the function that instrument()"
+        " was given as attributes"
+    )
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingRefused(Event):
+    """A setting of tracing is invalid, so this process traces no message.
+
+    Attributes:
+        reason: the variable, its value, and what it may be.
+    """
+
+    level = logging.WARNING
+    advice = "correct the variable and restart the process"
+
+    reason: str
+
+
 Observer: TypeAlias = Callable[[Event], None]
 """Called in the task in which the event happens: it must be quick and never raise."""
 
@@ -96,5 +128,5 @@ class Observers:
         """Call the observers in order."""
         for observer in self._observers:
             observer(event)
-        if tracing.tracer is not None:
+        if event.settles is not None and tracing.tracer is not None:
             tracing.tracer.observe(event)

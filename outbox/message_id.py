@@ -44,7 +44,11 @@ def is_uuid7(value: UUID) -> bool:
 
 def seconds_since_epoch(value: UUID) -> float | None:
     """Return the same moment as `moment_of` as a number; None if it isn't a UUIDv7."""
-    return (value.int >> 80) / 1000 if is_uuid7(value) else None
+    number = value.int
+    # As `is_uuid7`, without a call: it is asked about every message.
+    if number >> 76 & 0xF != 7 or number >> 62 & 0b11 != 0b10:
+        return None
+    return (number >> 80) / 1000
 
 
 def moment_of(value: UUID) -> datetime:

@@ -7,7 +7,7 @@ of every message of the same transaction.
 or handles a message looks at it, and does nothing more if it is None.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
@@ -125,8 +125,15 @@ class Tracer(Protocol):
             decisions: exceptions that leave the block without an error.
         """
 
-    def receive(self, system: str) -> None:
-        """Note where the current task has its messages from, and leave other traces."""
+    def receive(
+        self, system: str, notify: "Callable[[Event], None] | None" = None
+    ) -> None:
+        """Note where the current task has its messages from, and leave other traces.
+
+        Args:
+            notify: called in the running loop with events about tracing itself, which
+                are logged otherwise.
+        """
 
     def observe(self, event: "Event") -> None:
         """Make the span of an event that settles a message."""

@@ -1,8 +1,8 @@
 """Messages that were never sent: their session ended without a flush or a rollback.
 
 A rollback, or an exception that ends the session, discards messages on purpose. A
-forgotten commit doesn't, so it is reported: as a WARNING of the logger
-`outbox`, and as an `UnsentMessagesWarning`, which Python shows where it shows a
+forgotten commit doesn't, so it is reported: as the event `MessagesUnsent`, which is
+logged, and as an `UnsentMessagesWarning`, which Python shows where it shows a
 `ResourceWarning`.
 """
 
@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from outbox.errors import shorten
 from outbox.events import Event
+from outbox.logs.event_record import log_event
 from outbox.message import Message
 from outbox.session import async_session_of
 
@@ -41,7 +42,7 @@ class MessagesUnsent(Event):
     """Messages were added to a session that was never flushed, and are lost."""
 
     level = logging.WARNING
-    advice = "commit the session that outbox.add was given"
+    advice = "commit the session that outbox.add was given, or roll it back on purpose"
 
     messages: int
     topics: tuple[str, ...]
@@ -49,7 +50,7 @@ class MessagesUnsent(Event):
 
     @override
     def __str__(self) -> str:
-        """Say it with the remedy."""
+        """Say it with the remedy, for the warning."""
         topics = [shorten(topic) for topic in self.topics[:_MOST_NAMED]]
         if len(self.topics) > _MOST_NAMED:
             topics.append("…")
@@ -153,10 +154,7 @@ def _report(messages: Sequence[Message], reason: str) -> None:
         for listener in on_unsent:
             listener(unsent)
         return
-    values = {"messages": unsent.messages, "topics": topics, "reason": reason}
-    logging.getLogger("outbox").warning(
-        "%s", unsent, extra={"event": type(unsent).__name__, "values": values}
-    )
+    log_event(logging.getLogger("pillarbox"), unsent)
     try:
         warnings.warn(str(unsent), UnsentMessagesWarning, stacklevel=2)
     except UnsentMessagesWarning as error:

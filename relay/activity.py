@@ -17,23 +17,27 @@ from relay.events import (
 
 
 class RelayCounts:
-    """Counts what a relay does; an observer of it."""
+    """Counts what a relay does; an observer of it.
+
+    Attributes:
+        latencies: from add to publish, of all messages so far.
+    """
 
     def __init__(self) -> None:
         self._lanes: set[int] = set()
         self._blocked_keys = 0
+        self.latencies = Latencies()
         self._begin()
 
     def _begin(self) -> None:
         self._published = self._refused = self._dead_lettered = 0
-        self._latencies = Latencies()
 
     def __call__(self, event: Event) -> None:
         """Learn from an event."""
         match event:
             case BatchPublished():
                 self._published += event.acked
-                self._latencies.add_since(event.added_at)
+                self.latencies.add_since(event.due_at)
             case KeyBlocked() | MessageDelayed():
                 self._refused += 1
             case MessageDeadLettered():
@@ -52,12 +56,13 @@ class RelayCounts:
 
     def take(self, period: timedelta) -> RelayActive:
         """Return what happened since the last `take`, and begin again."""
+        latencies = self.latencies.take()
         active = RelayActive(
             published=self._published,
             refused=self._refused,
             dead_lettered=self._dead_lettered,
-            lag=self._latencies.quantile(0.5),
-            slowest=self._latencies.longest if self._published else None,
+            lag=latencies.quantile(0.5),
+            slowest=latencies.longest if self._published else None,
             lanes=len(self._lanes),
             blocked_keys=self._blocked_keys,
             period=period,

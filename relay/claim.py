@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Final, NamedTuple
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from outbox.errors import CodecError, InvalidMessageError
 from outbox.lane import priority_of
@@ -21,13 +23,13 @@ from outbox.limits import (
 from outbox.message import Message
 from outbox.message_id import is_uuid7
 from outbox.payload_codec import PayloadCodec, decoded, is_encoded
-from outbox.postgres.connection import Connection
+from outbox.postgres.connection import Connection, server_cursor
 from outbox.postgres.lane_cursor import Snapshot
 from outbox.postgres.sql_files import load
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
-from relay.lanes.congested import look_into, note, survey
-from relay.lanes.lane import Lane
+from relay.lanes.deferrals import LONG_AGO, Draining, End, LogOfKey, Place
+from relay.lanes.lane import BEGINNING, Lane
 
 # The limit counts JSON text; as jsonb the headers are at most a few bytes longer.
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
@@ -37,10 +39,31 @@ _MAX_COPIED: Final = 1024 * 1024
 
 The payload counts as it is stored, since it is copied so; the headers are decompressed.
 """
+BIN: Final = timedelta(minutes=15)
+"""Marks have the time of their messages, rounded down to this."""
+_STEP: Final = 1 << 18
+"""Seqs that are looked at in one statement. The marks of that many are in memory."""
+_MOST_UNWRITTEN: Final = 1 << 16
+"""The watermark is raised after this many seqs, of all lanes, or after some time."""
+_RAISED_EVERY: Final = timedelta(minutes=1)
+_MOST_AHEAD: Final = 1 << 20
+"""Seqs, of all lanes, that a claim may be ahead of its floor.
+
+The marks above the floor are held in memory. While a transaction that wrote stays open,
+no floor rises; then the first message without a mark is looked for before each claim.
+"""
+_NO_END: Final = 2**63 - 1
+_ENDED: Final = {"published", "dead_lettered"}
 
 
 class Claimed(NamedTuple):
-    """A message that was read, or what is wrong with its row."""
+    """A message that was read, or what is wrong with its row.
+
+    Attributes:
+        place: where it is in the log; None if it is claimed for the first time.
+        due_at: when it was to be published, if not as soon as it was created: the
+            moment it was scheduled for, or at which its replay was requested.
+    """
 
     lane: int
     seq: int
@@ -51,6 +74,8 @@ class Claimed(NamedTuple):
     topic: str
     message: Message | None
     problem: str | None
+    place: Place | None = None
+    due_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +83,21 @@ class Batch:
     """The messages of one claim, lane by lane, each lane in order.
 
     Attributes:
+        rows: to be published.
         oversized: rows so large that their lanes don't wait while they are moved to
             the dead letters. Their `problem` says what is too large.
+        scheduled: not due yet.
+        held: their key is blocked.
+        ended: messages of the log that need not be published: their outcome, or None if
+            they don't exist any more.
     """
 
     lanes: Sequence[Lane]
-    rows: Sequence[Claimed]
+    rows: Sequence[Claimed] = ()
     oversized: Sequence[Claimed] = ()
+    scheduled: Sequence[Claimed] = ()
+    held: Sequence[Claimed] = ()
+    ended: Sequence[tuple[Claimed, str | None]] = ()
 
 
 async def claim_batch(
@@ -74,54 +107,69 @@ async def claim_batch(
 
     At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
     message always passes. A row with a column over its limit is not loaded. From each
-    lane comes a prefix of its ready rows, without blocked keys; from a congested lane,
-    what is found among a bounded number of ready rows (`relay/lanes/congested.py`).
+    lane come messages that waited, in order of seq, for at most half of the batch, and
+    then a prefix of those without a mark.
     """
-    places = [lane.place() for lane in lanes]
+    floors = [lane.floor for lane in lanes]
     try:
-        found = await _claim_by_kind(connection, board, lanes, config)
+        found = await _claim_lanes(connection, board, lanes, config)
     except BaseException:
         # One of several statements failed: what the others read is lost.
-        for lane, place in zip(lanes, places, strict=True):
-            lane.go_back_to(place)
+        for lane, floor in zip(lanes, floors, strict=True):
+            lane.go_back_to(floor)
         raise
     board.served(found.reached)
     rows = found.rows
     if config.codec is not None:
         rows = [decode_row(row, config.codec) for row in rows]
-    return Batch(lanes, rows, found.oversized)
+    return Batch(lanes, rows, found.oversized, found.scheduled, found.held, found.ended)
 
 
-async def _claim_by_kind(
+async def raise_watermarks(
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane]
+) -> None:
+    """Verify how far lanes are marked, and write it down for their next owner."""
+    lanes = [lane for lane in lanes if not lane.is_new]
+    clock = await _note_clock(connection, board)
+    async with connection.transaction():
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        heads, snapshot = await _find_unmarked(connection, lanes)
+    _look_up_to_heads(board, lanes, clock, heads, snapshot)
+    while await _verify(connection, lanes):
+        pass
+    await _raise_watermarks(connection, lanes, clock.now)
+
+
+async def _note_clock(connection: Connection, board: LaneBoard) -> "_Clock":
+    # Before the snapshot, so that it knows the transactions that drew these seqs.
+    clock = await _read_clock(connection)
+    board.set_clock(clock.now)
+    board.horizon.note(clock.transaction_id, clock.now)
+    board.horizon.note_drawn(clock.transaction_id, clock.seq)
+    board.log_horizon.note_drawn(clock.transaction_id, clock.entry)
+    return clock
+
+
+async def _claim_lanes(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane], config: RelayConfig
 ) -> "_Found":
     stale = [lane for lane in lanes if lane.needs_refresh]
-    ready = [lane for lane in lanes if not lane.congested]
-    congested = [lane for lane in lanes if lane.congested]
-    if stale:
-        # Before the snapshot, so that it knows the transactions that drew these seqs.
-        now, given_out, transaction_id = await _read_clock(connection)
-        board.set_clock(now)
-        board.horizon.note(transaction_id, now)
-        # The lane's previous owner may settle late. Blocked keys, head and batch must
-        # come from one snapshot, or a key's next message could be claimed before its
-        # first.
-        async with connection.transaction():
-            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            await _refresh(connection, board, stale, now, given_out, config)
-            found = await _claim_both(connection, board, lanes, stale, config)
-    elif not congested:
-        found = await _claim_ready(connection, board, ready, stale, config)
-    else:
-        share = _half(config) if ready else config
-        found = _Found()
-        if ready:
-            # Outside the transaction, because keys may become free in the meantime: a
-            # snapshot older than that would miss their first messages.
-            found = await _claim_ready(connection, board, ready, stale, share)
-        async with connection.transaction():
-            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            found += await _claim_congested(connection, board, congested, stale, share)
+    if not stale:
+        return await _claim(connection, board, lanes, {}, config)
+    clock = await _note_clock(connection, board)
+    # The lane's previous owner may settle late. What waits, head and batch must come
+    # from one snapshot, or a key's next message could be claimed before its first.
+    async with connection.transaction():
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        heads = await _refresh(connection, board, stale, clock)
+        found = await _claim(connection, board, lanes, heads, config)
+    # The lanes that were looked at, up to their heads: nothing that was just claimed.
+    await _verify(connection, stale)
+    await _raise_watermarks(
+        connection,
+        [lane for lane in stale if _is_worth_raising(lane, clock)],
+        clock.now,
+    )
     return found
 
 
@@ -131,128 +179,123 @@ class _Found:
 
     rows: list[Claimed] = field(default_factory=list)
     oversized: list[Claimed] = field(default_factory=list)
-    reached: list[Lane] = field(default_factory=list)
+    scheduled: list[Claimed] = field(default_factory=list)
+    held: list[Claimed] = field(default_factory=list)
+    ended: list[tuple[Claimed, str | None]] = field(default_factory=list)
+    reached: Sequence[Lane] = ()
 
-    def __add__(self, other: "_Found") -> "_Found":
-        return _Found(
-            self.rows + other.rows,
-            self.oversized + other.oversized,
-            self.reached + other.reached,
-        )
-
-    def read(self, found: Sequence[Sequence[Any]], config: RelayConfig) -> bool:
-        """Sort rows by verdict; return whether some are left for the next claim."""
-        cut = False
-        for row in found:
-            verdict = row[_VERDICT]
-            if verdict is None:
-                self.rows.append(_read(row))
-            elif verdict == "next":
-                cut = True
-            else:
-                rows = self.oversized if verdict == "aside" else self.rows
-                rows.append(_refuse(row, config))
-        return cut
+    @property
+    def size(self) -> int:
+        """How many messages there are."""
+        return len(self.rows) + len(self.oversized) + len(self.ended)
 
 
-async def _claim_both(
+async def _claim(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    stale: Sequence[Lane],
+    heads: "_Heads",
     config: RelayConfig,
 ) -> _Found:
-    """Claim from ready and congested lanes; each kind gets half of the limits."""
-    ready = [lane for lane in lanes if not lane.congested]
-    congested = [lane for lane in lanes if lane.congested]
-    if ready and congested:
-        config = _half(config)
+    """Claim from lanes, of which some have been looked at in the same snapshot."""
     found = _Found()
-    if ready or not congested:
-        found = await _claim_ready(connection, board, ready, stale, config)
-    if congested:
-        found += await _claim_congested(connection, board, congested, stale, config)
-    return found
-
-
-def _half(config: RelayConfig) -> RelayConfig:
-    return replace(
+    if not any(lane.deferrals.has_work for lane in lanes):
+        await _claim_next(connection, board, lanes, heads, config, found)
+        return found
+    half = replace(
         config,
         batch_size=math.ceil(config.batch_size / 2),
         max_batch_bytes=math.ceil(config.max_batch_bytes / 2),
     )
+    drained, changes = await _claim_deferred(connection, lanes, half, found)
+    rest = replace(half, batch_size=max(config.batch_size - found.size, 1))
+    await _claim_next(connection, board, lanes, heads, rest, found, drained)
+    for change in changes:
+        change()
+    if any(
+        lane.deferrals.more_is_due and lane.deferrals.size < config.batch_size // 2
+        for lane in lanes
+    ):
+        board.ask_for_due()
+    return found
 
 
-async def _claim_ready(
+async def _claim_next(
     connection: Connection,
     board: LaneBoard,
     lanes: Sequence[Lane],
-    stale: Sequence[Lane],
+    heads: "_Heads",
     config: RelayConfig,
-) -> _Found:
-    """Claim ready rows, except those of blocked keys."""
+    found: _Found,
+    drained: Container[tuple[int, str]] = (),
+) -> None:
+    """Claim messages without a mark, above the floors.
+
+    Args:
+        drained: blocked keys, with their lanes, of which this claim has all that waits.
+    """
     worth_reading = board.rows_worth_reading(config.batch_size)
-    if worth_reading < config.batch_size:
-        config = replace(config, batch_size=worth_reading)
-    found = await _claim(
-        connection,
-        board,
-        lanes,
-        config,
-        floors=[lane.floor for lane in lanes],
-        blocked=[key for lane in lanes for key in lane.blocked],
-    )
-    claimed = _Found()
-    cut = claimed.read(found, config)
-    full = cut or len(found) >= config.batch_size
-    board.note_claim(len(found), cut=cut)
-    last = {row.lane: row.seq for row in claimed.rows}
-    if claimed.rows:
-        snapshot = Snapshot.read(found[0][-1])
-        for lane in lanes:
-            # A stale lane has been examined with this very snapshot already.
-            if lane.number in last and lane not in stale:
-                lane.looked_up_to(last[lane.number], snapshot)
-    claimed.reached = list(_reached(lanes, last) if full else lanes)
-    for lane in claimed.reached:
-        if lane.number not in last:
-            lane.found_empty()
-    return claimed
-
-
-async def _claim_congested(
-    connection: Connection,
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    stale: Sequence[Lane],
-    config: RelayConfig,
-) -> _Found:
-    """Claim the rows found by examining congested lanes."""
     oldest, newest = board.bounds(lanes)
-    look = await look_into(
-        connection,
-        lanes,
-        oldest=oldest,
-        newest=newest,
-        aside=list(board.aside),
-        max_rows=config.batch_size,
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(
+        load("relay", "claim_batch"),
+        {
+            "lanes": [lane.number for lane in lanes],
+            "floors": [_start(lane, heads) for lane in lanes],
+            # A mark has the time of its messages, rounded down.
+            "oldest": bin_of(oldest),
+            "newest": newest,
+            "max_rows": worth_reading,
+            "aside": list(board.aside),
+            **_limits(config),
+        },
     )
-    claimed = _Found()
-    if wanted := look.wanted():
-        asked = [lane for lane in lanes if lane.number in wanted]
-        found = await _claim(
-            connection,
-            board,
-            asked,
-            config,
-            floors=[min(wanted[lane.number]) - 1 for lane in asked],
-            oldest=look.oldest,
-            only=[seq for seqs in wanted.values() for seq in seqs],
-        )
-        claimed.read(found, config)
-        look.cut(row.seq for row in [*claimed.rows, *claimed.oversized])
-    claimed.reached = note(look, lanes, stale=stale)
-    return claimed
+    rows = await cursor.fetchall()
+    blocked = {lane.number: lane.deferrals.blocked for lane in lanes}
+    last: dict[int, int] = {}
+    cut = False
+    for row in rows:
+        verdict = row[_VERDICT]
+        if verdict == "next":
+            cut = True
+            continue
+        claimed = _read(row) if verdict is None else _refuse(row, config)
+        number, key = claimed.lane, claimed.key
+        last[number] = claimed.seq
+        if verdict == "scheduled":
+            found.scheduled.append(claimed)
+        elif verdict == "aside":
+            found.oversized.append(claimed)
+        elif key is None or key not in blocked[number] or (number, key) in drained:
+            found.rows.append(claimed)
+        else:
+            found.held.append(claimed)
+    full = cut or len(rows) >= worth_reading
+    board.note_claim(len(rows), cut=cut)
+    if last:
+        snapshot = Snapshot.read(rows[0][-1])
+        drawn = board.horizon.drawn_before(snapshot.xmin)
+        for lane in lanes:
+            if lane.number not in last:
+                continue
+            # Others have been examined with this very snapshot already.
+            if lane.number not in heads:
+                lane.looked_up_to(last[lane.number], snapshot, drawn)
+            if last[lane.number] - lane.floor > _MOST_AHEAD:
+                lane.needs_refresh = True
+    found.reached = list(_reached(lanes, last) if full else lanes)
+    waits = {row.lane for row in found.rows}
+    for lane in found.reached:
+        if lane.number not in last and lane.number not in waits:
+            lane.found_empty()
+
+
+def _start(lane: Lane, heads: "_Heads") -> int:
+    """Return a seq up to which the snapshot has no message of the lane to claim."""
+    if lane.number not in heads:
+        return lane.floor
+    head = heads[lane.number]
+    return max(lane.floor, _NO_END if head is None else head[0] - 1)
 
 
 def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
@@ -261,101 +304,394 @@ def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
     return lanes[: end + 1]
 
 
-async def _claim(
+async def _claim_deferred(
+    connection: Connection, lanes: Sequence[Lane], config: RelayConfig, found: _Found
+) -> tuple[set[tuple[int, str]], list[Callable[[], None]]]:
+    """Claim messages that waited: what is due, and the keys that drain.
+
+    Returns:
+        The keys, with their lanes, of which all that waited is in this claim, and what
+        is to be changed in the lanes once the whole claim has succeeded.
+    """
+    places: list[Place] = []
+    share = config.batch_size
+    if any(lane.deferrals.draining for lane in lanes):
+        share = math.ceil(share / 2)
+    for lane in lanes:
+        lane.deferrals.begin_claim()
+        places += lane.deferrals.next_due(share - len(places))
+    keys = await _find_next_of_keys(connection, lanes, config.batch_size - len(places))
+    drained = {(lane.number, key.key) for lane, key in keys if key.end is End.NOTHING}
+    order = {lane.number: index for index, lane in enumerate(lanes)}
+    held = []
+    wanted = [place for _, key in keys for place in key.places]
+    for place in places:
+        blocked = lanes[order[place.lane]].deferrals.blocked
+        if place.key in blocked and (place.lane, place.key) not in drained:
+            held.append(place)
+        else:
+            wanted.append(place)
+    wanted.sort(key=lambda place: (order[place.lane], place.seq))
+    unread = wanted[await _load(connection, wanted, config, found) :]
+    left = {place.id for place in unread}
+    # A new message must not overtake one that is left, whatever that waited for.
+    drained -= {(place.lane, place.key) for place in unread if place.key is not None}
+    found.held += [_unread(place) for place in held]
+
+    taken = {place.id for place in places} - left
+    changes: list[Callable[[], None]] = [
+        partial(lane.deferrals.took, taken) for lane in lanes
+    ]
+    for lane, key in keys:
+        is_free = (lane.number, key.key) in drained
+        changes.append(partial(lane.deferrals.claimed, key, left, is_free=is_free))
+    return drained, changes
+
+
+async def _find_next_of_keys(
+    connection: Connection, lanes: Sequence[Lane], max_rows: int
+) -> list[tuple[Lane, Draining]]:
+    """Read the log of keys that drain, each up to its head."""
+    wanted = [
+        (lane, key, seq)
+        for lane in lanes
+        for key, seq in islice(lane.deferrals.draining.items(), max_rows)
+    ][:max_rows]
+    if not wanted:
+        return []
+    cursor = await connection.execute(
+        load("relay", "find_next_of_keys"),
+        {
+            "lanes": [lane.number for lane, _, _ in wanted],
+            "keys": [key for _, key, _ in wanted],
+            "seqs": [seq for _, _, seq in wanted],
+            "since": _since(lane for lane, _, _ in wanted),
+            "max_rows": max_rows,
+        },
+        binary=True,
+    )
+    rows = await cursor.fetchall()
+    # The last key may have more rows, and those after it are not known.
+    last = rows[-1][0] if len(rows) >= max_rows else len(wanted) + 1
+    waiting: dict[int, list[tuple[Place, bool | None]]] = {}
+    for position, *fields, is_due in rows:
+        lane, key, _ = wanted[position - 1]
+        place = Place._make((lane.number, *fields, key))
+        waiting.setdefault(position, []).append((place, is_due))
+    return [
+        (
+            lane,
+            Draining.read(key, waiting.get(position, ()), is_cut=position == last),
+        )
+        for position, (lane, key, _) in enumerate(wanted[:last], 1)
+    ]
+
+
+def _since(lanes: Iterable[Lane]) -> datetime:
+    moments = [lane.deferrals.since for lane in lanes]
+    return min((moment for moment in moments if moment is not None), default=LONG_AGO)
+
+
+async def _load(
     connection: Connection,
+    places: Sequence[Place],
+    config: RelayConfig,
+    found: _Found,
+) -> int:
+    """Load the messages of these places; return how many of them were claimed."""
+    if not places:
+        return 0
+    cursor = connection.cursor(binary=True)
+    moments = [place.created_at for place in places]
+    await cursor.execute(
+        load("relay", "claim_deferred"),
+        {
+            "ids": [place.id for place in places],
+            "created_ats": moments,
+            "lanes": [place.lane for place in places],
+            "seqs": [place.seq for place in places],
+            "runs": [place.run for place in places],
+            "entries": [place.entry for place in places],
+            "first": min(moments),
+            "last": max(moments),
+            **_limits(config),
+        },
+    )
+    count = 0
+    for position, *fields, verdict, too_large in await cursor.fetchall():
+        if verdict == "next":
+            break
+        count = position
+        place = places[position - 1]
+        row = (*place[:4], *fields, verdict, too_large, None)
+        if verdict is None:
+            claimed = _read(row)
+        elif verdict in _ENDED:
+            found.ended.append((_unread(place), verdict))
+            continue
+        elif verdict == "missing":
+            found.ended.append((_unread(place), None))
+            continue
+        elif verdict == "gone":
+            continue
+        else:
+            claimed = _refuse(row, config)
+        rows = found.oversized if verdict == "aside" else found.rows
+        rows.append(claimed._replace(attempts=place.attempts, place=place))
+    return count
+
+
+def _unread(place: Place) -> Claimed:
+    return Claimed(
+        place.lane,
+        place.seq,
+        place.id,
+        place.created_at,
+        place.attempts,
+        place.key,
+        "",
+        None,
+        None,
+        place,
+    )
+
+
+def _limits(config: RelayConfig) -> dict[str, int]:
+    return {
+        "max_bytes": config.max_batch_bytes,
+        "max_indexed": MAX_INDEXED_BYTES,
+        "max_tenant": MAX_TENANT_BYTES,
+        "max_content_type": MAX_CONTENT_TYPE_BYTES,
+        "max_headers": _MAX_STORED_HEADERS,
+        "max_payload": config.max_payload_bytes,
+        "max_copied": _MAX_COPIED,
+    }
+
+
+def bin_of(moment: datetime) -> datetime:
+    """Round down as `date_bin('15 minutes', …)` does: the time of a mark."""
+    return moment - (moment - BEGINNING) % BIN
+
+
+class _Clock(NamedTuple):
+    now: datetime
+    seq: int
+    entry: int
+    transaction_id: int
+
+
+async def _read_clock(connection: Connection) -> _Clock:
+    cursor = await connection.execute(load("relay", "read_clock"))
+    (row,) = await cursor.fetchall()
+    return _Clock(*row)
+
+
+_Heads: TypeAlias = dict[int, tuple[int, datetime] | None]
+"""Of each lane, seq and `created_at` of its first message without a mark."""
+
+
+async def _refresh(
+    connection: Connection, board: LaneBoard, lanes: Sequence[Lane], clock: _Clock
+) -> _Heads:
+    """Read the log and the first messages of lanes that are new or may have changed."""
+    for lane in lanes:
+        if lane.floor > clock.seq:
+            lane.restart()
+        if lane.deferrals.log.floor > clock.entry:
+            lane.deferrals.log.restart()
+    await _read_watermarks(connection, lanes, clock)
+    heads, snapshot = await _find_unmarked(connection, lanes)
+    drawn = board.log_horizon.drawn_before(snapshot.xmin)
+    await _read_deferrals(connection, lanes)
+    for lane in lanes:
+        lane.deferrals.log.looked(clock.entry, snapshot, drawn)
+    since = min(clock.now, board.horizon.since(snapshot.xmin))
+    for lane in lanes:
+        lane.refresh(heads[lane.number], since)
+    _look_up_to_heads(board, lanes, clock, heads, snapshot)
+    return heads
+
+
+def _look_up_to_heads(
     board: LaneBoard,
     lanes: Sequence[Lane],
-    config: RelayConfig,
-    *,
-    floors: Sequence[int],
-    blocked: Sequence[str] = (),
-    oldest: datetime | None = None,
-    only: Sequence[int] | None = None,
+    clock: _Clock,
+    heads: _Heads,
+    snapshot: Snapshot,
+) -> None:
+    drawn = board.horizon.drawn_before(snapshot.xmin)
+    for lane in lanes:
+        head = heads[lane.number]
+        seen = clock.seq if head is None else head[0] - 1
+        lane.looked_up_to(seen, snapshot, drawn)
+
+
+async def _read_watermarks(
+    connection: Connection, lanes: Sequence[Lane], clock: _Clock
+) -> None:
+    new = {lane.number: lane for lane in lanes if lane.is_new}
+    if not new:
+        return
+    cursor = await connection.execute(
+        load("relay", "read_watermarks"), {"lanes": list(new), "drawn": clock.seq}
+    )
+    for number, seq in await cursor.fetchall():
+        new[number].start_at(seq)
+
+
+async def _find_unmarked(
+    connection: Connection, lanes: Sequence[Lane]
+) -> tuple[_Heads, Snapshot]:
+    """Find the first message of each lane without a mark, above its floor."""
+    heads: _Heads = {}
+    aboves = {lane.number: lane.floor for lane in lanes}
+    snapshot = Snapshot(0, 0)
+    while aboves:
+        # In steps, because the marks are held in memory.
+        rows = await _look_for_unmarked(connection, aboves, _STEP)
+        for number, seq, created_at, following, text in rows:
+            snapshot = Snapshot.read(text)
+            if seq is None and following is not None:
+                aboves[number] = following - 1
+                continue
+            heads[number] = None if seq is None else (seq, created_at)
+            del aboves[number]
+    return heads, snapshot
+
+
+async def _look_for_unmarked(
+    connection: Connection, aboves: Mapping[int, int], step: int
 ) -> list[tuple[Any, ...]]:
-    since, newest = board.bounds(lanes)
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(
-        load("relay", "claim_batch"),
+    """Run `find_unmarked.sql`; `aboves` has a seq for each lane."""
+    cursor = await connection.execute(
+        load("relay", "find_unmarked"),
         {
-            "lanes": [lane.number for lane in lanes],
-            "floors": list(floors),
-            "oldest": since if oldest is None else oldest,
-            "newest": newest,
-            "blocked": list(blocked),
-            "only": None if only is None else list(only),
-            "max_rows": config.batch_size,
-            "aside": list(board.aside),
-            "max_bytes": config.max_batch_bytes,
-            "max_indexed": MAX_INDEXED_BYTES,
-            "max_tenant": MAX_TENANT_BYTES,
-            "max_content_type": MAX_CONTENT_TYPE_BYTES,
-            "max_headers": _MAX_STORED_HEADERS,
-            "max_payload": config.max_payload_bytes,
-            "max_copied": _MAX_COPIED,
+            "lanes": list(aboves),
+            "aboves": list(aboves.values()),
+            "up_tos": [above + step for above in aboves.values()],
         },
     )
     return await cursor.fetchall()
 
 
-async def _refresh(
-    connection: Connection,
-    board: LaneBoard,
-    lanes: Sequence[Lane],
-    now: datetime,
-    given_out: int,
-    config: RelayConfig,
-) -> None:
-    """Read blocked keys and first rows of lanes that are new or may have changed."""
-    found = await _list_blocked_keys(connection, lanes, config.max_blocked_keys + 1)
-    congested = [
-        lane for lane in lanes if len(found[lane.number]) > config.max_blocked_keys
-    ]
-    if congested:
-        await survey(connection, congested, board.horizon, now, given_out)
-    blocked = {
-        lane.number: set(found[lane.number]) for lane in lanes if lane not in congested
-    }
+async def _read_deferrals(connection: Connection, lanes: Sequence[Lane]) -> None:
+    """Read what is new in the log of these lanes."""
+    by_number = {lane.number: lane for lane in lanes}
+    # By a cursor of the server, because there may be a million keys.
+    async with server_cursor(connection, "deferrals") as cursor:
+        cursor.itersize = 10_000
+        await cursor.execute(
+            load("relay", "read_deferrals"),
+            {
+                "lanes": list(by_number),
+                "entries": [lane.deferrals.log.floor for lane in lanes],
+            },
+        )
+        async for number, *log in cursor:
+            by_number[number].deferrals.read(LogOfKey(*log))
+
+
+async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:
+    """Verify that messages up to the floors have marks, and count them.
+
+    A floor has passed messages of days that no claim has read: those inserted by hand.
+    A lane with a message without a mark is looked at again by its next claim.
+
+    Returns:
+        Whether some are left: a step is as long as the marks in memory may be.
+    """
+    for lane in lanes:
+        if lane.verified_by is not connection:
+            # A crash of the server may have lost marks that were seen before it.
+            lane.forget_verified()
+            lane.verified_by = connection
+    behind = [lane for lane in lanes if lane.verified < lane.floor]
+    if not behind:
+        return False
+    above = min(lane.verified for lane in behind)
+    end = above + _STEP
+    behind = [lane for lane in behind if lane.verified < end]
+    up_tos = {lane.number: min(lane.floor, end) for lane in behind}
+    places = range(max(up_tos) + 1)
+    aboves = {lane.number: lane.verified for lane in behind}
     cursor = await connection.execute(
-        load("relay", "find_heads"),
+        load("relay", "verify_marks"),
         {
-            "lanes": list(blocked),
-            "blocked": [key for keys in blocked.values() for key in keys],
+            "lanes": list(up_tos),
+            "aboves": [aboves.get(number, 0) for number in places],
+            "up_tos": [up_tos.get(number, 0) for number in places],
+            "above": above,
+            "up_to": max(up_tos.values()),
         },
     )
-    by_number = {lane.number: lane for lane in lanes}
-    for number, seq, created_at, text in await cursor.fetchall():
-        lane = by_number[number]
-        snapshot = Snapshot.read(text)
-        head = None if seq is None else (seq, created_at)
-        since = min(now, board.horizon.since(snapshot.xmin))
-        lane.refresh(blocked[number], head, since)
-        lane.looked_up_to(given_out if seq is None else seq - 1, snapshot)
+    counts: dict[int, dict[datetime, int]] = {}
+    unmarked: dict[int, int] = {}
+    for number, starts_at, messages, first in await cursor.fetchall():
+        if first is not None:
+            unmarked[number] = min(first, unmarked.get(number, first))
+        if starts_at is not None:
+            counts.setdefault(number, {})[starts_at] = messages
+    for lane in behind:
+        if lane.number in unmarked:
+            lane.passed_by(unmarked[lane.number])
+        else:
+            lane.note_verified(up_tos[lane.number], counts.get(lane.number, {}))
+    left = [lane for lane in behind if lane.verified < lane.floor]
+    if left:
+        await _skip_gaps(connection, left)
+    return bool(left)
 
 
-async def _read_clock(connection: Connection) -> tuple[datetime, int, int]:
-    cursor = await connection.execute(load("relay", "read_clock"))
-    ((now, seq, transaction_id),) = await cursor.fetchall()
-    return now, seq, transaction_id
+async def _skip_gaps(connection: Connection, lanes: Sequence[Lane]) -> None:
+    """Pass over numbers that no message of a lane has: a sequence may have jumped."""
+    aboves = {lane.number: lane.verified for lane in lanes}
+    rows = await _look_for_unmarked(connection, aboves, 0)
+    following = {number: seq for number, _, _, seq, _ in rows}
+    for lane in lanes:
+        seq = following[lane.number]
+        lane.note_verified(lane.floor if seq is None else min(lane.floor, seq - 1), {})
 
 
-async def _list_blocked_keys(
-    connection: Connection, lanes: Sequence[Lane], max_keys: int
-) -> dict[int, list[str]]:
-    blocked: dict[int, list[str]] = {lane.number: [] for lane in lanes}
-    cursor = await connection.execute(
-        load("relay", "list_blocked_keys"),
-        {"lanes": list(blocked), "max_keys": max_keys},
+def _is_worth_raising(lane: Lane, clock: _Clock) -> bool:
+    return (
+        lane.verified - lane.watermark >= _MOST_UNWRITTEN
+        or clock.now - lane.raised_at >= _RAISED_EVERY
     )
-    for number, key in await cursor.fetchall():
-        blocked[number].append(key)
-    return blocked
+
+
+async def _raise_watermarks(
+    connection: Connection, lanes: Sequence[Lane], now: datetime
+) -> None:
+    """Write down what was verified, in a transaction of its own.
+
+    One that also reads would keep everybody's floor where it is meanwhile.
+    """
+    stretches = [
+        (lane, starts_at, messages)
+        for lane in lanes
+        for starts_at, messages in lane.unwritten.items()
+    ]
+    if not stretches:
+        return
+    await connection.execute(
+        load("relay", "raise_watermarks"),
+        {
+            "lanes": [lane.number for lane, _, _ in stretches],
+            "starts": [starts_at for _, starts_at, _ in stretches],
+            "aboves": [lane.watermark for lane, _, _ in stretches],
+            "up_tos": [lane.verified for lane, _, _ in stretches],
+            "messages": [messages for _, _, messages in stretches],
+        },
+    )
+    for lane in {lane for lane, _, _ in stretches}:
+        lane.watermark_written(now)
 
 
 def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
     """Make a `Claimed` of a row that is too large; its problem names the field."""
-    lane, seq, id, created_at, attempts, topic, key, *_, too_large, _ = row
-    problem = _limit_on(too_large, config)
-    return Claimed(lane, seq, id, created_at, attempts, key, topic, None, problem)
+    lane, seq, id, created_at, topic, key, *_, too_large, _ = row
+    problem = None if too_large is None else _limit_on(too_large, config)
+    return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)
 
 
 def _read(row: Sequence[Any]) -> Claimed:
@@ -364,7 +700,6 @@ def _read(row: Sequence[Any]) -> Claimed:
         seq,
         id,
         created_at,
-        attempts,
         topic,
         key,
         tenant,
@@ -372,6 +707,7 @@ def _read(row: Sequence[Any]) -> Claimed:
         content_type,
         headers,
         version,
+        due_at,
         _,
         _,
         _,
@@ -396,7 +732,9 @@ def _read(row: Sequence[Any]) -> Claimed:
             schema_version=version,
             priority=priority_of(lane),
         )
-    return Claimed(lane, seq, id, created_at, attempts, key, topic, message, problem)
+    return Claimed(
+        lane, seq, id, created_at, 0, key, topic, message, problem, None, due_at
+    )
 
 
 def traceparent_of(row: Claimed) -> str | None:
@@ -448,7 +786,7 @@ def _limit_on(field: str, config: RelayConfig) -> str:
 
 def _problem(row: Sequence[Any]) -> str | None:
     """Return what is wrong with a row that wasn't written by `add`, or None."""
-    _, _, id, _, _, topic, key, _, _, content_type, _, version, *_ = row
+    _, _, id, _, topic, key, _, _, content_type, _, version, *_ = row
     if not topic:
         return "topic is empty"
     if key == "":

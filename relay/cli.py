@@ -34,6 +34,7 @@ from outbox.duration import read_duration
 from outbox.errors import ConfigError
 from outbox.events import Observer, Observers
 from outbox.observability.activity import Activity
+from outbox.observability.database_measure import DatabaseMeasure
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 from outbox.payload_codec import PayloadCodec, load_codec
@@ -178,14 +179,19 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
             LanesWithheld: LanesFree,
         },
     )
+    counts = RelayCounts()
     metrics = watching.metrics()
     observers: list[Observer] = [LogEvents()]
     if metrics is not None:
+        from outbox.observability.prometheus import DatabaseMetrics
         from relay.metrics import RelayMetrics
 
-        observers += [metrics, RelayMetrics(metrics.registry, metrics.topics)]
+        observers += [
+            metrics,
+            RelayMetrics(metrics.registry, metrics.topics, counts),
+            DatabaseMetrics(metrics.registry),
+        ]
     notify = Observers(observers).notify
-    counts = RelayCounts()
     process = Relay(
         database_url(options.database),
         _make_publisher(broker),
@@ -204,7 +210,12 @@ def _run(options: RetryOptions, config: RelayConfig, watching: Watching) -> int:
             seconds=watching.metrics_interval.total_seconds(),
             notify=notify,
         )
-        background.append(measure.run)
+        database = DatabaseMeasure(
+            database_url(options.database),
+            seconds=watching.metrics_interval.total_seconds(),
+            notify=notify,
+        )
+        background += [measure.run, database.run]
     return run_until_stopped(process, background, watching, health, metrics)
 
 

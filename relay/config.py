@@ -26,8 +26,6 @@ class RelayConfig:
             they take that much memory. A single message is always claimed.
         max_payload_bytes: a row with a larger payload goes to the dead letters without
             being loaded.
-        max_blocked_keys: maximum number of a lane's blocked keys that the relay keeps
-            in memory; if more are blocked, claims look them up in the database.
         concurrency: number of batches in flight at once, from different lanes.
         lease: how long a relay that hangs keeps its lanes.
         poll_interval: how often an idle relay looks for messages without being woken.
@@ -50,7 +48,6 @@ class RelayConfig:
     batch_size: int = 500
     max_batch_bytes: int = 8 * 1024 * 1024
     max_payload_bytes: int = 8 * 1024 * 1024
-    max_blocked_keys: int = 100
     concurrency: int = 3
     lease: timedelta = timedelta(seconds=10)
     poll_interval: timedelta = timedelta(seconds=1)
@@ -82,10 +79,6 @@ class RelayConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        if self.max_blocked_keys < 0:
-            raise ConfigError(
-                f"max_blocked_keys={self.max_blocked_keys}: must be at least 0"
-            )
         for name in (
             "poll_interval",
             "sweep_interval",

@@ -36,7 +36,7 @@ class RelayActive(Event):
         refused: how often the broker refused a message, which is then retried.
         lag: the median time from add to publish, in seconds; None if nothing was
             published. It is as far as the relay is behind. A scheduled message counts
-            from when it was added.
+            from the moment it was due, a replayed one from the replay.
         slowest: the longest such time.
         lanes: that it holds now.
         blocked_keys: that it knows of now; see `RelayMeasured`.
@@ -146,7 +146,9 @@ class BatchPublished(Event):
         acked: how many of the messages it accepted.
         seconds: how long that took.
         topics: of each message that it accepted.
-        added_at: when each of these was added, by the database's clock.
+        due_at: since when each of these was to be published, by the database's clock:
+            since it was added, or since the moment it was scheduled for, or since its
+            replay was requested.
     """
 
     level = logging.DEBUG
@@ -154,7 +156,7 @@ class BatchPublished(Event):
     acked: int
     seconds: float
     topics: Sequence[str] = field(default=(), repr=False)
-    added_at: Sequence[datetime] = field(default=(), repr=False)
+    due_at: Sequence[datetime] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

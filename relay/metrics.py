@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from outbox.events import Event
 from outbox.observability.latency import LONG, SHORT
 from outbox.observability.prometheus import LatencyHistogram, TopicLabels
+from relay.activity import RelayCounts
 from relay.events import (
     BatchClaimed,
     BatchPublished,
@@ -33,9 +34,15 @@ class _Counters(NamedTuple):
 
 
 class RelayMetrics:
-    """An observer that keeps the metrics of one relay."""
+    """An observer that keeps the metrics of one relay.
 
-    def __init__(self, registry: CollectorRegistry, topics: TopicLabels) -> None:
+    Args:
+        counts: an observer of the same relay; its latencies are exported.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, topics: TopicLabels, counts: RelayCounts
+    ) -> None:
         self._topics = topics
         self._published = Counter(
             "pillarbox_relay_messages_published",
@@ -55,13 +62,14 @@ class RelayMetrics:
             ["topic"],
             registry=registry,
         )
-        self._add_to_publish = LatencyHistogram(
+        LatencyHistogram(
             "pillarbox_relay_add_to_publish_seconds",
-            "Time from adding a message until the broker accepted it.",
+            "Time from adding a message, or the moment it was scheduled for, until the"
+            " broker accepted it.",
             [],
             LONG,
             registry,
-        )
+        ).share(counts.latencies)
         self._claims, self._publishes, self._settlements = (
             LatencyHistogram(
                 f"pillarbox_relay_{name}_duration_seconds",
@@ -115,7 +123,6 @@ class RelayMetrics:
 
     def _note_published(self, event: BatchPublished) -> None:
         self._publishes.of().add(event.seconds)
-        self._add_to_publish.of().add_since(event.added_at)
         for topic, count in Tally(event.topics).items():
             self._of(topic).published.inc(count)
 

@@ -2,8 +2,8 @@
 
 One at a time and in parallel with the claims, which leave these rows out: copying
 60 MB takes the server a second, and no lane has to wait for that. It needs no lease,
-since a row is moved only once, whichever relay does it. The next sweep finds the rows
-that could not be moved.
+since a row is moved only once, whichever relay does it. Rows that could not be moved
+are tried again, after the others.
 """
 
 import asyncio
@@ -69,28 +69,25 @@ class OversizedRows:
                 try:
                     await self._move(row)
                 except (psycopg.Error, DatabaseUnavailableError) as error:
+                    self._rows.append(row)
                     self._notify(DatabaseLost(reason=message_of(error), seconds=pause))
                     await self._link.close()
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, _LAST_PAUSE)
                 else:
+                    self._board.aside.discard(row.id)
                     if pause > _FIRST_PAUSE:
                         self._notify(DatabaseFound())
                     pause = _FIRST_PAUSE
-                finally:
-                    # Only after the pause: a sweep then finds it and queues it again.
-                    self._board.aside.discard(row.id)
-                    if not self._rows:
-                        self._some.clear()
+                if not self._rows:
+                    self._some.clear()
         finally:
             await self._link.close()
 
     async def _move(self, row: Claimed) -> None:
         assert row.problem is not None
         connection = await self._link.connection()
-        await move_to_dead_letters(
-            connection, [(row, row.problem)], self._origin, by_hand=True
-        )
+        await move_to_dead_letters(connection, [(row, row.problem)], self._origin)
         self._notify(
             MessageDeadLettered(
                 id=row.id,

@@ -83,7 +83,7 @@ async def publish_batch(
                 acked=len(acked),
                 seconds=seconds,
                 topics=[row.topic for row in acked],
-                added_at=[row.created_at for row in acked],
+                due_at=[row.due_at or row.created_at for row in acked],
             )
         )
     return answers, None

@@ -10,12 +10,13 @@ import asyncio
 import os
 import socket
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
 
 from outbox import tracing
-from outbox.errors import ConfigError
+from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
@@ -28,7 +29,7 @@ from outbox.postgres.pooler_check import refuse_pooler_async
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
 from relay.broker_check import check_broker
-from relay.claim import claim_batch
+from relay.claim import claim_batch, raise_watermarks
 from relay.config import RelayConfig
 from relay.events import (
     DoorbellHeld,
@@ -59,12 +60,18 @@ WORKER_SETTINGS: Final = {
     # and sorts it, though the index has the rows in order: 5 ms for 500 rows instead
     # of 2. Without statistics the same happens to longer lanes.
     "enable_sort": "off",
+    # Otherwise the estimates, which count on full hash tables, make the server compile
+    # each claim, which takes longer than the claim: with 90 partitions the one that
+    # checks the database at the start took 2 s.
+    "jit": "off",
     # Otherwise the planner compares each statement with the CHECK constraints of each
     # partition that it reads, none of which exclude a row that we look for. Partitions
     # are pruned all the same.
     "constraint_exclusion": "off",
 }
 
+_LAST_RAISE: Final = 5.0
+"""Seconds that a relay that stops takes at most to raise its watermarks."""
 _END_FOREIGN: Final = (
     "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
     " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"
@@ -108,6 +115,7 @@ class Relay:
             limit=self._config.lease,
             application_name=f"{self._application} lease",
             relation="outbox.message",
+            marks="outbox.settlement",
             doorbell=Lock.OUTBOX_DOORBELL,
             # Lanes in flight are handed over when their batch is published and settled.
             patience=2 * self._config.lease + self._config.publish_timeout,
@@ -115,7 +123,11 @@ class Relay:
             on_take=self._on_take,
             on_lose=self._on_lose,
         )
-        self._sweep_link = Link(url, application_name=f"{self._application} sweep")
+        self._sweep_link = Link(
+            url,
+            application_name=f"{self._application} sweep",
+            settings=WORKER_SETTINGS,
+        )
         self._lanes = LaneBoard(
             self._lease, self._config.weights, self._config.concurrency
         )
@@ -159,7 +171,7 @@ class Relay:
 
     async def _run(self) -> None:
         if tracing.tracer is not None:
-            tracing.tracer.receive(tracing.system_of(self._publisher))
+            tracing.tracer.receive(tracing.system_of(self._publisher), self._notify)
         await self._check()
         async with self._publisher:
             self._notify(RelayStarted(publisher=self._name))
@@ -180,13 +192,14 @@ class Relay:
                 ]
                 await self._stop.wait()
                 await self._drain(workers)
+                await self._raise_watermarks()
                 await end(upkeep)
             self._notify(RelayStopped())
 
     async def _check(self) -> None:
         await refuse_pooler_async(self._url)
         async with await connect(
-            self._url, application_name=self._application
+            self._url, application_name=self._application, settings=WORKER_SETTINGS
         ) as connection:
             try:
                 await claim_batch(connection, self._lanes, [], self._config)
@@ -228,12 +241,11 @@ class Relay:
         )
 
     async def _measure(self) -> None:
-        most = self._config.max_blocked_keys
         while True:
             self._notify(
                 RelayMeasured(
                     lanes=len(self._lanes.numbers()),
-                    blocked_keys=self._lanes.count_blocked_keys(most),
+                    blocked_keys=self._lanes.count_blocked_keys(),
                 )
             )
             await asyncio.sleep(MEASURE_INTERVAL)
@@ -267,6 +279,15 @@ class Relay:
             await asyncio.wait(in_flight, timeout=self._config.drain.total_seconds())
         for task in in_flight:
             task.cancel()
+
+    async def _raise_watermarks(self) -> None:
+        """Spare the next relay from reading what this one has settled."""
+        lanes = [n for n in self._lanes.numbers() if n in self._lease.lanes]
+        held = [lane for n in lanes if (lane := self._lanes.find(n)) is not None]
+        with suppress(TimeoutError, psycopg.Error, DatabaseUnavailableError):
+            async with asyncio.timeout(_LAST_RAISE), self._sweep_link.turn:
+                connection = await self._sweep_link.connection()
+                await raise_watermarks(connection, self._lanes, held)
 
     def _on_take(self, lanes: Collection[int]) -> None:
         self._lanes.take(lanes)

@@ -1,31 +1,36 @@
-"""The periodic work: making due messages ready, and sweeps for late commits."""
+"""The periodic work: finding what is due, and sweeps for what claims may pass by."""
 
 import asyncio
-import math
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final, cast
 
 import psycopg
 
 from outbox.errors import DatabaseUnavailableError, message_of
 from outbox.events import Event, UpkeepFailed, UpkeepMeasured
+from outbox.limits import MAX_INDEXED_BYTES
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
+from relay.claim import Claimed
 from relay.config import RelayConfig
 from relay.events import DatabaseFound, DatabaseLost
 from relay.lanes.board import LaneBoard
+from relay.lanes.deferrals import LONG_AGO, Place
+from relay.lanes.lane import Lane
+from relay.settle import Settlement, settle_batch
 
 _UPKEEP_INTERVAL: Final = 60.0
-# Messages made ready by one statement, which takes about 20 ms.
-_PORTION: Final = 1000
+_LAST_ENTRY: Final = 2**63 - 1
+_MOST_PASSED_BY: Final = 1000
 
 
 async def sweep_lanes(
     board: LaneBoard, link: Link, config: RelayConfig, notify: Callable[[Event], None]
 ) -> None:
-    """Make due messages ready and request sweeps, until cancelled.
+    """Find due messages and request sweeps, until cancelled.
 
     Args:
         link: shared with the workers.
@@ -35,6 +40,7 @@ async def sweep_lanes(
     next_look = 0.0
     failure: str | None = None
     lost = False
+    audit = _Audit(link, board)
     try:
         while True:
             try:
@@ -43,10 +49,11 @@ async def sweep_lanes(
                     next_sweep = (
                         time.monotonic() + config.sweep_interval.total_seconds()
                     )
+                    await audit.check_next()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + _UPKEEP_INTERVAL
                     failure = await _look_at_upkeep(link, failure, notify)
-                await _ready_all_due(link, board, config.batch_size)
+                await _find_due(link, board, config.batch_size)
                 if lost:
                     lost = False
                     notify(DatabaseFound())
@@ -55,7 +62,9 @@ async def sweep_lanes(
                     await link.close()
                 lost = True
                 notify(DatabaseLost(reason=message_of(error), seconds=interval))
-            await asyncio.sleep(interval)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await board.wants_due()
     finally:
         await link.close()
 
@@ -80,60 +89,113 @@ async def _look_at_upkeep(
     return cast("str | None", failure)
 
 
-async def _ready_all_due(link: Link, board: LaneBoard, batch_size: int) -> None:
-    numbers = set(board.numbers())
-    congested = {n for n in numbers if (lane := board.find(n)) and lane.congested}
-    # Also without lanes: leases end with the database, and somebody has to say so.
-    open_lanes = numbers - congested
-    share = math.ceil(batch_size / 4)
-    while True:
-        more = await _ready_some_due(link, board, open_lanes, share)
-        open_lanes = {n for n in more if (lane := board.find(n)) and not lane.congested}
-        if not open_lanes:
-            break
-    # Those of a congested lane go a batch at a time, the next when it has caught up.
-    caught_up = {n for n in congested if (lane := board.find(n)) and not lane.catch_up}
-    if caught_up:
-        await _ready_some_due(link, board, caught_up, batch_size)
+class _Audit:
+    """Counts again what was verified, one lane and one partition at a time.
 
-
-async def _ready_some_due(
-    link: Link, board: LaneBoard, lanes: Collection[int], max_rows: int
-) -> set[int]:
-    """Make due messages ready, up to `max_rows` of each lane; return lanes with more.
-
-    The connection is given up after each portion: workers wait for it.
+    A watermark says nothing about a row that is inserted below it later, which takes a
+    seq of its own: none of our roles can do that, the tables' owner can. So this looks
+    for more messages than were verified. Those without a mark get one, and an entry in
+    the log that makes them due. Each lane comes round in minutes.
     """
-    left = sorted(lanes)
-    more: set[int] = set()
-    while True:
-        async with link.turn:
-            connection = await link.connection()
-            rows = await ready_due(connection, left, max_rows, max_total=_PORTION)
-        for number, seq, key, attempts, created_at in rows:
-            lane = board.find(number)
-            if lane is not None:
-                lane.free(seq, key, created_at, refused=attempts > 0)
-        if rows:
-            board.wake()
-        readied = Counter(row[0] for row in rows)
-        more |= {number for number, count in readied.items() if count >= max_rows}
-        if len(rows) < _PORTION:
-            return more
-        # The portion may have ended in the middle of this lane.
-        last = max(readied, key=left.index)
-        more.add(last)
-        left = left[left.index(last) + 1 :]
-        if not left:
-            return more
+
+    def __init__(self, link: Link, board: LaneBoard) -> None:
+        self._link = link
+        self._board = board
+        self._left: list[tuple[int, datetime, datetime]] = []
+
+    async def check_next(self) -> None:
+        """Check the next lane and partition."""
+        async with self._link.turn:
+            connection = await self._link.connection()
+            if not self._left:
+                cursor = await connection.execute(load("relay", "list_partitions"))
+                days = await cursor.fetchall()
+                self._left = [(n, *day) for day in days for n in self._board.numbers()]
+            while self._left:
+                number, starts_at, ends_at = self._left.pop(0)
+                lane = self._board.find(number)
+                if lane is not None and not lane.is_new and lane.watermark >= 0:
+                    await _check_stretch(connection, lane, starts_at, ends_at)
+                    return
 
 
-async def ready_due(
-    connection: Connection, lanes: list[int], max_rows: int, *, max_total: int
-) -> list[tuple[Any, ...]]:
-    """Run `ready_due.sql`."""
+async def _check_stretch(
+    connection: Connection, lane: Lane, starts_at: datetime, ends_at: datetime
+) -> None:
+    stretch = {
+        "lane": lane.number,
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+        "up_to": lane.watermark,
+    }
+    cursor = await connection.execute(load("relay", "check_stretch"), stretch)
+    ((is_complete,),) = await cursor.fetchall()
+    if is_complete:
+        return
     cursor = await connection.execute(
-        load("relay", "ready_due"),
-        {"lanes": lanes, "max_rows": max_rows, "max_total": max_total},
+        load("relay", "find_passed_by"),
+        {**stretch, "max_indexed": MAX_INDEXED_BYTES, "max_rows": _MOST_PASSED_BY},
+    )
+    rows = [
+        Claimed(lane.number, seq, id, created_at, 0, key, topic, None, None)
+        for seq, id, created_at, key, topic in await cursor.fetchall()
+    ]
+    if rows:
+        settlement = Settlement(scheduled=rows)
+        due = await settle_batch(connection, settlement, origin="")
+        for row in rows:
+            lane.deferrals.note_created(row.created_at)
+        lane.deferrals.expect(due[lane.number])
+
+
+async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
+    """Note what is due in each lane, `batch_size` messages at a time."""
+    lanes = [
+        lane
+        for number in board.numbers()
+        if (lane := board.find(number)) is not None
+        and lane.deferrals.since is not None
+        and lane.deferrals.size < batch_size
+    ]
+    began = [lane.deferrals.scan() for lane in lanes]
+    async with link.turn:
+        connection = await link.connection()
+        # Also without lanes: leases end with the database, and somebody has to say so.
+        rows = await find_due(connection, lanes, batch_size)
+    by_lane: dict[int, list[Sequence[Any]]] = {lane.number: [] for lane in lanes}
+    for number, *row in rows:
+        by_lane[number].append(row)
+    some = False
+    for lane, begin in zip(lanes, began, strict=True):
+        now, last_due, *_, last_entry, _, _ = by_lane[lane.number][-1]
+        found = by_lane[lane.number] if last_due is not None else []
+        for _, _, seq, id, created_at, run, attempts, entry, cause, key in found:
+            lane.deferrals.release(
+                Place(
+                    lane.number, seq, id, created_at, run, attempts, entry, cause, key
+                )
+            )
+        is_cut = len(found) >= batch_size
+        up_to = (last_due, last_entry) if is_cut else (now, _LAST_ENTRY)
+        lane.deferrals.scanned(begin, up_to, is_cut=is_cut)
+        some = some or bool(found)
+    if some:
+        board.wake()
+
+
+async def find_due(
+    connection: Connection, lanes: Sequence[Lane], max_rows: int
+) -> list[tuple[Any, ...]]:
+    """Run `find_due.sql`."""
+    since = [lane.deferrals.since for lane in lanes]
+    cursor = await connection.execute(
+        load("relay", "find_due"),
+        {
+            "lanes": [lane.number for lane in lanes],
+            "moments": [lane.deferrals.due_up_to[0] for lane in lanes],
+            "entries": [lane.deferrals.due_up_to[1] for lane in lanes],
+            "since": min((m for m in since if m is not None), default=LONG_AGO),
+            "max_rows": max_rows,
+        },
     )
     return await cursor.fetchall()

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -26,7 +27,7 @@ from relay.events import (
 from relay.lanes.board import LaneBoard
 from relay.lanes.lane import Lane
 from relay.oversized import OversizedRows
-from relay.publish import publish_batch
+from relay.publish import Answer, publish_batch
 from relay.publisher import Publisher
 from relay.settle import Settlement, decide, settle_batch
 
@@ -102,32 +103,43 @@ class Worker:
         if batch is None:
             return
         self._oversized.add(batch.oversized)
-        if not batch.rows:
-            return
+        answers: Sequence[Answer] = []
+        if batch.rows:
+            answers = await self._publish(batch)
+        settlement = decide(batch.rows, answers, self._config.retry)
+        settlement.add_unpublished(batch)
+        self._withdraw(lanes, settlement)
+        self._remember(batch, settlement)
+        await self._settle(lanes, settlement)
+
+    async def _publish(self, batch: Batch) -> Sequence[Answer]:
         answers, lost = await publish_batch(
             batch.rows,
             self._publisher,
             self._config,
             batch_limit=self._batch_limit,
-            leased=lambda: self._lanes.owns(lanes),
+            leased=lambda: self._lanes.owns(batch.lanes),
             notify=self._notify,
         )
         if any(answers[i] for i, row in enumerate(batch.rows) if row.message):
             self._breaker.close()
         if lost is not None:
             self._breaker.open(str(lost))
-            for lane in lanes:
+            for lane in batch.lanes:
                 # The wait may be long, so read the state of the lanes again.
                 lane.needs_refresh = True
-        settlement = decide(batch.rows, answers, self._config.retry)
-        if settlement.waiting:
-            # Another relay may have leased the lane by now and read its blocked keys:
-            # it would miss a key that we block now, and publish its later messages.
-            settlement.withdraw_refusals(
+        return answers
+
+    def _withdraw(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
+        """Leave out what the relay that has leased a lane by now must not learn late.
+
+        It may have read the log already: it would miss a key that we block now, and
+        publish its later messages.
+        """
+        if settlement.deferred:
+            settlement.withdraw_deferrals(
                 {lane.number for lane in lanes if not self._lanes.owns([lane])}
             )
-        self._remember(batch, settlement)
-        await self._settle(settlement)
 
     async def _claim(self, lanes: Sequence[Lane]) -> Batch | None:
         started = time.monotonic()
@@ -159,7 +171,23 @@ class Worker:
     def _remember(self, batch: Batch, settlement: Settlement) -> None:
         """Block the keys that must wait; make unpublished messages claimable again."""
         lanes = {lane.number: lane for lane in batch.lanes}
+        for row in settlement.untouched:
+            lane = lanes[row.lane]
+            if row.place is None:
+                lane.rewind(row.seq, row.created_at)
+            else:
+                lane.deferrals.release(row.place)
+                lane.wake()
+        for row in settlement.scheduled:
+            lanes[row.lane].deferrals.note_created(row.created_at)
+        for row in settlement.held:
+            assert row.key is not None
+            deferrals = lanes[row.lane].deferrals
+            deferrals.note_created(row.created_at)
+            deferrals.hold(row.key, row.seq)
         for row, reason, _ in settlement.waiting:
+            deferrals = lanes[row.lane].deferrals
+            deferrals.note_created(row.created_at)
             attempts = row.attempts + 1
             if row.key is None:
                 self._notify(
@@ -172,9 +200,7 @@ class Worker:
                     )
                 )
                 continue
-            lanes[row.lane].block(
-                row.key, row.created_at, most=self._config.max_blocked_keys
-            )
+            deferrals.block(row.key)
             self._notify(
                 KeyBlocked(
                     id=row.id,
@@ -185,10 +211,8 @@ class Worker:
                     traceparent=traceparent_of(row),
                 )
             )
-        for row in settlement.untouched:
-            lanes[row.lane].leave(row.seq, row.key, row.created_at)
 
-    async def _settle(self, settlement: Settlement) -> None:
+    async def _settle(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
         """Retry until the settlement is recorded: a new claim would publish again.
 
         Even if the lease is lost: what the broker acked is published in any case.
@@ -197,18 +221,21 @@ class Worker:
             return
         started = time.monotonic()
         pause = _FIRST_PAUSE
+        due: dict[int, datetime] = {}
         while True:
             try:
                 connection = await self._link.connection()
-                await settle_batch(connection, settlement, origin=self._origin)
+                due = await settle_batch(connection, settlement, origin=self._origin)
             except _DATABASE_ERRORS as error:
-                # It may have been written, and be due again by now, which we couldn't
-                # see. If it wasn't written, a sweep finds the message.
-                settlement.put_off.clear()
                 await self._pause(error, pause, self._link)
                 pause = min(pause * 2, _LAST_PAUSE)
+                # The lease may be lost by now.
+                self._withdraw(lanes, settlement)
             else:
                 break
+        for lane in lanes:
+            if lane.number in due:
+                lane.deferrals.expect(due[lane.number])
         self._found_after(pause)
         self._notify(
             BatchSettled(

@@ -3,6 +3,7 @@
 import gc
 import signal
 from itertools import groupby
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,8 @@ settings.load_profile("pillarbox")
 # test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_left_out: Final = pytest.StashKey[int]()
 
 pytest_plugins = [
     "tests.fixtures.http",
@@ -70,6 +73,31 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
+    """Leave out variants without --full, and spread the long modules."""
+    if not config.getoption("--full"):
+        variants = [item for item in items if item.get_closest_marker("variant")]
+        items[:] = [item for item in items if item not in set(variants)]
+        config.hook.pytest_deselected(items=variants)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["variants"] = len(variants)
+    spread_long_modules(config, items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep how many tests a worker left out, which pytest-xdist doesn't show."""
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("variants", 0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say how many tests were left out."""
+    if left_out := config.stash.get(_left_out, 0):
+        terminalreporter.line(f"{left_out} variants not run: add --full, or make fault")
+
+
+def spread_long_modules(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let no worker begin with a long test when the others are about to be done.
 
     Modules stay in their random order, except that those of real processes are spread

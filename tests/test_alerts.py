@@ -13,11 +13,14 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from docs.reference.events import events
+from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import ConsumerMeasured, MessageHandled
 from outbox import uuid7
 from outbox.events import BlockedKeysMeasured, Observers
-from outbox.observability.prometheus import PrometheusEvents
+from outbox.observability.database_measure import DatabaseMeasured
+from outbox.observability.prometheus import DatabaseMetrics, PrometheusEvents
+from relay.activity import RelayCounts
 from relay.events import BatchPublished
 from relay.metrics import RelayMetrics
 
@@ -39,12 +42,13 @@ BILLING = {"consumer": "billing", "topic": "orders"}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Series that let an alert fire after two hours, and those that don't."""
+    """Series that let an alert fire after some time, and those that don't."""
 
     alert: str
     firing: dict[str, str]
     quiet: dict[str, str]
     labels: dict[str, str] = field(default_factory=dict)
+    after: str = "2h"
 
 
 def buckets(name: str, bound: str, **labels: str) -> dict[str, str]:
@@ -65,6 +69,9 @@ def counter(name: str, step: int, **labels: str) -> dict[str, str]:
 
 
 CONSUMER = "pillarbox_consumer_messages"
+MEASURED = "pillarbox_database_measured_timestamp_seconds"
+UPKEEP = "pillarbox_database_upkeep"
+WAITING = "pillarbox_outbox_backlog_messages"
 LANES = ('pillarbox_relay_lanes{instance="a"}', 'pillarbox_relay_lanes{instance="b"}')
 CASES = [
     Case(
@@ -126,6 +133,27 @@ CASES = [
         quiet=buckets(
             "pillarbox_consumer_add_to_handled_seconds", "60.0", consumer="billing"
         ),
+        labels={"consumer": "billing"},
+    ),
+    Case(
+        alert="PillarboxConsumerLate",
+        firing=buckets(
+            "pillarbox_consumer_publish_to_handle_seconds", "900.0", consumer="billing"
+        ),
+        # Scheduled long ago, and handled as soon as they were published.
+        quiet={
+            **buckets(
+                "pillarbox_consumer_add_to_handled_seconds", "900.0", consumer="billing"
+            ),
+            **buckets(
+                "pillarbox_consumer_publish_to_handle_seconds",
+                "0.1",
+                consumer="billing",
+            ),
+            'pillarbox_consumer_publish_to_handle_seconds_count{consumer="billing"}': (
+                "0+60x120"
+            ),
+        },
         labels={"consumer": "billing"},
     ),
     Case(
@@ -196,6 +224,83 @@ CASES = [
             'pillarbox_upkeep_age_seconds{instance="b"}': "60+10x120",
         },
     ),
+    Case(
+        alert="PillarboxUpkeepLate",
+        # Of two databases, of which one has only consumers.
+        firing={
+            'pillarbox_upkeep_age_seconds{instance="a"}': "60+10x120",
+            f'{UPKEEP}_age_seconds{{database="orders"}}': "60+10x120",
+            f'{UPKEEP}_age_seconds{{database="billing"}}': "7200+60x120",
+        },
+        quiet={
+            f'{UPKEEP}_age_seconds{{database="orders"}}': "60+10x120",
+            f'{UPKEEP}_age_seconds{{database="billing"}}': "60+10x120",
+        },
+        labels={"database": "billing"},
+    ),
+    Case(
+        alert="PillarboxUpkeepFailing",
+        firing={f'{UPKEEP}_failing{{database="billing"}}': "1x120"},
+        quiet={f'{UPKEEP}_failing{{database="billing"}}': "0x120"},
+        labels={"database": "billing"},
+    ),
+    Case(
+        alert="PillarboxBacklogOld",
+        firing={"pillarbox_outbox_oldest_waiting_seconds": "0+60x120"},
+        # As old as the broker's pauses let it become.
+        quiet={"pillarbox_outbox_oldest_waiting_seconds": "600x120"},
+    ),
+    Case(
+        alert="PillarboxPartitionsAhead",
+        firing={'pillarbox_partitions_ahead{table="inbox.receipt"}': "2x120"},
+        quiet={'pillarbox_partitions_ahead{table="inbox.receipt"}': "3x120"},
+        labels={"table": "inbox.receipt"},
+    ),
+    Case(
+        alert="PillarboxPartitionGap",
+        firing={'pillarbox_partition_gaps{table="inbox.receipt"}': "1x120"},
+        quiet={'pillarbox_partition_gaps{table="inbox.receipt"}': "1x100 0x20"},
+        labels={"table": "inbox.receipt"},
+    ),
+    Case(
+        alert="PillarboxPartitionsHeld",
+        firing={'pillarbox_partitions_held{table="outbox.message"}': "1x240"},
+        quiet={'pillarbox_partitions_held{table="outbox.message"}': "1x200 0x40"},
+        labels={"table": "outbox.message"},
+        after="4h",
+    ),
+    Case(
+        alert="PillarboxTransactionPinned",
+        firing={"pillarbox_pinned_seconds": "0+60x120"},
+        quiet={"pillarbox_pinned_seconds": "0+30x110 0x10"},
+    ),
+    Case(
+        alert="PillarboxDatabaseNotMeasured",
+        # The only replica that has measured hangs.
+        firing={MEASURED: "1200x120", LANES[0]: "48x120"},
+        quiet={MEASURED: "0+60x120", WAITING: "5x120", LANES[0]: "48x120"},
+    ),
+    Case(
+        alert="PillarboxDatabaseNotMeasured",
+        # A consumer measures another database.
+        firing={
+            LANES[0]: "48x120",
+            f'{MEASURED}{{database="billing"}}': "0+60x120",
+        },
+        # A consumer alone, or no relay at all: another alert says that.
+        quiet={f'{MEASURED}{{database="billing"}}': "0+60x120"},
+    ),
+    Case(
+        alert="PillarboxDatabaseNotMeasured",
+        firing={
+            MEASURED: "0+60x120",
+            "pillarbox_database_unmeasured_parts": "1x120",
+        },
+        quiet={
+            MEASURED: "0+60x120",
+            "pillarbox_database_unmeasured_parts": "0x120",
+        },
+    ),
 ]
 
 
@@ -213,9 +318,20 @@ def promtool(*arguments: str | Path, stdin: str = "") -> str:
 
 def all_metrics() -> CollectorRegistry:
     metrics = PrometheusEvents(CollectorRegistry())
-    RelayMetrics(metrics.registry, metrics.topics)
-    ConsumerMetrics(metrics.registry, metrics.topics)
+    RelayMetrics(metrics.registry, metrics.topics, RelayCounts())
+    ConsumerMetrics(metrics.registry, metrics.topics, ConsumerCounts("billing"))
+    DatabaseMetrics(metrics.registry)
     return metrics.registry
+
+
+def samples() -> set[str]:
+    """Give the names under which Prometheus keeps our metrics."""
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
+    return {
+        family.name + end
+        for family in all_metrics().collect()
+        for end in suffixes.get(family.type, [""])
+    }
 
 
 def expected(case: Case) -> dict[str, Any]:
@@ -230,6 +346,17 @@ def expected(case: Case) -> dict[str, Any]:
     }
 
 
+def test_each_metric_is_in_a_table_of_the_page_and_no_other() -> None:
+    kept = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in all_metrics().collect()
+    }
+    rows = re.findall(
+        r"^\| (`(?:pillarbox|dead_letter)_.*?) \|", PAGE.read_text(), re.MULTILINE
+    )
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == kept
+
+
 def test_the_rules_are_valid() -> None:
     promtool("check", "rules", RULES)
 
@@ -240,7 +367,7 @@ def test_each_alert_fires_when_it_should_and_not_else(tmp_path: Path) -> None:
             "interval": "1m",
             "input_series": [{"series": s, "values": v} for s, v in series.items()],
             "alert_rule_test": [
-                {"eval_time": "2h", "alertname": case.alert, "exp_alerts": alerts}
+                {"eval_time": case.after, "alertname": case.alert, "exp_alerts": alerts}
             ],
         }
         for case in CASES
@@ -264,8 +391,11 @@ def test_promtool_has_nothing_to_complain_about_in_our_metrics() -> None:
     observers = Observers(
         [
             metrics,
-            RelayMetrics(metrics.registry, metrics.topics),
-            ConsumerMetrics(metrics.registry, metrics.topics),
+            RelayMetrics(metrics.registry, metrics.topics, RelayCounts()),
+            ConsumerMetrics(
+                metrics.registry, metrics.topics, ConsumerCounts("billing")
+            ),
+            DatabaseMetrics(metrics.registry),
         ]
     )
     about: dict[str, Any] = {"consumer": "billing", "id": uuid7(), "topic": "t"}
@@ -274,6 +404,21 @@ def test_promtool_has_nothing_to_complain_about_in_our_metrics() -> None:
         MessageHandled(**about, key=None, seconds=0.1, published_at=1.0),
         ConsumerMeasured(consumer="billing", in_flight=1, held=1),
         BlockedKeysMeasured(consumer="billing", keys=1, age=timedelta(seconds=1)),
+        DatabaseMeasured(
+            database="shop",
+            backlog=1,
+            waited=timedelta(seconds=1),
+            ahead={"outbox.message": 7},
+            gaps={"outbox.message": 0},
+            held={"outbox.message": 0},
+            bytes={"outbox.message": 1},
+            pinned_for=timedelta(seconds=1),
+            pinned_by=1,
+            upkeep_age=timedelta(seconds=1),
+            upkeep_is_failing=False,
+            missing={},
+            seconds=0.1,
+        ),
     ):
         observers.notify(event)
     text = generate_latest(metrics.registry).decode()
@@ -300,12 +445,8 @@ def test_an_alert_has_a_severity_a_summary_and_a_runbook(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_is_about_metrics_and_events_that_exist(alert: str) -> None:
-    kept = set()
-    for family in all_metrics().collect():
-        suffixes = {"counter": ["_total"], "histogram": ["_bucket"]}
-        kept |= {family.name + end for end in suffixes.get(family.type, [""])}
     expression = ALERTS[alert]["expr"]
-    assert set(re.findall(r"(?:pillarbox|dead_letter)_\w+", expression)) <= kept
+    assert set(re.findall(r"(?:pillarbox|dead_letter)_\w+", expression)) <= samples()
     named = re.findall(r'event=~?"([^"]+)"', expression)
     known = {event.__name__ for event in events()}
     assert {name for names in named for name in names.split("|")} <= known

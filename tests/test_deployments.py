@@ -176,6 +176,73 @@ def test_no_docker_file_contains_a_password() -> None:
             assert not re.search(r"://\w+:\w+@", text), file
 
 
+def compose_services() -> dict[str, Any]:
+    return dict(yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"])
+
+
+@pytest.mark.skipif(
+    shutil.which("docker-compose") is None, reason="there is no docker-compose"
+)
+def test_compose_reads_the_file_and_the_profile_observe() -> None:
+    file = str(DOCKER / "compose.yaml")
+    done = subprocess.run(
+        ["docker-compose", "-f", file, "--profile", "observe", "config"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    read = yaml.safe_load(done.stdout)["services"]
+    observing = {name for name, it in read.items() if it.get("profiles") == ["observe"]}
+    assert observing == {"web", "prometheus", "grafana"}
+
+
+def test_what_compose_mounts_is_in_the_repository() -> None:
+    for service in compose_services().values():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            if source.startswith("."):
+                assert (DOCKER / source).exists(), source
+
+
+def test_prometheus_scrapes_the_port_on_which_each_process_serves_metrics() -> None:
+    path = DOCKER / "prometheus" / "prometheus.yaml"
+    (scraped,) = yaml.safe_load(path.read_text())["scrape_configs"]
+    (found,) = scraped["dns_sd_configs"]
+    serving = {
+        name
+        for name, service in compose_services().items()
+        if f"0.0.0.0:{found['port']}" in dict(service.get("environment", {})).values()
+    }
+    assert serving == set(found["names"])
+    program = shutil.which("promtool")
+    assert program is not None, "no promtool on PATH; install it (Debian: prometheus)"
+    checked = subprocess.run(
+        [program, "check", "config", path], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert "1 rule files found" in checked.stdout
+
+
+def test_grafana_has_the_board_and_the_prometheus_of_the_same_profile() -> None:
+    grafana = compose_services()["grafana"]
+    provisioning = DOCKER / "grafana" / "provisioning"
+    (prometheus,) = yaml.safe_load(
+        (provisioning / "datasources" / "prometheus.yaml").read_text()
+    )["datasources"]
+    scraped = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yaml").read_text())
+    assert prometheus["url"] == "http://prometheus:9090"
+    interval = scraped["global"]["scrape_interval"]
+    # What $__rate_interval is made of.
+    assert prometheus["jsonData"] == {"timeInterval": interval}
+    (boards,) = yaml.safe_load(
+        (provisioning / "dashboards" / "pillarbox.yaml").read_text()
+    )["providers"]
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert boards["options"]["path"] == str(home.parent)
+    assert f"./grafana/pillarbox.json:{home}:ro" in grafana["volumes"]
+
+
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze"
 )

@@ -1,4 +1,4 @@
-"""Write the reference pages of commands and events, as the code has them."""
+"""Write the reference pages of commands and events, and the Grafana board."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.text import Text
 from typer.main import get_command
 
-from docs.reference import events
+from docs.reference import board, events
 from outbox.brokers.options import brokers
 from outbox.cli.command import LOGGING
 from outbox.cli.main import CLOSED_PIPE, INTERRUPTED, app
@@ -145,3 +145,4 @@ def _plain(text: str | None) -> str:
 if __name__ == "__main__":
     PAGE.write_text(page())
     events.PAGE.write_text(events.page())
+    board.PAGE.write_text(board.page())

@@ -19,6 +19,7 @@ _PACKAGES: Final = {
     "inbox": "of the consumer",
     "inbox.webhook": "of the webhook endpoint",
     "outbox.dead_letters": "about dead letters, of relay and consumer",
+    "outbox.observability": "about the database, of the relay that measures it",
     "outbox.web": "of the page",
     "outbox": "of all processes",
 }

@@ -21,6 +21,8 @@ from outbox.testing.postgres import postgres_server
 from outbox.web import Settings, TokenLogin, Viewer, web_app
 from tests.fixtures.chromium import chromium
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.marks import defer, publish
+from tests.fixtures.relay import execute, insert
 
 HERE: Final = Path(__file__).parent
 _TOKEN: Final = "a token for the screenshots"  # noqa: S105 (of a page that is gone)
@@ -56,6 +58,42 @@ _SUBSCRIBED: Final = (
     "INSERT INTO inbox.subscription (consumer, topic)"
     " VALUES ('billing', 'orders.*'), ('mail', 'customers.*')"
 )
+_HANDLED: Final = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
+"""
+# An hour in which more and less is added, published at once, and handled soon after.
+_HOUR: Final = """
+WITH moment AS (
+    SELECT n, second, now() - second * interval '1 s' AS at
+      FROM generate_series(1, 3600) AS second,
+           generate_series(1, (3 + 2 * sin(second / 400.0)
+                               + CASE WHEN second BETWEEN 900 AND 1300
+                                      THEN 6 ELSE 0 END)::int) AS n
+), message AS (
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, tenant, content_type,
+                                payload)
+    SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7'
+            || left(hash, 3) || '8' || substr(hash, 4, 15))::uuid, at,
+           16 + get_byte(decode(hash, 'hex'), 9) % 16, 'orders.placed', 'c-' || n,
+           'acme', 'application/json', '{}'
+      FROM moment, LATERAL (SELECT md5(second || ' ' || n)) AS made (hash)
+     ORDER BY at
+    RETURNING id, created_at, seq, lane
+), mark AS (
+    INSERT INTO outbox.settlement (created_at, settled_at, lane, first_seq, last_seq,
+                                   outcome, ids)
+    SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'),
+           max(created_at) + interval '40 ms', lane, min(seq), max(seq), 'published',
+           array_agg(id ORDER BY seq)
+      FROM message
+     GROUP BY 1, lane, date_trunc('second', created_at), seq / 4096
+)
+INSERT INTO inbox.receipt (message_id, message_at, received_at, consumer)
+SELECT id, inbox.moment_of(id), created_at + interval '60 ms', consumer
+  FROM message, unnest(ARRAY['billing', 'mail']) AS consumer
+ WHERE consumer = 'billing' OR get_byte(uuid_send(id), 15) < 60
+"""
 _TRACE: Final = """\
 Traceback (most recent call last):
   File "/app/billing/handlers.py", line 41, in charge
@@ -94,9 +132,11 @@ def _seed(url: str) -> None:
         maintain(connection, tell=lambda _: None)
         for statement in (
             *("SET ROLE pillarbox_owner", _HELD_DAY, "RESET ROLE"),
-            *(_JOBS, _ASKED, _SUBSCRIBED),
+            *(_JOBS, _ASKED, _SUBSCRIBED, _HOUR),
         ):
             connection.execute(statement.encode())
+    insert(url, Message("orders.paid", 1, key="c-3"), Message("orders.paid", 1))
+    defer(url, "refused", attempts=3, reason="HTTP 503: down for maintenance")
     give_up(
         url,
         Message("orders.placed", 1),
@@ -106,6 +146,32 @@ def _seed(url: str) -> None:
     )
 
 
+def _add_family(url: str) -> str:
+    """Add an order and what it caused; return the id of the order's message."""
+    placed = Message(
+        "orders.placed",
+        {"order": "o-2041", "customer": "c-7", "cents": 4200},
+        key="c-7",
+        tenant="acme",
+        headers={"source": "shop"},
+    )
+    payment, mail = (
+        Message(topic, {"order": "o-2041"}, key="c-7", headers=_caused_by(placed))
+        for topic in ("payments.requested", "mails.asked")
+    )
+    receipt = Message("receipts.asked", {}, headers=_caused_by(payment))
+    insert(url, placed, payment, mail, receipt)
+    defer(url, "refused", "topic = 'mails.asked'", attempts=2, reason="HTTP 503")
+    publish(url, "topic NOT IN ('mails.asked', 'orders.paid')")
+    for message, consumer in ((placed, "billing"), (placed, "mail"), (payment, "bank")):
+        execute(url, _HANDLED, (message.id, message.id, consumer))
+    return str(placed.id)
+
+
+def _caused_by(message: Message) -> dict[str, str]:
+    return {"causation-id": str(message.id)}
+
+
 @contextmanager
 def _connected(url: str) -> Iterator[None]:
     """Be two relays and a consumer, as far as their sessions show."""
@@ -113,6 +179,7 @@ def _connected(url: str) -> Iterator[None]:
         ("pillarbox relay relay-0 17 lease", LOCK_CLASS, range(24)),
         ("pillarbox relay relay-1 17 lease", LOCK_CLASS, range(24, 48)),
         ("pillarbox inbox billing lease", consumer_class("billing"), range(16)),
+        ("pillarbox inbox mail lease", consumer_class("mail"), range(16)),
     )
     with ExitStack() as stack:
         for name, lock_class, lanes in seen:
@@ -155,15 +222,15 @@ def _open(browser: Browser, address: str, size: tuple[int, int], *, dark: bool) 
     page.goto(f"{address}/login")
     page.get_by_label("Token").fill(_TOKEN)
     page.get_by_role("button", name="Log in").click()
-    page.get_by_role("heading", name="Dead letters").wait_for()
+    page.get_by_role("heading", name="Overview").wait_for()
     return page
 
 
-def _shoot(page: Page, name: str) -> None:
+def _shoot(page: Page, name: str, *, whole: bool = False) -> None:
     status = page.locator("#status")
     if status.count():
         page.get_by_text("Live. What is shown").wait_for()
-    page.screenshot(path=HERE / f"{name}.png")
+    page.screenshot(path=HERE / f"{name}.png", full_page=whole)
 
 
 def main() -> None:
@@ -174,13 +241,22 @@ def main() -> None:
         url = server.database_url("screenshots")
         migrate(url, with_cron=False)
         _seed(url)
+        placed = _add_family(url)
         stack.enter_context(_connected(url))
         address = stack.enter_context(_served(url))
         browser = stack.enter_context(chromium())
         page = _open(browser, address, _WIDE, dark=False)
-        for name in ("dead-letters", "partitions", "jobs", "processes", "operations"):
+        for name in (
+            "overview",
+            "dead-letters",
+            "blocked",
+            "processes",
+            "jobs",
+            "partitions",
+            "operations",
+        ):
             page.goto(f"{address}/{name}")
-            _shoot(page, name)
+            _shoot(page, name, whole=name == "overview")
         page.goto(f"{address}/dead-letters?side=inbox&origin=consumer:billing")
         page.get_by_role("button", name="Discard all that match").click()
         page.get_by_role("heading", name="Discard 37").wait_for()
@@ -189,6 +265,11 @@ def main() -> None:
         page.locator("a[id^='l-']").first.click()
         page.get_by_role("heading", name="Contents").wait_for()
         _shoot(page, "dead-letter")
+        page.goto(f"{address}/messages")
+        _shoot(page, "messages")
+        page.goto(f"{address}/messages/{placed}")
+        page.get_by_role("heading", name="Life").wait_for()
+        _shoot(page, "message", whole=True)
         _shoot(_open(browser, address, _WIDE, dark=True), "dark")
         _shoot(_open(browser, address, _NARROW, dark=False), "phone")
 

@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import sessionmaker
 
-from examples.shop import outage, tally
+from examples.shop import outage, page, tally
 from examples.shop.brokers import NAMES, Broker, broker
 from examples.shop.model import Base
 from examples.shop.orders import Shop
@@ -53,6 +53,15 @@ def main() -> int:
         help="use this database instead of a private server"
         f" (default: ${DATABASE_VARIABLE})",
     )
+    parser.add_argument(
+        "--web",
+        metavar="PORT",
+        type=int,
+        nargs="?",
+        const=page.PORT,
+        help="serve the page of pillarbox, and leave it open on the shop until Ctrl-C"
+        f" (default port: {page.PORT}; 0 takes any free one)",
+    )
     arguments = parser.parse_args()
     try:
         with (
@@ -63,6 +72,9 @@ def main() -> int:
     except OutboxError as error:
         sys.stderr.write(f"demo: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        say("stopped before the end")
+        return 130
 
 
 def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
@@ -84,10 +96,15 @@ def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
         logs = Path(folder)
         processes = Processes(url, chosen, logs, tenant=tenant)
+        # Apart from those, which are stopped for the count.
+        pages = Processes(url, chosen, logs, tenant=tenant)
         try:
+            if arguments.web is not None:
+                page.start(pages, arguments.web, retries=chosen.port is None)
             return play(Stage(engine, processes, tenant), chosen, logs, arguments)
         finally:
             processes.stop_all()
+            pages.stop_all()
             engine.dispose()
 
 
@@ -162,6 +179,10 @@ def play(
     show_partitions(stage.engine, say)
     say()
     say("everything holds" if good else "SOMETHING IS WRONG")
+    if arguments.web is not None:
+        start_listeners(processes, chosen)
+        processes.start("relay-3", *RELAY)
+        page.keep_open(stage, shop, fails=fails)
     return 0 if good else 1
 
 

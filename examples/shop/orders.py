@@ -3,6 +3,7 @@
 import random
 import threading
 from dataclasses import dataclass
+from itertools import repeat
 
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -45,12 +46,24 @@ class Shop:
         self._random = random.Random(7)
         self.tally = Tally()
 
-    def run(self, orders: int, stop: threading.Event) -> None:
-        """Place that many orders, or until `stop` is set."""
-        for _ in range(orders):
-            if stop.is_set():
+    @property
+    def customers(self) -> list[str]:
+        """Who orders."""
+        return list(self._steps)
+
+    def run(
+        self, orders: int | None, stop: threading.Event, pause: float = 0.0
+    ) -> None:
+        """Place that many orders, or until `stop` is set.
+
+        Args:
+            orders: None for no end.
+            pause: seconds between two orders.
+        """
+        for _ in repeat(None) if orders is None else repeat(None, orders):
+            if stop.wait(pause):
                 return
-            customer = self._random.choice(list(self._steps))
+            customer = self._random.choice(self.customers)
             kind = "cancelled" if self._random.random() < 0.1 else "placed"
             try:
                 self._order(customer, kind, declined=self._random.random() < 0.125)

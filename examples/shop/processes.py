@@ -50,6 +50,8 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C is for the demo, which stops them in order.
+                start_new_session=True,
             )
         self._running[name] = process
         return process.pid
@@ -83,12 +85,16 @@ class Processes:
 
     def wait_for(self, name: str, text: str) -> None:
         """Wait until a process has logged something, or has ended."""
-        process, log = self._running[name], self._logs / f"{name}.log"
+        process = self._running[name]
         deadline = time.monotonic() + _START_SECONDS
-        while text not in log.read_text(encoding="utf-8") and process.poll() is None:
+        while text not in self.log(name) and process.poll() is None:
             if time.monotonic() > deadline:
-                raise OutboxError(f"{name} doesn't start: {log.read_text()[-2000:]}")
+                raise OutboxError(f"{name} doesn't start: {self.log(name)[-2000:]}")
             time.sleep(_TICK)
+
+    def log(self, name: str) -> str:
+        """Return what a process has logged so far."""
+        return (self._logs / f"{name}.log").read_text(encoding="utf-8")
 
     def kill(self, name: str) -> None:
         """End a process with SIGKILL: it can't clean up."""
@@ -106,19 +112,23 @@ class Processes:
 
     def logged(self, name: str, event: str) -> int:
         """Count an event in the log of a process."""
-        log = (self._logs / f"{name}.log").read_text(encoding="utf-8")
-        return log.count(f" {event} ")
+        return self.log(name).count(f" {event} ")
 
     def stop_all(self) -> dict[str, int]:
         """End the processes with SIGTERM, and return the exit status of each."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         statuses = {}
-        for name, process in self._running.items():
-            try:
-                statuses[name] = process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
+        try:
+            for name, process in self._running.items():
+                try:
+                    statuses[name] = process.wait(_STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    statuses[name] = process.wait()
+        finally:
+            # Also after a second Ctrl-C.
+            for process in self._running.values():
                 process.kill()
-                statuses[name] = process.wait()
-        self._running.clear()
+            self._running.clear()
         return statuses

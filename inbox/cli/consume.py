@@ -18,6 +18,7 @@ from inbox.events import (
     ConsumerStarted,
     HandlerDatabaseFound,
     HandlerDatabaseLost,
+    HandlersAbandoned,
     MessageDeadLettered,
     SourceFound,
     SourceLost,
@@ -30,6 +31,7 @@ from outbox.errors import ConfigError, one_line
 from outbox.events import Event, Observer, Observers
 from outbox.import_path import import_object, where
 from outbox.observability.activity import Activity
+from outbox.observability.database_measure import CONSUMER, DatabaseMeasure
 from outbox.observability.health import Health
 from outbox.observability.logging import LogEvents
 
@@ -102,7 +104,7 @@ def consume(
     )
     if once and process.gave_up:
         status = GAVE_UP
-    _leave_stuck_handlers(found.name, status)
+    _leave_stuck_handlers(found.name, status, found.notify)
     return status
 
 
@@ -120,14 +122,19 @@ def _run(
         {SourceLost: SourceFound, HandlerDatabaseLost: HandlerDatabaseFound},
         {"/blocked": blocked.tell if show_blocked_keys else blocked.count},
     )
+    counts = ConsumerCounts(consumer.name)
     metrics = watching.metrics()
     observers: list[Observer] = [LogEvents()]
     if metrics is not None:
         from inbox.consuming.metrics import ConsumerMetrics
+        from outbox.observability.prometheus import DatabaseMetrics
 
-        observers += [metrics, ConsumerMetrics(metrics.registry, metrics.topics)]
+        observers += [
+            metrics,
+            ConsumerMetrics(metrics.registry, metrics.topics, counts),
+            DatabaseMetrics(metrics.registry),
+        ]
     notify = Observers(observers).notify
-    counts = ConsumerCounts(consumer.name)
     everybody: list[Observer] = [*observers, health, blocked, counts]
     for observer in everybody:
         consumer.observe(observer)
@@ -143,7 +150,13 @@ def _run(
             seconds=seconds,
             notify=notify,
         )
-        background.append(measure.run)
+        database = DatabaseMeasure(
+            consumer.database_url,
+            seconds=seconds,
+            notify=notify,
+            measurer=CONSUMER,
+        )
+        background += [measure.run, database.run]
         background.append(partial(blocked.measure, seconds, notify))
     return run_until_stopped(process, background, watching, health, metrics)
 
@@ -234,7 +247,7 @@ def load_consumer(path: str) -> Consumer:
     return found
 
 
-def _leave_stuck_handlers(consumer: str, status: int) -> None:
+def _leave_stuck_handlers(consumer: str, status: int, notify: Observer) -> None:
     """Exit in spite of threads that did not end; the server rolls them back."""
     threads = [
         t for t in threading.enumerate() if t.name.startswith(f"inbox {consumer}")
@@ -243,11 +256,6 @@ def _leave_stuck_handlers(consumer: str, status: int) -> None:
         thread.join(_LAST_WAIT / len(threads))
     stuck = sum(thread.is_alive() for thread in threads)
     if stuck:
-        logging.getLogger("pillarbox").warning(
-            "%d handlers did not end in time; their transactions are rolled back, and"
-            " their messages are handled again; remedy: let the handlers end sooner, or"
-            " give the Consumer a longer drain",
-            stuck,
-        )
+        notify(HandlersAbandoned(consumer=consumer, handlers=stuck))
         logging.shutdown()
         os._exit(status)

@@ -195,6 +195,8 @@ def _connected(
             conninfo(url), application_name="pillarbox jobs"
         ) as connection:
             connection.execute(PIN_SESSION_LOCALLY)
+            # Compiling a plan for many partitions would take seconds.
+            connection.execute("SET LOCAL jit = off")
             yield connection
     except psycopg.errors.CheckViolation as error:
         raise _no_partition(id) from error

@@ -18,26 +18,32 @@ from outbox.observability.latency import Latencies
 
 
 class ConsumerCounts:
-    """Counts what a consumer does; an observer of it."""
+    """Counts what a consumer does; an observer of it.
+
+    Attributes:
+        consumer: its name.
+        latencies: from add to handled, of all messages so far.
+    """
 
     def __init__(self, consumer: str) -> None:
-        self._consumer = consumer
+        self.consumer = consumer
+        self.latencies = Latencies()
         self._in_flight = self._held = 0
         self._begin()
 
     def _begin(self) -> None:
         self._handled = self._failed = self._duplicates = 0
         self._retried = self._dead_lettered = 0
-        self._latencies = Latencies()
 
     def __call__(self, event: Event) -> None:
         """Learn from an event."""
+        if type(event) is MessageHandled:
+            self._handled += 1
+            added = seconds_since_epoch(event.id)
+            if added is not None:
+                self.latencies.add(time.time() - added)
+            return
         match event:
-            case MessageHandled():
-                self._handled += 1
-                added = seconds_since_epoch(event.id)
-                if added is not None:
-                    self._latencies.add(time.time() - added)
             case DuplicateSkipped():
                 self._duplicates += 1
             case HandlerFailed():
@@ -63,15 +69,16 @@ class ConsumerCounts:
 
     def take(self, period: timedelta) -> ConsumerActive:
         """Return what happened since the last `take`, and begin again."""
+        latencies = self.latencies.take()
         active = ConsumerActive(
-            consumer=self._consumer,
+            consumer=self.consumer,
             handled=self._handled,
             failed=self._failed,
             duplicates=self._duplicates,
             retried=self._retried,
             dead_lettered=self._dead_lettered,
-            lag=self._latencies.quantile(0.5),
-            slowest=self._latencies.longest if self._latencies.count else None,
+            lag=latencies.quantile(0.5),
+            slowest=latencies.longest if latencies.count else None,
             in_flight=self._in_flight,
             held=self._held,
             period=period,

@@ -15,6 +15,7 @@ from inbox.events import (
     ConsumerStopped,
     DeliveryEvent,
     HandlerFailed,
+    MessageHandled,
     RetryRequested,
 )
 from outbox.events import BlockedKeysMeasured, Event, Observer
@@ -55,6 +56,8 @@ class BlockedKeys:
 
     def __call__(self, event: Event) -> None:
         """Learn from an event."""
+        if not self._keys and type(event) is MessageHandled:
+            return
         match event:
             case HandlerFailed(attempts=attempts):
                 self._block(event, attempts)

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
+from inbox.consuming.activity import ConsumerCounts
 from inbox.events import (
     ConsumerMeasured,
     ConsumerStarted,
     ConsumerStopped,
-    DeliveryEvent,
     DuplicateSkipped,
     HandlerFailed,
     MessageDeadLettered,
@@ -18,28 +18,44 @@ from inbox.events import (
     RetryRequested,
 )
 from outbox.events import BlockedKeysMeasured, Event
-from outbox.message_id import seconds_since_epoch
-from outbox.observability.latency import LONG
-from outbox.observability.prometheus import LatencyHistogram, TopicLabels
+from outbox.observability.latency import LONG, Latencies
+from outbox.observability.prometheus import (
+    OTHER,
+    LatencyHistogram,
+    Tallies,
+    Tally,
+    TopicLabels,
+)
+
+
+class _OfTopic(NamedTuple):
+    """What a consumer counts and measures of one topic."""
+
+    handler_duration: Latencies
+    handled: Tally
+    failed: Tally
+    duplicate: Tally
+    retried: Tally
+    dead_lettered: Tally
 
 
 class ConsumerMetrics:
-    """An observer that keeps the metrics of the consumers of a process."""
+    """An observer that keeps the metrics of a consumer.
 
-    def __init__(self, registry: CollectorRegistry, topics: TopicLabels) -> None:
+    Args:
+        counts: an observer of the same consumer; its latencies are exported.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, topics: TopicLabels, counts: ConsumerCounts
+    ) -> None:
         self._topics = topics
-        (
-            self._handled,
-            self._failed,
-            self._duplicate,
-            self._retried,
-            self._dead_lettered,
-        ) = (
-            Counter(
+        self._by_topic = [
+            Tallies(
                 f"pillarbox_consumer_messages_{name}",
                 documentation,
                 ["consumer", "topic"],
-                registry=registry,
+                registry,
             )
             for name, documentation in (
                 ("handled", "Messages whose effects and receipt are committed."),
@@ -48,7 +64,7 @@ class ConsumerMetrics:
                 ("retried", "Retries, after a failure or as the handler asked."),
                 ("dead_lettered", "Messages that became dead letters of the inbox."),
             )
-        )
+        ]
         self._handler_duration = LatencyHistogram(
             "pillarbox_consumer_handler_duration_seconds",
             "Time to handle a message and to commit.",
@@ -64,13 +80,13 @@ class ConsumerMetrics:
             LONG,
             registry,
         )
-        self._add_to_handled = LatencyHistogram(
+        LatencyHistogram(
             "pillarbox_consumer_add_to_handled_seconds",
             "Time from adding a message until it was handled.",
             ["consumer"],
             LONG,
             registry,
-        )
+        ).share(counts.latencies, counts.consumer)
         self._in_flight = Gauge(
             "pillarbox_consumer_in_flight_messages",
             "Handlers that are running.",
@@ -95,21 +111,16 @@ class ConsumerMetrics:
             ["consumer"],
             registry=registry,
         )
-        self._by_topic = (
-            self._handled,
-            self._failed,
-            self._duplicate,
-            self._retried,
-            self._dead_lettered,
-        )
-        self._known: set[tuple[str, str]] = set()
+        self._known: dict[tuple[str, str], _OfTopic] = {}
+        # By topic and not by label, which takes longer; without those that share one.
+        self._by_name: dict[tuple[str, str], _OfTopic] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             ConsumerStarted: self._note_started,
             MessageHandled: self._note_handled,
-            DuplicateSkipped: lambda event: self._count(self._duplicate, event),
+            DuplicateSkipped: self._note_duplicate,
             HandlerFailed: self._note_failed,
-            RetryRequested: lambda event: self._count(self._retried, event),
-            MessageDeadLettered: lambda it: self._count(self._dead_lettered, it),
+            RetryRequested: self._note_retry,
+            MessageDeadLettered: self._note_dead_lettered,
             ConsumerMeasured: self._note_measured,
             ConsumerStopped: self._note_stopped,
             BlockedKeysMeasured: self._note_blocked,
@@ -121,39 +132,49 @@ class ConsumerMetrics:
         if learn is not None:
             learn(event)
 
-    def _count(self, counter: Counter, event: DeliveryEvent) -> None:
-        labels = self._labels(event.consumer, event.topic)
-        counter.labels(*labels).inc()
-
-    def _labels(self, consumer: str, topic: str) -> tuple[str, str]:
-        labels = consumer, self._topics.of(topic)
-        if labels not in self._known:
-            self._known.add(labels)
+    def _of(self, consumer: str, topic: str) -> _OfTopic:
+        known = self._by_name.get((consumer, topic))
+        if known is not None:
+            return known
+        label = self._topics.of(topic)
+        labels = consumer, label
+        known = self._known.get(labels)
+        if known is None:
             # All at once, at 0: Prometheus sees no increase in what just appeared.
-            for counter in self._by_topic:
-                counter.labels(*labels)
-        return labels
+            known = self._known[labels] = _OfTopic(
+                self._handler_duration.of(*labels),
+                *(tallies.of(*labels) for tallies in self._by_topic),
+            )
+        if label != OTHER:
+            self._by_name[consumer, topic] = known
+        return known
 
     def _note_started(self, event: ConsumerStarted) -> None:
         for topic in event.topics:
             if not topic.endswith("*"):
-                self._labels(event.consumer, topic)
+                self._of(event.consumer, topic)
 
     def _note_handled(self, event: MessageHandled) -> None:
-        self._count(self._handled, event)
-        consumer, now = event.consumer, time.time()
-        labels = self._labels(consumer, event.topic)
-        self._handler_duration.of(*labels).add(event.seconds)
-        added = seconds_since_epoch(event.id)
-        if added is not None:
-            self._add_to_handled.of(consumer).add(now - added)
+        known = self._of(event.consumer, event.topic)
+        known.handled.count += 1
+        known.handler_duration.add(event.seconds)
         if event.published_at is not None:
-            waited = now - event.seconds - event.published_at
-            self._publish_to_handle.of(consumer).add(waited)
+            waited = time.time() - event.seconds - event.published_at
+            self._publish_to_handle.of(event.consumer).add(waited)
+
+    def _note_duplicate(self, event: DuplicateSkipped) -> None:
+        self._of(event.consumer, event.topic).duplicate.count += 1
+
+    def _note_retry(self, event: RetryRequested) -> None:
+        self._of(event.consumer, event.topic).retried.count += 1
+
+    def _note_dead_lettered(self, event: MessageDeadLettered) -> None:
+        self._of(event.consumer, event.topic).dead_lettered.count += 1
 
     def _note_failed(self, event: HandlerFailed) -> None:
-        self._count(self._failed, event)
-        self._count(self._retried, event)
+        known = self._of(event.consumer, event.topic)
+        known.failed.count += 1
+        known.retried.count += 1
 
     def _note_measured(self, event: ConsumerMeasured) -> None:
         self._in_flight.labels(event.consumer).set(event.in_flight)

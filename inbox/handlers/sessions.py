@@ -15,6 +15,7 @@ from inbox.handlers.thread_executor import ThreadExecutor
 from inbox.schema import receipt_table
 from inbox.transaction import DEFAULT_MAX_IDLE
 from outbox.errors import ConfigError, shorten
+from outbox.postgres.connection import conninfo
 from outbox.session import is_async_sessionmaker
 
 if TYPE_CHECKING:
@@ -61,15 +62,8 @@ class PoolLimit:
 
 def pool_limit(sessions: object) -> PoolLimit | None:
     """Return how many connections the sessions share; None if no limit is known."""
-    if not callable(sessions):
-        return None  # refused elsewhere
-    try:
-        session: Any = sessions()
-        session = getattr(session, "sync_session", session)
-        engine = session.get_bind(clause=select(receipt_table))
-    except SQLAlchemyError:
-        return None  # it is bound later, or chooses its engine by something else
-    if not isinstance(engine, Engine):
+    engine = _find_engine(sessions)
+    if engine is None:
         return None
     match pool := engine.pool:
         case StaticPool() | AssertionPool():
@@ -83,6 +77,44 @@ def pool_limit(sessions: object) -> PoolLimit | None:
                 f"pool_size={pool.size()}, max_overflow={overflow}",
             )
     return None
+
+
+def database_url(sessions: object) -> str:
+    """Return the URL of the sessions' database, as libpq understands it.
+
+    What the engine has in `connect_args` or a `creator` isn't in it.
+
+    Raises:
+        ConfigError: no engine is known, or it isn't one of PostgreSQL.
+    """
+    engine = _find_engine(sessions)
+    if engine is None:
+        raise ConfigError(
+            "the engine of sessions is not known before a session is used, so its"
+            " database can't be measured; bind the session factory to an engine"
+        )
+    url = engine.url
+    query = dict(url.query)
+    if url.drivername.endswith("+asyncpg"):
+        # Its parameters are its own; this one has the values of libpq's sslmode.
+        ssl = query.get("ssl")
+        query = {} if ssl is None else {"sslmode": ssl}
+    url = url.set(drivername=url.get_backend_name(), query=query)
+    text = url.render_as_string(hide_password=False)
+    conninfo(text)
+    return text
+
+
+def _find_engine(sessions: object) -> Engine | None:
+    if not callable(sessions):
+        return None  # refused elsewhere
+    try:
+        session: Any = sessions()
+        session = getattr(session, "sync_session", session)
+        engine = session.get_bind(clause=select(receipt_table))
+    except SQLAlchemyError:
+        return None  # it is bound later, or chooses its engine by something else
+    return engine if isinstance(engine, Engine) else None
 
 
 def make_executor(

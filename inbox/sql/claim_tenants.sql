@@ -1,12 +1,12 @@
 -- Does:  Read the first deliveries of tenants that others' floods keep a claim from reaching. Locks nothing.
--- Takes: consumer, after (a tenant), known (tenants to leave out), lanes, floors (same length), held seqs, blocked keys, oldest and newest created_at, max_steps, max_rows_each (of a tenant), max_rows, max_bytes
--- Gives: step (the tenant looked at, in their order), lane (null: nothing was found there), seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type, headers, schema_version, nothing
+-- Takes: consumer, after (a tenant), known (tenants to leave out), lanes, floors (same length), passed (seqs above the floors to leave out), oldest and newest created_at, max_steps, max_rows_each (of a tenant), max_rows, max_bytes
+-- Gives: step (the tenant looked at, in their order), lane (null: nothing was found there), seq, created_at, message_id, attempts (0), topic, key, tenant, payload, content_type, headers, schema_version, nothing
 -- Index: delivery_tenant_idx on each partition between oldest and newest
 WITH RECURSIVE walk (tenant, is_new) AS (
     SELECT %(after)s::text, false
      UNION ALL
-    -- From tenant to tenant, one descent each. A known one is stepped over unread: it may have a million entries,
-    -- dead ones among them. So its name bounds the search; as a filter it would not end it.
+    -- From tenant to tenant, one descent each. A known one is stepped over unread: it may have a million entries.
+    -- So its name bounds the search; as a filter it would not end it.
     SELECT coalesce(next.tenant, known.tenant), next.tenant IS NOT NULL
       FROM walk
      CROSS JOIN LATERAL (SELECT min(k) AS tenant FROM unnest(%(known)s::text[]) AS k WHERE k > walk.tenant) AS known
@@ -19,8 +19,6 @@ WITH RECURSIVE walk (tenant, is_new) AS (
               AND d.tenant < known.tenant
               AND d.created_at >= %(oldest)s
               AND d.created_at < %(newest)s
-              AND d.acked_at IS NULL
-              AND d.available_at IS NULL
             ORDER BY d.tenant
             LIMIT 1)
             UNION ALL
@@ -32,8 +30,6 @@ WITH RECURSIVE walk (tenant, is_new) AS (
               AND d.tenant > walk.tenant
               AND d.created_at >= %(oldest)s
               AND d.created_at < %(newest)s
-              AND d.acked_at IS NULL
-              AND d.available_at IS NULL
             ORDER BY d.tenant
             LIMIT 1)
       ) AS next ON true
@@ -42,33 +38,31 @@ WITH RECURSIVE walk (tenant, is_new) AS (
     SELECT step.tenant AS step, ready.*
       FROM (SELECT * FROM walk LIMIT %(max_steps)s) AS step
       LEFT JOIN LATERAL (
-          SELECT d.lane, d.seq, d.created_at, d.message_id, d.attempts, d.topic, d.key, d.tenant,
-                 d.payload, d.content_type, d.headers, d.schema_version
+          SELECT d.*
             FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
            CROSS JOIN LATERAL (
-               SELECT *
+               SELECT d.lane, d.seq, d.created_at, d.message_id, d.topic, d.key, d.tenant,
+                      d.payload, d.content_type, d.headers, d.schema_version
                  FROM inbox.delivery AS d
                 WHERE step.is_new
                   AND d.consumer = %(consumer)s
                   AND d.tenant IS NOT NULL
                   -- Rows and not columns, so that no index but this one has the order, whatever the
                   -- statistics say: by lane and seq alone the way to this tenant leads through the flood.
+                  -- Above the floor there is nearly nothing that was acked: a tenant of which all is acked
+                  -- costs one descent for each lane.
                   AND (d.tenant, d.lane, d.seq) > (step.tenant, leased.lane, leased.floor)
                   AND (d.tenant, d.lane) <= (step.tenant, leased.lane)
                   AND d.created_at >= %(oldest)s
                   AND d.created_at < %(newest)s
-                  AND d.acked_at IS NULL
-                  AND d.available_at IS NULL
-                  AND d.seq <> ALL (%(held)s::bigint[])
+                  AND d.seq NOT IN (SELECT unnest(ARRAY(SELECT unnest(%(passed)s::bigint[]))))
                 ORDER BY d.tenant, d.lane, d.seq
-                LIMIT %(max_rows)s
+                LIMIT %(max_rows_each)s
            ) AS d
-           -- Outside: thousands that wait behind a blocked key are not walked.
-           WHERE d.key IS NULL OR d.key <> ALL (%(blocked)s::text[])
            LIMIT %(max_rows_each)s
       ) AS ready ON true
 )
-SELECT step, lane, seq, created_at, message_id, attempts, topic, key, tenant, payload, content_type,
+SELECT step, lane, seq, created_at, message_id, 0 AS attempts, topic, key, tenant, payload, content_type,
        nullif(headers, '{}'::jsonb)::text AS headers, schema_version, NULL AS nothing
   FROM (
       SELECT found.*, sum(octet_length(payload)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(payload) AS bytes_before

@@ -1,11 +1,11 @@
--- Does:  List jobs, those that are open first, then the newest.
+-- Does:  List jobs, those that are open first, then the newest; also those that are only queued deliveries yet.
 -- Takes: consumer (null: all), states (null: all), max_rows
 -- Gives: message_id, consumer, state, attempts, topic, key, tenant, worker, worker_is_gone (its lease ran out), reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
--- Index: job_open_idx when only open states are asked for
+-- Index: job_open_idx when only open states are asked for; job_topic_idx, and the deliveries above the watermarks, for those that are queued
 SELECT message_id, consumer, state, attempts, topic, key, tenant, worker,
        finished_at IS NULL AND coalesce(lease_until < clock_timestamp(), false) AS worker_is_gone,
        reason, queued_at, started_at, cancel_requested_at, finished_at, lease_until
-  FROM inbox.job
+  FROM inbox.job_status
  WHERE (%(consumer)s::text IS NULL OR consumer = %(consumer)s)
    AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s))
  ORDER BY finished_at DESC NULLS FIRST, queued_at

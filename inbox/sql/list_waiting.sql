@@ -1,11 +1,38 @@
--- Does:  Find the deliveries with a key that were given back and wait: later ones of the key must wait too.
--- Takes: consumer, lanes
--- Gives: lane, seq, key
--- Index: delivery_waiting_idx
-SELECT lane, seq, key
-  FROM inbox.delivery
- WHERE consumer = %(consumer)s
-   AND lane = ANY (%(lanes)s::smallint[])
-   AND key IS NOT NULL
-   AND available_at IS NOT NULL
-   AND acked_at IS NULL
+-- Does:  Find what waits in lanes: deliveries that were given back, and keys with deliveries behind those.
+-- Takes: consumer, lanes, after (an entry; only those entered later), with_blocked
+-- Gives: lane, key, seq, created_at, attempts, due_in (seconds); all but lane and key are null for a key with deliveries that are only blocked
+-- Index: redelivery_pkey, redelivery_delivery_idx and ack_lane_idx
+WITH live AS (
+    SELECT e.lane, e.key, e.seq, e.created_at, e.attempts, e.due_at
+      FROM inbox.redelivery AS e
+     WHERE e.consumer = %(consumer)s
+       AND e.lane = ANY (%(lanes)s::smallint[])
+       AND e.entry > %(after)s
+       AND e.cause <> 'acked'
+       AND (e.due_at IS NOT NULL OR %(with_blocked)s)
+       -- The last entry of each, if none says that it was acked.
+       AND (SELECT bool_or(later.cause = 'acked' OR later.entry > e.entry)
+              FROM inbox.redelivery AS later
+             WHERE later.seq = e.seq
+               AND later.created_at = e.created_at) IS NOT TRUE
+       -- Nor a mark: its ack was under way when the entry was written.
+       AND (e.due_at IS NULL
+            OR (SELECT true
+                  FROM inbox.ack AS a
+                 WHERE a.created_at = date_bin('15 minutes', e.created_at, '2000-01-01 00:00:00+00')
+                   AND a.consumer = e.consumer
+                   AND a.lane = e.lane
+                   AND a.last_seq >= e.seq
+                   AND a.last_seq < e.seq + 4096
+                   AND a.first_seq <= e.seq
+                   AND e.seq = ANY (a.seqs)
+                   AND e.created_at = ANY (a.moments)
+                 LIMIT 1) IS NULL)
+)
+SELECT lane, key, seq, created_at, attempts, extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in
+  FROM live
+ WHERE due_at IS NOT NULL
+ UNION ALL
+SELECT DISTINCT lane, key, NULL::bigint, NULL::timestamptz, NULL::integer, NULL::float8
+  FROM live
+ WHERE due_at IS NULL

@@ -1,9 +1,9 @@
--- Does:  Write down that the consumer acked these deliveries.
--- Takes: seqs, first and last created_at of the batch
+-- Does:  Write down that the consumer acked these deliveries: a mark for those of one lane and quarter of an hour.
+-- Takes: consumer; arrays of one length: lanes, seqs, moments
 -- Gives: nothing
--- Index: delivery_pkey on each partition between first and last
-UPDATE inbox.delivery
-   SET acked_at = clock_timestamp()
- WHERE seq = ANY (%(seqs)s::bigint[])
-   AND created_at BETWEEN %(first)s AND %(last)s
-   AND acked_at IS NULL
+-- Index: none; it adds to ack_lane_idx
+INSERT INTO inbox.ack (created_at, consumer, lane, first_seq, last_seq, seqs, moments)
+SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00') AS bin, %(consumer)s, lane, min(seq), max(seq),
+       array_agg(seq ORDER BY seq), array_agg(created_at ORDER BY seq)
+  FROM unnest(%(lanes)s::smallint[], %(seqs)s::bigint[], %(moments)s::timestamptz[]) AS acked (lane, seq, created_at)
+ GROUP BY bin, lane, seq / 4096

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Sequence
 
-import pytest
-
 from inbox.testing.source_case import SourceCase
 from outbox.message import Message
 from outbox.testing.conformance import checks
@@ -90,15 +88,13 @@ class SourceContent(SourceCase):
         )
 
     @checks()
-    @pytest.mark.parametrize("headers", AWKWARD_HEADERS, ids=lambda it: ascii(it)[:40])
-    async def test_an_awkward_header_that_the_broker_accepts_is_delivered(
-        self, headers: dict[str, str]
-    ) -> None:
-        message = Message(await self.fresh_topic(), b"1", headers=headers)
-        if not await self.try_to_put(message):
-            pytest.skip("it can't be put into the broker")
-        (arrived,) = await self.handed_over(message.topic, 1)
-        assert differences(message, arrived) == {}
+    async def test_awkward_headers_that_the_broker_accepts_are_delivered(self) -> None:
+        topic = await self.fresh_topic()
+        messages = [Message(topic, b"1", headers=h) for h in AWKWARD_HEADERS]
+        taken = [message for message in messages if await self.try_to_put(message)]
+        arrived = {m.id: m for m in await self.handed_over(topic, len(taken))}
+        for message in taken:
+            assert differences(message, arrived[message.id]) == {}
 
     async def expect_as_put(self, *messages: Message) -> None:
         """Put messages of one topic, and compare them with those delivered."""

@@ -8,8 +8,17 @@ SET LOCAL ROLE {owner};
 REVOKE ALL
     ON TABLE
         outbox.message,
+        outbox.settlement,
+        outbox.deferral,
+        outbox.watermark,
+        outbox.message_status,
+        outbox.deferred_message,
+        outbox.unsettled_message,
         outbox.dead_letter,
-        outbox.readable_dead_letter
+        outbox.readable_dead_letter,
+        outbox.dead_letter_status,
+        outbox.message_envelope,
+        outbox.message_life
     FROM {application}, {relay}, {monitor}, {web};
 REVOKE ALL
     ON FUNCTION
@@ -29,11 +38,17 @@ GRANT EXECUTE
         outbox.add(text, jsonb, text, text, jsonb, text, integer, text, timestamptz, uuid),
         outbox.add(text, text, text, text, jsonb, text, integer, text, timestamptz, uuid)
     TO {application};
-GRANT SELECT,
-      UPDATE (attempts, available_at, last_error, published_at, dead_lettered_at)
-    ON outbox.message
-    TO {relay};
-GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay};
+GRANT SELECT ON outbox.message TO {relay};
+-- What becomes of a message is written beside it: nobody may update any of these.
+GRANT SELECT, INSERT ON outbox.settlement, outbox.deferral, outbox.watermark TO {relay};
+GRANT SELECT ON SEQUENCE outbox.message_seq TO {relay}, {monitor};
+GRANT SELECT, USAGE ON SEQUENCE outbox.deferral_entry_seq TO {relay};
+GRANT SELECT
+    ON TABLE
+        outbox.message_status,
+        outbox.deferred_message,
+        outbox.unsettled_message
+    TO {relay}, {monitor};
 -- A dead letter is evidence: only the owner may change its payload or its creation time.
 GRANT SELECT,
       INSERT (origin, message_id, topic, key, tenant, attempts, schema_version, content_type,
@@ -43,14 +58,21 @@ GRANT SELECT,
     ON outbox.dead_letter
     TO {relay};
 GRANT SELECT ON outbox.readable_dead_letter TO {relay};
-GRANT SELECT (id, created_at, seq, lane, attempts, available_at, published_at,
-              dead_lettered_at, topic, key, tenant, last_error)
+GRANT SELECT (id, created_at, seq, lane, available_at, schema_version, topic, key, tenant)
     ON outbox.message
     TO {monitor};
+GRANT SELECT ON outbox.settlement, outbox.deferral, outbox.watermark TO {monitor};
 GRANT SELECT (id, created_at, updated_at, status, retry_count, retry_after, origin,
               message_id, topic, key, tenant, attempts, schema_version, content_type,
               error_reason, discard_reason, discarded_by)
     ON outbox.dead_letter
+    TO {monitor};
+-- Without payloads; of the headers only those that say what led to a message.
+GRANT SELECT
+    ON TABLE
+        outbox.dead_letter_status,
+        outbox.message_envelope,
+        outbox.message_life
     TO {monitor};
 GRANT UPDATE (status, updated_at, discard_reason, discarded_by) ON outbox.dead_letter TO {web};
 

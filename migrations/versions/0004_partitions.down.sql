@@ -7,7 +7,7 @@ DO $detached$
 DECLARE
     v_partition text;
 BEGIN
-    PERFORM outbox.finish_detached(p.parent_table) FROM outbox.partition_policy p;
+    PERFORM outbox.finish_detached(p.parent_table) FROM (SELECT q.* FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST) p;
     SELECT r.partition INTO v_partition
       FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
      WHERE NOT c.relispartition;
@@ -27,7 +27,11 @@ DELETE FROM {partman}.part_config c USING outbox.partition_policy p WHERE c.pare
 DROP VIEW outbox.partition_health;
 DROP PROCEDURE outbox.maintain(integer, interval), outbox.trim_foreign_receipts();
 DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[], interval), outbox.finish_detached(text),
-    outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass), outbox.detach_under_way(), outbox.may_finalize(regclass),
+    outbox.upkeep_plan(text), outbox.count_unsettled(text, regclass, timestamptz, timestamptz),
+    outbox.show_unsettled(text, text, timestamptz, timestamptz),
+    outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
+    outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer), outbox.is_followed(text, timestamptz, timestamptz),
+    outbox.strays(text), outbox.detach_under_way(), outbox.may_finalize(regclass),
     outbox.trim_foreign_receipts_batch(), outbox.make_partitions(text),
     outbox.make_partitions_at(text, timestamptz[]), outbox.adopt_table(text),
     outbox.set_interval(text, interval, integer), outbox.missing_partitions(text), outbox.name_format(text, interval),
@@ -36,4 +40,5 @@ DROP FUNCTION outbox.schedule_detaches(), outbox.detach_expired(text, regclass[]
     outbox.archive_problem(text), outbox.archive_partition(text, regclass, timestamptz, timestamptz),
     outbox.accept_clock(), outbox.note_failure(text), outbox.note_success();
 DROP TABLE outbox.upkeep, outbox.dropped_partition, outbox.kept_partition, outbox.retiring_partition, outbox.partition_policy;
+DROP FUNCTION outbox.follow_policy();
 RESET ROLE;

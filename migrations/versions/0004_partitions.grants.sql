@@ -24,7 +24,10 @@ REVOKE ALL
         outbox.detach_expired(text, regclass[], interval),
         outbox.upkeep_plan(text),
         outbox.finish_detached(text),
-        outbox.count_unsettled(text, regclass),
+        outbox.count_unsettled(text, regclass, timestamptz, timestamptz),
+        outbox.describe_unsettled(text, regclass, timestamptz, timestamptz),
+        outbox.unsettled_messages(regclass, timestamptz, timestamptz, integer),
+        outbox.is_followed(text, timestamptz, timestamptz),
         outbox.schedule_detaches(),
         outbox.put_back_settings(text),
         outbox.note_success(),
@@ -50,11 +53,18 @@ GRANT EXECUTE
     TO {maintainer};
 GRANT EXECUTE ON PROCEDURE outbox.maintain(integer, interval) TO {maintainer};
 GRANT EXECUTE ON PROCEDURE outbox.trim_foreign_receipts() TO {maintainer};
-GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor};
+GRANT EXECUTE ON FUNCTION outbox.upkeep_plan(text) TO {monitor}, {relay}, {consumer};
+GRANT EXECUTE
+    ON FUNCTION outbox.is_followed(text, timestamptz, timestamptz)
+    TO {maintainer}, {monitor}, {relay}, {consumer};
 GRANT SELECT
     ON outbox.partition_policy
     TO {maintainer}, {monitor}, {application}, {relay}, {consumer};
-GRANT SELECT ON outbox.partition_health, outbox.upkeep TO {maintainer}, {monitor}, {relay};
+GRANT SELECT
+    ON TABLE
+        outbox.partition_health,
+        outbox.upkeep
+    TO {maintainer}, {monitor}, {relay}, {consumer};
 GRANT SELECT
     ON TABLE
         outbox.retiring_partition,

@@ -11,11 +11,17 @@ CREATE TABLE outbox.partition_policy (
     minimum      interval,
     premake      integer  NOT NULL DEFAULT 7,
     automatic    boolean  NOT NULL DEFAULT false,
+    follows      text,
     unsettled    text,
+    gate         text,
     keep_table   boolean  NOT NULL DEFAULT false,
     archive      text,
     written      jsonb,
     CONSTRAINT partition_policy_pkey PRIMARY KEY (parent_table),
+    CONSTRAINT follows_another CHECK (follows <> parent_table),
+    -- A follower's partition is held by the one that it follows, and by nothing else.
+    CONSTRAINT held_in_one_way CHECK (num_nonnulls(follows, unsettled, gate) <= 1),
+    CONSTRAINT minimum_of_leaders_only CHECK (follows IS NULL OR minimum IS NULL),
     CONSTRAINT archive_before_drop_only CHECK (archive IS NULL OR NOT keep_table),
     CONSTRAINT retention_at_least_a_day CHECK (retention >= interval '1 day'),
     CONSTRAINT retention_at_most_a_hundred_years CHECK (retention <= interval '36500 days'),
@@ -33,8 +39,12 @@ COMMENT ON COLUMN outbox.partition_policy.minimum IS
 COMMENT ON COLUMN outbox.partition_policy.premake IS 'number of future partitions';
 COMMENT ON COLUMN outbox.partition_policy.automatic IS
     'whether pg_partman''s run_maintenance() also creates partitions: owned by its caller, and in the caller''s time zone';
+COMMENT ON COLUMN outbox.partition_policy.follows IS
+    'the table whose rows this one''s rows are about: its partitions are made with those of that table, and dropped after them';
 COMMENT ON COLUMN outbox.partition_policy.unsettled IS
     'SQL condition: a partition with such a row is never dropped; an index should answer it';
+COMMENT ON COLUMN outbox.partition_policy.gate IS
+    'instead of a condition, a function (partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer) that returns such rows';
 COMMENT ON COLUMN outbox.partition_policy.keep_table IS
     'whether an expired partition is kept as an ordinary table after its detach, instead of being dropped';
 COMMENT ON COLUMN outbox.partition_policy.archive IS
@@ -42,16 +52,61 @@ COMMENT ON COLUMN outbox.partition_policy.archive IS
 COMMENT ON COLUMN outbox.partition_policy.written IS
     'what the upkeep last wrote to pg_partman''s part_config: other values were set by hand';
 
--- Each operand of OR repeats the predicate of a partial index, or the planner would use none.
-INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled) VALUES
-    ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',
-     '(available_at IS NULL AND published_at IS NULL AND dead_lettered_at IS NULL)'
-     ' OR (available_at IS NOT NULL AND published_at IS NULL AND dead_lettered_at IS NULL)'),
-    ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING'''),
-    ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL),
-    ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',
-     '(acked_at IS NULL AND available_at IS NULL) OR (acked_at IS NULL AND available_at IS NOT NULL)'),
-    ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''');
+-- Followers are kept as their leader is, so that no row of it is ever without what became of it: a
+-- value of their own is refused, and the leader's values are passed on to them.
+CREATE FUNCTION outbox.follow_policy() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_leader outbox.partition_policy;
+    v_refused record;
+BEGIN
+    SELECT f.parent_table, f.follows INTO v_refused
+      FROM written n
+      JOIN outbox.partition_policy f ON f.parent_table = n.parent_table
+      LEFT JOIN outbox.partition_policy l ON l.parent_table = f.follows AND l.follows IS NULL
+     WHERE f.follows IS NOT NULL
+       AND (f.span, f.retention, f.premake, f.automatic, f.keep_table, coalesce(f.archive, ''))
+           IS DISTINCT FROM (l.span, l.retention, l.premake, l.automatic, l.keep_table, coalesce(l.archive, ''))
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% follows %: it is partitioned and kept as that table is', v_refused.parent_table, v_refused.follows
+            USING ERRCODE = 'check_violation', HINT = format('set the policy of %s instead', v_refused.follows);
+    END IF;
+    FOR v_leader IN
+        SELECT q.* FROM outbox.partition_policy q JOIN written n ON n.parent_table = q.parent_table
+         WHERE EXISTS (SELECT FROM outbox.partition_policy f WHERE f.follows = q.parent_table)
+    LOOP
+        UPDATE outbox.partition_policy f
+           SET span = v_leader.span, retention = v_leader.retention, premake = v_leader.premake, automatic = v_leader.automatic,
+               keep_table = v_leader.keep_table, archive = v_leader.archive
+         WHERE f.follows = v_leader.parent_table
+           AND (f.span, f.retention, f.premake, f.automatic, f.keep_table, coalesce(f.archive, ''))
+               IS DISTINCT FROM (v_leader.span, v_leader.retention, v_leader.premake, v_leader.automatic, v_leader.keep_table, coalesce(v_leader.archive, ''));
+    END LOOP;
+    RETURN NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.follow_policy IS 'pass a table''s policy on to the tables that follow it, and refuse other values for those';
+CREATE TRIGGER partition_policy_inserted AFTER INSERT ON outbox.partition_policy
+    REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION outbox.follow_policy();
+CREATE TRIGGER partition_policy_updated AFTER UPDATE ON outbox.partition_policy
+    REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION outbox.follow_policy();
+
+INSERT INTO outbox.partition_policy (parent_table, control, template, retention, unsettled, gate) VALUES
+    ('outbox.message',     'created_at', 'outbox.message_template',     '7 days',  NULL, 'outbox.unsettled_messages'),
+    ('outbox.dead_letter', 'created_at', 'outbox.dead_letter_template', '30 days', 'status = ''PENDING''', NULL),
+    ('inbox.receipt',      'message_at', 'inbox.receipt_template',      '14 days', NULL, NULL),
+    ('inbox.delivery',     'created_at', 'inbox.delivery_template',     '7 days',  NULL, 'inbox.unsettled_deliveries'),
+    ('inbox.dead_letter',  'created_at', 'inbox.dead_letter_template',  '30 days', 'status = ''PENDING''', NULL);
+INSERT INTO outbox.partition_policy (parent_table, control, template, retention, follows) VALUES
+    ('outbox.settlement', 'created_at', 'outbox.settlement_template', '7 days', 'outbox.message'),
+    ('outbox.deferral',   'created_at', 'outbox.deferral_template',   '7 days', 'outbox.message'),
+    ('outbox.watermark',  'created_at', 'outbox.watermark_template',  '7 days', 'outbox.message'),
+    ('inbox.ack',         'created_at', 'inbox.ack_template',         '7 days', 'inbox.delivery'),
+    ('inbox.redelivery',  'created_at', 'inbox.redelivery_template',  '7 days', 'inbox.delivery'),
+    ('inbox.watermark',   'created_at', 'inbox.watermark_template',   '7 days', 'inbox.delivery');
 -- The defaults: 6 days of delay, then 8 retries of 5 minutes by the relay, and by the consumer.
 UPDATE outbox.partition_policy SET minimum = '6 days 80 minutes' WHERE parent_table = 'inbox.receipt';
 
@@ -145,6 +200,22 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.clock_problem IS
     'why the clock can''t be trusted; null if the time since the last upkeep is plausible';
+
+CREATE TABLE outbox.retiring_partition (
+    partition    text        NOT NULL,
+    parent_table text        NOT NULL,
+    starts_at    timestamptz NOT NULL,
+    ends_at      timestamptz NOT NULL,
+    planned_at   timestamptz DEFAULT now(),
+    detach_by    text,
+    CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
+);
+COMMENT ON TABLE outbox.retiring_partition IS
+    'expired partitions: recorded before their detach and until their drop, so that no detached one is lost';
+COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
+    'when the upkeep first found it expired; null: it isn''t any more, but a planned job may still detach it';
+COMMENT ON COLUMN outbox.retiring_partition.detach_by IS
+    'what will detach it: pg_cron, pillarbox maintain or outbox.maintain(); null: nothing yet, so one that is detached was detached by hand';
 
 CREATE TABLE outbox.dropped_partition (
     parent_table text        NOT NULL,
@@ -322,6 +393,7 @@ DECLARE
     v_unmade timestamptz;
     v_changed text;
     v_has_older boolean;
+    v_follower text;
     x record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
@@ -373,10 +445,22 @@ BEGIN
                            'not_forgotten_' || (extract(epoch FROM x.newest) * 1000)::bigint, x.newest);
         END LOOP;
     END IF;
+    -- Rows of a DEFAULT partition, which somebody has created, have no partition that tells their days.
+    v_missing := NULL;
+    FOR x IN SELECT t.partdefid::regclass AS partition FROM pg_partitioned_table t WHERE t.partrelid = parent::regclass AND t.partdefid <> 0 LOOP
+        EXECUTE format('SELECT array_agg(DISTINCT outbox.begin_of($1, %1$I)) FROM %2$s WHERE isfinite(%1$I)', p.control, x.partition)
+           INTO v_missing USING p.span;
+    END LOOP;
+    -- In the same transaction: no partition of a leader is ever seen without those of its followers.
+    FOR v_follower IN SELECT q.parent_table FROM outbox.partition_policy q WHERE q.follows = parent ORDER BY 1 LOOP
+        PERFORM outbox.make_partitions(v_follower);
+        PERFORM outbox.make_partitions_at(v_follower, v_missing);
+    END LOOP;
     RETURN (SELECT count(*) FROM pg_inherits WHERE inhparent = parent::regclass) - v_before;
 END
 $body$;
-COMMENT ON FUNCTION outbox.make_partitions IS 'create future partitions and fill gaps; returns how many were created';
+COMMENT ON FUNCTION outbox.make_partitions IS
+    'create future partitions of a table and of its followers, and fill gaps; returns how many were created for the table itself';
 
 -- For the rows of a partition that is being replaced, beyond what the policy requires.
 CREATE FUNCTION outbox.make_partitions_at(parent text, moments timestamptz[]) RETURNS void
@@ -397,10 +481,11 @@ BEGIN
        AND NOT EXISTS (SELECT FROM outbox.partitions(parent) x WHERE x.starts_at < d.starts_at + p.span AND x.ends_at > d.starts_at);
     IF v_missing IS NOT NULL THEN
         PERFORM {partman}.create_partition_time(p_parent_table := parent, p_partition_times := v_missing);
+        PERFORM outbox.make_partitions(q.parent_table) FROM outbox.partition_policy q WHERE q.follows = parent;
     END IF;
 END
 $body$;
-COMMENT ON FUNCTION outbox.make_partitions_at IS 'create the partitions that rows of these times need';
+COMMENT ON FUNCTION outbox.make_partitions_at IS 'create the partitions that rows of these times need, with those of its followers';
 
 CREATE FUNCTION outbox.trim_foreign_receipts_batch() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -435,27 +520,5 @@ BEGIN
 END
 $body$;
 COMMENT ON PROCEDURE outbox.trim_foreign_receipts IS 'delete foreign receipts past the retention of inbox.receipt, 1,000 per transaction';
-
-CREATE VIEW outbox.partition_health AS
-SELECT p.parent_table,
-       p.retention,
-       p.premake,
-       count(x.*)                                                              AS partitions,
-       min(x.starts_at)                                                        AS oldest,
-       count(*) FILTER (WHERE x.starts_at > now())                             AS ahead,
-       coalesce(bool_or(x.starts_at <= now() AND x.ends_at > now()), false)    AS has_today,
-       count(*) FILTER (WHERE x.ends_at < now() - p.retention - interval '2 hours') AS overdue,
-       count(*) FILTER (WHERE x.before < x.starts_at AND x.starts_at > now()
-                          AND x.before < now() + p.premake * p.span)           AS gaps,
-       count(*) FILTER (WHERE x.is_default)                                    AS defaults,
-       count(*) FILTER (WHERE x.detach_pending)                                AS detach_pending,
-       count(DISTINCT x.owner)                                                 AS owners
-  FROM outbox.partition_policy p
-  LEFT JOIN LATERAL (
-      SELECT q.*, lag(q.ends_at) OVER (ORDER BY q.starts_at) AS before
-        FROM outbox.partitions(p.parent_table) q
-  ) x ON true
- GROUP BY p.parent_table, p.retention, p.premake;
-COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few partitions ahead, gaps, defaults, overdue, owners > 1';
 
 RESET ROLE;

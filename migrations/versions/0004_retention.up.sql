@@ -2,22 +2,6 @@
 
 SET LOCAL ROLE {owner};
 
-CREATE TABLE outbox.retiring_partition (
-    partition    text        NOT NULL,
-    parent_table text        NOT NULL,
-    starts_at    timestamptz NOT NULL,
-    ends_at      timestamptz NOT NULL,
-    planned_at   timestamptz DEFAULT now(),
-    detach_by    text,
-    CONSTRAINT retiring_partition_pkey PRIMARY KEY (partition)
-);
-COMMENT ON TABLE outbox.retiring_partition IS
-    'expired partitions: recorded before their detach and until their drop, so that no detached one is lost';
-COMMENT ON COLUMN outbox.retiring_partition.planned_at IS
-    'when the upkeep first found it expired; null: it isn''t any more, but a planned job may still detach it';
-COMMENT ON COLUMN outbox.retiring_partition.detach_by IS
-    'what will detach it: pg_cron, pillarbox maintain or outbox.maintain(); null: nothing yet, so one that is detached was detached by hand';
-
 CREATE TABLE outbox.kept_partition (
     partition    text        NOT NULL,
     parent_table text        NOT NULL,
@@ -104,18 +88,274 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION outbox.may_finalize IS 'whether an interrupted detach can be finalized without blocking other sessions';
 
-CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass) RETURNS bigint
+-- The bounds come from the CHECK that DETACH … CONCURRENTLY leaves, or else from the name: a partition
+-- that begins on a Monday may be a week, if no other one begins in that week. In the past, bounds that
+-- are too wide do no harm, but a partition can't be attached with bounds that are too narrow.
+CREATE FUNCTION outbox.strays(parent text DEFAULT NULL)
+RETURNS TABLE (parent_table text, partition regclass, starts_at timestamptz, ends_at timestamptz)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET datestyle = 'ISO, MDY'
+BEGIN ATOMIC
+    WITH relations AS MATERIALIZED (
+        SELECT p.parent_table, p.control, p.span, c.oid, c.relispartition,
+               format('%I.%I', s.nspname, c.relname) AS name, to_regclass(p.parent_table) AS parent,
+               regexp_match(c.relname,
+                   '_p([12]\d{3})_?(0[1-9]|1[0-2])_?(0[1-9]|[12]\d|3[01])(?:_([01]\d|2[0-3])([0-5]\d)(?:[0-5]\d)?)?$') AS moment
+          FROM outbox.partition_policy p
+          JOIN pg_class o ON o.oid = to_regclass(p.parent_table)
+          JOIN pg_namespace s ON s.oid = o.relnamespace
+          JOIN pg_class c ON c.relnamespace = o.relnamespace AND c.relkind = 'r'
+           AND starts_with(c.relname::text, o.relname || '_p')
+         WHERE p.parent_table = coalesce(strays.parent, p.parent_table)
+    ), named AS MATERIALIZED (
+        SELECT r.*, r.moment[4] IS NOT NULL AS is_hour,
+               make_timestamptz(r.moment[1]::int, r.moment[2]::int, 1, coalesce(r.moment[4], '0')::int,
+                                coalesce(r.moment[5], '0')::int, 0, 'UTC')
+                   + (r.moment[3]::int - 1) * interval '24 hours' AS begins_at
+          FROM relations r WHERE r.moment IS NOT NULL
+    ), unrecorded AS MATERIALIZED (
+        -- Compares names, as the snapshot has them: to_regclass() no longer finds a table that another
+        -- upkeep drops meanwhile.
+        SELECT n.* FROM named n
+         WHERE NOT n.relispartition
+           AND NOT EXISTS (SELECT FROM outbox.retiring_partition r WHERE r.partition = n.name)
+           AND NOT EXISTS (SELECT FROM outbox.kept_partition k WHERE k.partition = n.name)
+    )
+    SELECT n.parent_table, n.oid::regclass,
+           coalesce(k.bounds[1]::timestamptz, n.begins_at),
+           coalesce(k.bounds[2]::timestamptz,
+               n.begins_at + CASE
+                   WHEN n.is_hour THEN interval '1 hour'
+                   WHEN extract(isodow FROM n.begins_at AT TIME ZONE 'UTC') = 1
+                    AND (n.span = interval '7 days' OR n.begins_at < now() - interval '168 hours')
+                    AND NOT EXISTS (
+                       SELECT FROM named o
+                        WHERE o.parent = n.parent AND o.begins_at > n.begins_at
+                          AND o.begins_at < n.begins_at + interval '168 hours')
+                   THEN interval '168 hours'
+                   ELSE interval '24 hours' END)
+      FROM unrecorded n
+      LEFT JOIN LATERAL (
+           -- Opens the table, and so fails or waits for one that is being dropped.
+           SELECT regexp_match(pg_get_constraintdef(q.oid),
+                      format('\(%s >= ''([^'']+)''.*\(%s < ''([^'']+)''', n.control, n.control)) AS bounds
+             FROM pg_constraint q WHERE q.conrelid = n.oid AND q.contype = 'c'
+            ORDER BY 1 NULLS LAST LIMIT 1
+           ) AS k ON true
+     WHERE NOT EXISTS (
+           SELECT FROM pg_attribute a
+            WHERE a.attrelid = n.parent AND a.attnum > 0 AND NOT a.attisdropped
+              AND NOT EXISTS (SELECT FROM pg_attribute b
+                               WHERE b.attrelid = n.oid AND b.attname = a.attname
+                                 AND b.atttypid = a.atttypid AND NOT b.attisdropped))
+     ORDER BY n.parent_table, 3;
+END;
+COMMENT ON FUNCTION outbox.strays IS 'tables that look like partitions of ours, but are neither attached nor recorded';
+
+-- A row of a leader must never be seen without its followers' rows. So a follower's partition stays
+-- until the leader's partitions of that time are gone, also one that was detached by hand: somebody
+-- may attach it again.
+CREATE FUNCTION outbox.is_followed(parent text, starts_at timestamptz, ends_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_leader text := (SELECT p.follows FROM outbox.partition_policy p WHERE p.parent_table = parent);
+BEGIN
+    RETURN v_leader IS NOT NULL AND EXISTS (
+        SELECT FROM outbox.partitions(v_leader) x
+         WHERE x.is_default OR (x.starts_at < is_followed.ends_at AND x.ends_at > is_followed.starts_at)
+        UNION ALL
+        SELECT FROM outbox.retiring_partition r
+         WHERE r.parent_table = v_leader AND to_regclass(r.partition) IS NOT NULL
+           AND r.starts_at < is_followed.ends_at AND r.ends_at > is_followed.starts_at
+        UNION ALL
+        SELECT FROM outbox.strays(v_leader) s
+         WHERE s.starts_at < is_followed.ends_at AND s.ends_at > is_followed.starts_at);
+END
+$body$;
+COMMENT ON FUNCTION outbox.is_followed IS
+    'whether the table that this one follows has a partition of this time, attached or detached, whose rows need this one''s';
+
+CREATE VIEW outbox.partition_health AS
+SELECT p.parent_table,
+       p.retention,
+       p.premake,
+       count(x.*)                                                              AS partitions,
+       min(x.starts_at)                                                        AS oldest,
+       count(*) FILTER (WHERE x.starts_at > now())                             AS ahead,
+       coalesce(bool_or(x.starts_at <= now() AND x.ends_at > now()), false)    AS has_today,
+       -- A day that is held counts once: its followers go when it has gone.
+       count(*) FILTER (WHERE CASE WHEN x.ends_at < now() - p.retention - interval '2 hours'
+                                   THEN NOT outbox.is_followed(p.parent_table, x.starts_at, x.ends_at) END) AS overdue,
+       count(*) FILTER (WHERE x.before < x.starts_at AND x.starts_at > now()
+                          AND x.before < now() + p.premake * p.span)           AS gaps,
+       count(*) FILTER (WHERE x.is_default)                                    AS defaults,
+       count(*) FILTER (WHERE x.detach_pending)                                AS detach_pending,
+       count(DISTINCT x.owner)                                                 AS owners
+  FROM outbox.partition_policy p
+  LEFT JOIN LATERAL (
+      SELECT q.*, lag(q.ends_at) OVER (ORDER BY q.starts_at) AS before
+        FROM outbox.partitions(p.parent_table) q
+  ) x ON true
+ GROUP BY p.parent_table, p.retention, p.premake;
+COMMENT ON VIEW outbox.partition_health IS 'for alerts: has_today false, few partitions ahead, gaps, defaults, overdue, owners > 1';
+
+-- The gate of outbox.message. Marks are never removed, so what was verified stays settled: if
+-- outbox.watermark accounts for as many rows of each lane as the partition has, only those in
+-- outbox.deferral can be open, and there are few of them. In a lane where the numbers differ, the
+-- stretches are counted one by one, and only the ids of those that have more rows than were verified,
+-- and of rows in no stretch, are compared with the marks; if that is much of the partition, all ids are.
+CREATE FUNCTION outbox.unsettled_messages(partition regclass, starts_at timestamptz, ends_at timestamptz, at_most integer DEFAULT 1000)
+RETURNS TABLE (id uuid, created_at timestamptz, seq bigint, lane smallint, topic text, key text, tenant text, cause text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off  -- the narrow indexes instead of the rows; stale statistics can make a sequential scan look cheap
+SET enable_bitmapscan = off
+SET enable_nestloop = off  -- stale statistics can make it look cheap to read all marks once per row
+SET jit = off  -- the estimated cost may be high enough for it
+SET work_mem = '64MB'
+AS $body$
+DECLARE
+    v_first timestamptz := date_bin('15 minutes', starts_at, '2000-01-01 00:00:00+00');
+    v_cluster text := outbox.cluster();
+    v_rows bigint;
+    v_lanes smallint[];
+    v_differ bigint;
+    v_unknown smallint[];
+    v_aboves bigint[];
+    v_up_tos bigint[];
+    v_ids uuid[];
+    v_unmarked uuid[];
+BEGIN
+    v_ids := ARRAY(
+        SELECT DISTINCT d.id
+          FROM outbox.deferral d
+         WHERE d.created_at >= unsettled_messages.starts_at AND d.created_at < unsettled_messages.ends_at AND d.cause <> 'settled'
+           AND NOT EXISTS (
+               SELECT FROM outbox.deferral s
+                WHERE s.id = d.id AND s.run >= d.run AND s.cause = 'settled'
+                  AND s.created_at >= unsettled_messages.starts_at AND s.created_at < unsettled_messages.ends_at)
+           AND (d.run > 0 OR NOT EXISTS (
+               SELECT FROM outbox.settlement s
+                WHERE s.created_at = date_bin('15 minutes', d.created_at, '2000-01-01 00:00:00+00') AND s.lane = d.lane
+                  AND s.last_seq >= d.seq AND s.last_seq < d.seq + 4096 AND s.first_seq <= d.seq
+                  AND s.outcome <> 'deferred' AND d.id = ANY (s.ids)))
+         LIMIT at_most);
+    -- Stretches that overlap, which nobody writes, would count rows twice.
+    EXECUTE format($query$
+        SELECT sum(found.messages), array_agg(l.lane) FILTER (WHERE found.messages <> coalesce(verified.messages, 0))
+          FROM generate_series(0, 47) AS l (lane)
+          LEFT JOIN (
+               SELECT w.lane, sum(w.messages) AS messages
+                 FROM (SELECT q.lane, q.messages, q.above,
+                              max(q.up_to) OVER (PARTITION BY q.lane ORDER BY q.above ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
+                         FROM outbox.watermark q
+                        WHERE q.created_at = $1 AND q.cluster = $2) AS w
+                WHERE w.above >= coalesce(w.reached, -1)
+                GROUP BY w.lane
+               ) AS verified ON verified.lane = l.lane
+         CROSS JOIN LATERAL (SELECT count(*) FROM %s AS m WHERE m.lane = l.lane) AS found (messages) $query$, partition)
+       INTO v_rows, v_lanes USING starts_at, v_cluster;
+    IF v_lanes IS NOT NULL AND cardinality(v_ids) < at_most THEN
+        EXECUTE format($query$
+            WITH kept AS MATERIALIZED (
+                SELECT w.lane, w.above, w.up_to, w.messages
+                  FROM (SELECT q.*, max(q.up_to) OVER (PARTITION BY q.lane ORDER BY q.above ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
+                          FROM outbox.watermark q
+                         WHERE q.created_at = $1 AND q.cluster = $2 AND q.lane = ANY ($3)) AS w
+                 WHERE w.above >= coalesce(w.reached, -1)
+            ), part AS (
+                SELECT k.* FROM kept AS k
+                 UNION ALL
+                -- Between the stretches, below the first, and above the last: nothing there was verified.
+                SELECT g.lane, g.above, g.up_to, 0
+                  FROM (SELECT e.lane, lag(e.up_to, 1, -9223372036854775808) OVER (PARTITION BY e.lane ORDER BY e.above) AS above, e.above AS up_to
+                          FROM (SELECT k.lane, k.above, k.up_to FROM kept AS k
+                                 UNION ALL
+                                SELECT l.lane, 9223372036854775807, 9223372036854775807 FROM unnest($3) AS l (lane)) AS e) AS g
+                 WHERE g.above < g.up_to
+            )
+            SELECT sum(found.messages), array_agg(part.lane), array_agg(part.above), array_agg(part.up_to)
+              FROM part
+             CROSS JOIN LATERAL (SELECT count(*) FROM %s AS m
+                                  WHERE m.lane = part.lane AND m.seq > part.above AND m.seq <= part.up_to) AS found (messages)
+             WHERE found.messages <> part.messages $query$, partition)
+           INTO v_differ, v_unknown, v_aboves, v_up_tos USING starts_at, v_cluster, v_lanes;
+    END IF;
+    IF v_differ > v_rows / 4 THEN
+        EXECUTE format($query$
+            SELECT array_agg(u.id) FROM (
+                SELECT m.id
+                  FROM %s AS m
+                 WHERE NOT EXISTS (
+                       SELECT FROM (SELECT unnest(s.ids) AS id FROM outbox.settlement s
+                                      WHERE s.created_at >= $1 AND s.created_at < $2 AND s.outcome <> 'deferred') AS k
+                        WHERE k.id = m.id)
+                   AND NOT EXISTS (
+                       SELECT FROM outbox.deferral s
+                        WHERE s.id = m.id AND s.cause = 'settled' AND s.created_at >= $3 AND s.created_at < $2)
+                 LIMIT $4
+            ) AS u $query$, partition)
+           INTO STRICT v_unmarked USING v_first, ends_at, starts_at, at_most;
+    ELSIF v_differ > 0 THEN
+        EXECUTE format($query$
+            SELECT array_agg(u.id) FROM (
+                SELECT m.id
+                  FROM unnest($5, $6, $7) AS part (lane, above, up_to)
+                 CROSS JOIN LATERAL (
+                       SELECT q.id FROM %s AS q
+                        WHERE q.lane = part.lane AND q.seq > part.above AND q.seq <= part.up_to
+                       OFFSET 0) AS m
+                 WHERE NOT EXISTS (
+                       SELECT FROM (SELECT unnest(s.ids) AS id
+                                      FROM unnest($5, $6, $7) AS part (lane, above, up_to)
+                                     CROSS JOIN LATERAL (
+                                           SELECT q.ids FROM outbox.settlement AS q
+                                            WHERE q.created_at >= $1 AND q.created_at < $2 AND q.lane = part.lane
+                                              AND q.last_seq > part.above
+                                              AND q.last_seq <= least(part.up_to, 9223372036854771712) + 4095
+                                              AND q.outcome <> 'deferred'
+                                           OFFSET 0) AS s) AS k
+                        WHERE k.id = m.id)
+                   AND NOT EXISTS (
+                       SELECT FROM outbox.deferral s
+                        WHERE s.id = m.id AND s.cause = 'settled' AND s.created_at >= $3 AND s.created_at < $2)
+                 LIMIT $4
+            ) AS u $query$, partition)
+           INTO STRICT v_unmarked USING v_first, ends_at, starts_at, at_most, v_unknown, v_aboves, v_up_tos;
+    END IF;
+    RETURN QUERY EXECUTE format($query$
+        SELECT m.id, m.created_at, m.seq, m.lane, m.topic, m.key, m.tenant,
+               coalesce(e.cause, CASE WHEN m.seq <= (SELECT max(w.up_to) FROM outbox.watermark w WHERE w.lane = m.lane AND w.cluster = $3)
+                                      THEN 'inserted late' ELSE 'unclaimed' END)
+          FROM %s AS m
+          LEFT JOIN LATERAL (
+               SELECT d.cause FROM outbox.deferral d
+                WHERE d.id = m.id AND d.created_at = m.created_at ORDER BY d.run DESC, d.entry DESC LIMIT 1) AS e ON true
+         WHERE m.id = ANY ($1)
+         ORDER BY m.created_at LIMIT $2 $query$, partition) USING v_ids || v_unmarked, at_most, v_cluster;
+END
+$body$;
+COMMENT ON FUNCTION outbox.unsettled_messages IS
+    'the messages of a partition that are neither published nor dead-lettered, and those to be published again, up to at_most; cause is that of the last entry in the log, or unclaimed, or inserted late (below what was verified)';
+
+CREATE FUNCTION outbox.count_unsettled(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off  -- stale statistics can make a sequential scan look cheap
 SET jit = off  -- the estimated cost may be high enough for it
 AS $body$
 DECLARE
-    v_unsettled text := (SELECT p.unsettled FROM outbox.partition_policy p WHERE p.parent_table = parent);
+    p outbox.partition_policy;
     v_count bigint := 0;
 BEGIN
-    IF v_unsettled IS NOT NULL THEN
-        EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT 1000) AS u', partition, v_unsettled) INTO v_count;
+    SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
+    IF p.unsettled IS NOT NULL THEN
+        EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT 1000) AS u', partition, p.unsettled) INTO v_count;
+    ELSIF p.gate IS NOT NULL THEN
+        EXECUTE format('SELECT count(*) FROM %s($1, $2, $3, 1000)', p.gate) INTO v_count USING partition, starts_at, ends_at;
     END IF;
     RETURN v_count;
 EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
@@ -123,7 +363,76 @@ EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
 END
 $body$;
 COMMENT ON FUNCTION outbox.count_unsettled IS
-    'the unsettled rows of a partition, counted up to 1,000; null if the condition fails or the owner lacks privileges';
+    'the unsettled rows of a partition, counted up to 1,000; null if the condition or the gate fails or the owner lacks privileges';
+
+CREATE FUNCTION outbox.show_unsettled(parent text, partition text, starts_at timestamptz, ends_at timestamptz) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+BEGIN ATOMIC
+    SELECT CASE WHEN p.gate IS NOT NULL THEN format('SELECT * FROM %s(%L, %L, %L)', p.gate, partition, starts_at, ends_at)
+                ELSE format('SELECT * FROM %s WHERE %s', partition, p.unsettled) END
+      FROM outbox.partition_policy p WHERE p.parent_table = parent;
+END;
+COMMENT ON FUNCTION outbox.show_unsettled IS 'the query that shows the unsettled rows of a partition';
+
+-- For people: no values of the rows but their ids and topics. One look at the rows, which may be a long one.
+CREATE FUNCTION outbox.describe_unsettled(parent text, partition regclass, starts_at timestamptz, ends_at timestamptz,
+                                          OUT unsettled bigint, OUT described text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET enable_seqscan = off  -- as in outbox.count_unsettled
+SET jit = off
+AS $body$
+DECLARE
+    p outbox.partition_policy;
+    v_columns text;
+    v_rows jsonb[];
+BEGIN
+    SELECT * INTO STRICT p FROM outbox.partition_policy q WHERE q.parent_table = parent;
+    IF p.unsettled IS NOT NULL THEN
+        SELECT string_agg(quote_ident(a.attname), ', ') INTO v_columns
+          FROM pg_attribute a
+         WHERE a.attrelid = partition AND NOT a.attisdropped
+           AND a.attname IN ('id', 'message_id', 'consumer', 'topic', 'created_at', 'message_at');
+        EXECUTE format('SELECT array_agg(to_jsonb(u)) FROM (SELECT %s FROM %s WHERE %s LIMIT 1000) AS u', v_columns, partition, p.unsettled)
+           INTO v_rows;
+    ELSIF p.gate IS NOT NULL THEN
+        EXECUTE format('SELECT array_agg(to_jsonb(u)) FROM %s($1, $2, $3, 1000) AS u', p.gate) INTO v_rows USING partition, starts_at, ends_at;
+    END IF;
+    WITH u AS (
+        SELECT r ->> 'cause' AS cause, r ->> 'consumer' AS consumer, (r ->> 'lane')::int AS lane, r ->> 'topic' AS topic,
+               coalesce(r ->> 'id', r ->> 'message_id') AS id, coalesce(r ->> 'created_at', r ->> 'message_at')::timestamptz AS moment
+          FROM unnest(v_rows) AS r
+    ), topics AS (
+        SELECT x.topic, count(*) AS rows, row_number() OVER (ORDER BY count(*) DESC, x.topic) AS place, count(*) OVER () AS topics
+          FROM u AS x WHERE x.topic IS NOT NULL GROUP BY x.topic
+    )
+    SELECT count(*),
+           CASE count(*) WHEN 1000 THEN 'at least 1000' ELSE count(*)::text END || CASE count(*) WHEN 1 THEN ' unsettled row' ELSE ' unsettled rows' END
+           || coalesce((SELECT ' (' || string_agg(c.count || ' ' || c.cause, ', ' ORDER BY c.count DESC, c.cause) || ')'
+                          FROM (SELECT count(*), x.cause FROM u AS x WHERE x.cause IS NOT NULL GROUP BY x.cause) AS c), '')
+           || coalesce(' of ' || string_agg(DISTINCT u.consumer, ', '), '')
+           || coalesce(CASE count(DISTINCT u.lane) WHEN 1 THEN ' in lane ' ELSE ' in lanes ' END
+                       || (SELECT string_agg(l.lane::text, ', ' ORDER BY l.lane) FROM (SELECT DISTINCT x.lane FROM u AS x) AS l), '')
+           || coalesce((SELECT CASE max(t.topics) WHEN 1 THEN ' of topic ' ELSE ' of topics ' END
+                               || string_agg(left(t.topic, 100) || CASE t.topics WHEN 1 THEN '' ELSE format(' (%s)', t.rows) END, ', ' ORDER BY t.place)
+                               || CASE WHEN max(t.topics) > 3 THEN format(' and %s more', max(t.topics) - 3) ELSE '' END
+                          FROM topics AS t WHERE t.place <= 3), '')
+           -- The first thousand need not be the oldest.
+           || coalesce(CASE count(*) WHEN 1 THEN ': ' WHEN 1000 THEN ', such as ' ELSE ', the oldest ' END
+                       || (array_agg(u.id ORDER BY u.moment))[1] || ' of ' || date_trunc('second', min(u.moment)), '')
+      INTO unsettled, described FROM u;
+EXCEPTION WHEN syntax_error_or_access_rule_violation OR lock_not_available THEN
+    unsettled := NULL;
+    described := NULL;
+END
+$body$;
+COMMENT ON FUNCTION outbox.describe_unsettled IS
+    'how many unsettled rows a partition has, counted up to 1,000, and in words why each is unsettled, in which lanes, of which topics, and the id of the oldest; null as for outbox.count_unsettled';
 
 CREATE FUNCTION outbox.upkeep_plan(parent text DEFAULT NULL)
 RETURNS TABLE (step text, parent_table text, partition text, starts_at timestamptz, ends_at timestamptz,
@@ -138,6 +447,8 @@ AS $body$
 DECLARE
     p outbox.partition_policy;
     v_clock text := outbox.clock_problem();
+    v_followed boolean;
+    v_described text;
 BEGIN
     FOR p IN
         SELECT q.* FROM outbox.partition_policy q
@@ -153,16 +464,18 @@ BEGIN
             statement := format('SELECT outbox.make_partitions(%L)', p.parent_table);
             RETURN NEXT;
         END LOOP;
-        FOR partition, starts_at, ends_at, unsettled IN
-            SELECT r.partition, r.starts_at, r.ends_at, outbox.count_unsettled(p.parent_table, c.oid)
+        FOR partition, starts_at, ends_at, unsettled, v_described IN
+            SELECT r.partition, r.starts_at, r.ends_at, u.unsettled, u.described
               FROM outbox.retiring_partition r JOIN pg_class c ON c.oid = to_regclass(r.partition)
+             CROSS JOIN LATERAL outbox.describe_unsettled(p.parent_table, c.oid, r.starts_at, r.ends_at) AS u
              WHERE r.parent_table = p.parent_table AND r.detach_by IS NOT NULL AND NOT c.relispartition ORDER BY r.starts_at
         LOOP
-            IF unsettled = 0 AND ends_at < now() - p.retention AND v_clock IS NOT NULL THEN
+            v_followed := outbox.is_followed(p.parent_table, starts_at, ends_at);
+            IF unsettled = 0 AND ends_at < now() - p.retention AND NOT v_followed AND v_clock IS NOT NULL THEN
                 step := 'refuse';
                 reason := v_clock;
                 statement := 'SELECT outbox.accept_clock()';
-            ELSIF unsettled = 0 AND ends_at < now() - p.retention THEN
+            ELSIF unsettled = 0 AND ends_at < now() - p.retention AND NOT v_followed THEN
                 step := CASE WHEN p.keep_table THEN 'keep' ELSE 'drop' END;
                 reason := 'detached, and nothing in it is unsettled' || CASE WHEN p.keep_table THEN '; the policy keeps the table'
                               ELSE coalesce('; ' || p.archive || ' archives it first', '') END;
@@ -171,36 +484,42 @@ BEGIN
                                   ELSE format('DROP TABLE %s', partition) END;
             ELSE
                 step := 'attach';
-                reason := CASE WHEN unsettled = 0 THEN format('detached, but the retention of %s keeps it', p.retention)
-                               ELSE 'detached, but with an unsettled row that appeared meanwhile' END;
+                reason := CASE WHEN v_followed THEN format('detached, but rows of %s need it', p.follows)
+                               WHEN unsettled = 0 THEN format('detached, but the retention of %s keeps it', p.retention)
+                               ELSE 'detached, but something in it has become unsettled: '
+                                    || coalesce(v_described, 'nobody can tell what') END;
                 statement := format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                                     p.parent_table, partition, starts_at, ends_at);
             END IF;
             RETURN NEXT;
         END LOOP;
-        FOR step, partition, starts_at, ends_at, unsettled IN
-            SELECT CASE WHEN x.detach_pending THEN 'finalize' WHEN u.count = 0 THEN 'detach' ELSE 'hold' END,
-                   x.partition::text, x.starts_at, x.ends_at, u.count
+        FOR step, partition, starts_at, ends_at IN
+            SELECT CASE WHEN x.detach_pending THEN 'finalize' ELSE 'detach' END, x.partition::text, x.starts_at, x.ends_at
               FROM outbox.partitions(p.parent_table) x
-             CROSS JOIN LATERAL (
-                   -- FINALIZE may hold a lock on it while it waits.
-                   SELECT CASE WHEN NOT x.detach_pending THEN outbox.count_unsettled(p.parent_table, x.partition) END
-                   OFFSET 0  -- one look at each
-                   ) AS u (count)
-             WHERE x.ends_at < now() - p.retention
+             WHERE (x.ends_at < now() - p.retention
+                    AND (x.detach_pending OR NOT outbox.is_followed(p.parent_table, x.starts_at, x.ends_at)))
                 -- One that isn't recorded is being detached by hand.
                 OR (x.detach_pending AND EXISTS (SELECT FROM outbox.retiring_partition r
                                                   WHERE to_regclass(r.partition) = x.partition AND r.detach_by IS NOT NULL))
              ORDER BY x.detach_pending DESC, x.starts_at
         LOOP
             reason := format('all of it is older than the retention of %s', p.retention);
+            unsettled := NULL;
+            -- FINALIZE may hold a lock on it while it waits.
+            IF step = 'detach' THEN
+                SELECT u.unsettled, u.described INTO unsettled, v_described
+                  FROM outbox.describe_unsettled(p.parent_table, partition::regclass, starts_at, ends_at) AS u;
+                IF unsettled IS DISTINCT FROM 0 THEN
+                    step := 'hold';
+                END IF;
+            END IF;
             IF step = 'finalize' THEN
                 reason := 'its detach is waiting for a transaction, or was interrupted';
                 statement := format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', p.parent_table, partition);
             ELSIF step = 'hold' THEN
                 reason := reason || CASE WHEN unsettled IS NULL THEN ', but nobody can tell whether it has unsettled rows'
-                                         ELSE ', but it has unsettled rows' END;
-                statement := format('SELECT * FROM %s WHERE %s', partition, p.unsettled);
+                                         ELSE ', but it has ' || v_described END;
+                statement := outbox.show_unsettled(p.parent_table, partition, starts_at, ends_at);
             ELSIF v_clock IS NOT NULL THEN
                 step := 'refuse';
                 reason := v_clock;
@@ -217,6 +536,14 @@ BEGIN
         reason := format('rows older than the retention of inbox.receipt, %s', p.retention);
         statement := 'CALL outbox.trim_foreign_receipts()';
         RETURN NEXT;
+    END IF;
+    IF parent IS NULL AND v_clock IS NULL AND to_regclass('outbox.operation') IS NOT NULL THEN  -- which a later migration creates
+        IF EXISTS (SELECT FROM outbox.operation o WHERE o.asked_at < now() - interval '90 days' AND o.finished_at < now() - interval '90 days') THEN
+            step := 'trim'; parent_table := 'outbox.operation'; partition := NULL; starts_at := NULL; ends_at := NULL; unsettled := NULL;
+            reason := 'operations that ended more than 90 days ago';
+            statement := 'SELECT outbox.trim_operations()';
+            RETURN NEXT;
+        END IF;
     END IF;
 END
 $body$;
@@ -351,7 +678,9 @@ BEGIN
         BEGIN
             -- Queries on the parent no longer reach it; queries on it wait for this lock.
             EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', s.partition);
-            v_reason := CASE WHEN outbox.count_unsettled(parent, s.partition::regclass) IS DISTINCT FROM 0 THEN 'it has unsettled rows'
+            v_reason := CASE WHEN outbox.is_followed(parent, s.starts_at, s.ends_at) THEN format('rows of %s need it', p.follows)
+                             WHEN outbox.count_unsettled(parent, s.partition::regclass, s.starts_at, s.ends_at) IS DISTINCT FROM 0
+                             THEN 'it has unsettled rows'
                              WHEN s.ends_at >= now() - p.retention THEN format('the retention of %s keeps it', p.retention) END;
             IF v_reason IS NOT NULL THEN
                 EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
@@ -443,7 +772,7 @@ BEGIN
     UPDATE outbox.retiring_partition r SET detach_by = NULL
      WHERE r.detach_by = 'pg_cron'
        AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = to_regclass(r.partition) AND NOT i.inhdetachpending);
-    PERFORM outbox.finish_detached(p.parent_table) FROM outbox.partition_policy p;
+    PERFORM outbox.finish_detached(p.parent_table) FROM (SELECT q.* FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST) p;
     FOR s IN
         SELECT p.*, row_number() OVER (PARTITION BY p.parent_table ORDER BY p.starts_at) AS turn
           FROM outbox.upkeep_plan() p

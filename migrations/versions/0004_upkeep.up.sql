@@ -6,26 +6,28 @@ SET LOCAL ROLE {owner};
 -- `patience` since the upkeep first found it expired. Detaches one partition in its own transaction,
 -- so that it never waits for a lock while it holds others, and locks the table only for the change of
 -- the catalog: rows are checked before, and by outbox.finish_detached afterwards.
--- Returns detached, held (an unsettled row), busy (the lock wasn't available) or none.
+-- Returns detached, held (an unsettled row), busy (the lock wasn't available), skipped (another
+-- upkeep is handling this table) or none.
 CREATE FUNCTION outbox.detach_expired(parent text, INOUT skip regclass[], patience interval, OUT outcome text)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 SET datestyle = 'ISO, MDY'
 SET intervalstyle = 'postgres'
-SET enable_seqscan = off  -- as in outbox.count_unsettled
 SET jit = off
 SET lock_timeout = '100ms'  -- a waiting ACCESS EXCLUSIVE request stalls every writer behind it
 AS $body$
 DECLARE
     p outbox.partition_policy;
     x record;
-    v_unsettled boolean := false;
+    v_held record;
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
+    -- A condition or a gate that fails would hold every partition forever: let it fail here, where it is reported.
     IF p.unsettled IS NOT NULL THEN
-        -- A condition that fails would hold every partition forever: let it fail here, where it is reported.
         EXECUTE format('SELECT FROM %s WHERE %s LIMIT 0', p.template, p.unsettled);
+    ELSIF p.gate IS NOT NULL THEN
+        EXECUTE format('SELECT FROM %s($1, now(), now(), 0)', p.gate) USING p.template::regclass;
     END IF;
     outcome := 'none';
     IF outbox.clock_problem() IS NOT NULL THEN
@@ -39,6 +41,7 @@ BEGIN
     SELECT q.* INTO x
       FROM outbox.partitions(parent) q
      WHERE q.ends_at < now() - p.retention AND q.partition <> ALL (skip) AND NOT q.detach_pending
+       AND NOT outbox.is_followed(parent, q.starts_at, q.ends_at)
        AND (patience = interval '0' OR EXISTS (
            SELECT FROM outbox.retiring_partition r
             WHERE to_regclass(r.partition) = q.partition AND r.planned_at <= now() - patience))
@@ -46,15 +49,18 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    -- The other one would wait for the record that this one writes.
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('outbox.finish_detached ' || parent, 0)) THEN
+        outcome := 'skipped';
+        RETURN;
+    END IF;
     skip := skip || x.partition;
     BEGIN
-        IF p.unsettled IS NOT NULL THEN
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE %s)', x.partition, p.unsettled) INTO v_unsettled;
-        END IF;
-        IF v_unsettled THEN
+        SELECT u.* INTO STRICT v_held FROM outbox.describe_unsettled(parent, x.partition, x.starts_at, x.ends_at) AS u;
+        IF v_held.unsettled > 0 THEN
             outcome := 'held';
-            RAISE WARNING 'partition % is past its retention, but held: it has unsettled rows', x.partition
-                USING HINT = format('SELECT * FROM %s WHERE %s', x.partition, p.unsettled);
+            RAISE WARNING 'partition % is past its retention, but held: it has %', x.partition, v_held.described
+                USING HINT = outbox.show_unsettled(parent, x.partition::text, x.starts_at, x.ends_at);
             RETURN;
         END IF;
         -- The partition first: if it is being read, the table isn't locked meanwhile.
@@ -84,6 +90,7 @@ DECLARE
     v_problem text;
     v_problems text := '';
     v_skipped text := '';
+    v_left text;
     f record;
 BEGIN
     -- A procedure that commits can't have a SET clause, and each COMMIT restores the caller's path,
@@ -94,7 +101,9 @@ BEGIN
         v_problems := format('nothing is dropped, and partitions are created for today and tomorrow only: %s; if the clock is right,'
                              ' run: pillarbox maintain --accept-clock (in SQL: SELECT outbox.accept_clock()); ', v_problem);
     END IF;
-    FOR v_parent IN SELECT parent_table FROM outbox.partition_policy ORDER BY 1 LOOP
+    -- A follower's partition can go when its leader's has gone.
+    FOR v_parent IN SELECT p.parent_table FROM outbox.partition_policy p ORDER BY p.follows NULLS FIRST, p.parent_table LOOP
+        v_left := format('the retention of %s was left to another upkeep; ', v_parent);
         BEGIN
             v_problem := outbox.put_back_settings(v_parent);
             IF v_problem IS NOT NULL THEN
@@ -117,7 +126,7 @@ BEGIN
                 IF f.problem IS NOT NULL THEN
                     v_problems := v_problems || format('retention of %s: %s; ', v_parent, f.problem);
                 ELSIF f.outcome = 'skipped' THEN
-                    v_skipped := v_skipped || format('the retention of %s was left to another upkeep; ', v_parent);
+                    v_skipped := v_skipped || v_left;
                 END IF;
             END LOOP;
         EXCEPTION WHEN OTHERS THEN
@@ -137,6 +146,10 @@ BEGIN
             COMMIT;
             SET LOCAL search_path = pg_catalog, pg_temp;
             EXIT WHEN v_outcome = 'none';
+            IF v_outcome = 'skipped' THEN
+                v_skipped := replace(v_skipped, v_left, '') || v_left;
+                EXIT;
+            END IF;
             IF v_outcome = 'detached' THEN
                 BEGIN
                     FOR f IN SELECT q.problem FROM outbox.finish_detached(v_parent) q WHERE q.problem IS NOT NULL LOOP
@@ -161,6 +174,9 @@ BEGIN
     END LOOP;
     CALL outbox.trim_foreign_receipts();
     SET LOCAL search_path = pg_catalog, pg_temp;
+    IF to_regprocedure('outbox.trim_operations()') IS NOT NULL THEN  -- which a later migration creates
+        PERFORM outbox.trim_operations();
+    END IF;
     IF v_problems = '' AND outbox.clock_problem() IS NOT NULL THEN
         v_problems := outbox.clock_problem() || '; ';  -- it jumped while the upkeep ran
     END IF;

@@ -8,11 +8,14 @@ SET LOCAL ROLE {owner};
 REVOKE ALL
     ON TABLE
         inbox.job,
-        inbox.suspect
+        inbox.suspect,
+        inbox.message_life,
+        inbox.job_status
     FROM {consumer}, {monitor}, {web};
 GRANT SELECT, INSERT, UPDATE ON inbox.job TO {consumer};
 GRANT SELECT, INSERT, UPDATE (starts, started_at, is_open), DELETE ON inbox.suspect TO {consumer};
-GRANT SELECT ON inbox.suspect TO {monitor};
+GRANT SELECT ON inbox.suspect, inbox.message_life TO {monitor};
+GRANT SELECT ON inbox.job_status TO {consumer}, {monitor};
 GRANT SELECT (message_id, message_at, consumer, state, lease, attempts, lease_until,
               queued_at, started_at, cancel_requested_at, finished_at, topic, key, tenant,
               worker, reason)

@@ -42,6 +42,8 @@ COMMENT ON COLUMN inbox.job.checkpoint IS 'what the handler saved, for the next 
 
 -- Few jobs are open, and heartbeats change no indexed column.
 CREATE INDEX job_open_idx ON inbox.job (consumer, queued_at) WHERE finished_at IS NULL;
+-- Which topics of a consumer have long handlers: inbox.job_status steps from one to the next.
+CREATE INDEX job_topic_idx ON inbox.job (consumer, topic) WHERE topic IS NOT NULL;
 CREATE TABLE inbox.job_template (LIKE inbox.job);
 ALTER TABLE inbox.job_template SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
 
@@ -74,5 +76,96 @@ INSERT INTO outbox.partition_policy (parent_table, control, template, retention,
 SELECT outbox.adopt_table(parent_table), outbox.make_partitions(parent_table)
   FROM outbox.partition_policy
  WHERE parent_table IN ('inbox.job', 'inbox.suspect');
+
+-- A job is written down when a worker has room for it. Until then only the postgres broker knows of it: a
+-- delivery to a consumer that has had jobs of that topic.
+CREATE VIEW inbox.job_status AS
+WITH RECURSIVE long_handler (consumer, topic) AS (
+    (SELECT j.consumer, j.topic FROM inbox.job AS j WHERE j.topic IS NOT NULL ORDER BY j.consumer, j.topic LIMIT 1)
+     UNION ALL
+    SELECT next.consumer, next.topic
+      FROM long_handler AS h
+     CROSS JOIN LATERAL (
+          SELECT j.consumer, j.topic
+            FROM inbox.job AS j
+           WHERE j.topic IS NOT NULL AND (j.consumer, j.topic) > (h.consumer, h.topic)
+           ORDER BY j.consumer, j.topic
+           LIMIT 1
+     ) AS next
+)
+SELECT j.message_id, j.consumer, j.state, true AS is_known, j.attempts, j.topic, j.key, j.tenant, j.worker, j.reason,
+       j.queued_at, j.started_at, j.cancel_requested_at, j.finished_at, j.lease_until
+  FROM inbox.job AS j
+ UNION ALL
+SELECT d.message_id, d.consumer, 'queued', false, d.attempts, d.topic, d.key, d.tenant, NULL, NULL,
+       d.created_at, NULL, NULL, NULL, NULL
+  FROM inbox.unsettled_delivery AS d
+ WHERE (d.consumer, d.topic) IN (SELECT h.consumer, h.topic FROM long_handler AS h)
+   AND (SELECT true
+          FROM inbox.job AS j
+         WHERE j.message_id = d.message_id AND j.consumer = d.consumer AND j.message_at = inbox.moment_of(d.message_id)
+         LIMIT 1) IS NULL;
+COMMENT ON VIEW inbox.job_status IS
+    'the jobs of long handlers, with those that no worker has had room for: deliveries of the postgres broker to a consumer that has had jobs of that topic';
+COMMENT ON COLUMN inbox.job_status.is_known IS 'whether it is in inbox.job: a worker had room for it';
+
+-- As outbox.message_life: what is known to have happened to each message on this side.
+CREATE VIEW inbox.message_life AS
+SELECT d.message_id, d.created_at AS delivery_at, d.created_at AS at, 'delivered' AS step,
+       'inbox.delivery' AS source, d.created_at AS partition_at,
+       d.consumer, 0 AS attempts, CAST(NULL AS timestamptz) AS due_at, CAST(NULL AS text) AS by, CAST(NULL AS text) AS reason
+  FROM inbox.delivery AS d
+ UNION ALL
+SELECT d.message_id, d.created_at, a.acked_at, 'acked', 'inbox.ack', a.created_at, d.consumer, 0, NULL, NULL, NULL
+  FROM inbox.delivery AS d
+  JOIN inbox.ack AS a
+    ON a.created_at = date_bin('15 minutes', d.created_at, '2000-01-01 00:00:00+00')
+   AND a.consumer = d.consumer AND a.lane = d.lane
+   AND a.last_seq >= d.seq AND a.last_seq < d.seq + 4096 AND a.first_seq <= d.seq
+   AND d.seq = ANY (a.seqs) AND d.created_at = ANY (a.moments)
+ UNION ALL
+SELECT d.message_id, d.created_at, e.entered_at, e.cause, 'inbox.redelivery', e.created_at, d.consumer, e.attempts, e.due_at, NULL, NULL
+  FROM inbox.delivery AS d
+  JOIN inbox.redelivery AS e ON e.seq = d.seq AND e.created_at = d.created_at
+ UNION ALL
+SELECT r.message_id, NULL, r.received_at, 'handled', 'inbox.receipt', r.message_at, r.consumer, 0, NULL, NULL, NULL
+  FROM inbox.receipt AS r
+ UNION ALL
+SELECT s.message_id, NULL, s.started_at, 'started', 'inbox.suspect', s.message_at, s.consumer, s.starts, NULL, NULL,
+       CASE WHEN s.is_open THEN 'this start has not ended' END
+  FROM inbox.suspect AS s
+ UNION ALL
+SELECT j.message_id, NULL, t.at, t.step, 'inbox.job', j.message_at, j.consumer, t.attempts, t.due_at, t.by, t.reason
+  FROM inbox.job AS j
+ CROSS JOIN LATERAL (
+      -- A job that was cancelled before its message arrived has no topic.
+      VALUES (CASE WHEN j.topic IS NOT NULL THEN j.queued_at END, 'job_queued', 0, NULL, NULL, NULL),
+             (j.started_at, 'job_started', j.attempts, CASE WHEN j.finished_at IS NULL THEN j.lease_until END, j.worker, NULL),
+             (j.cancel_requested_at, 'job_cancel_requested', 0, NULL, NULL, j.reason),
+             (j.finished_at, 'job_' || j.state, j.attempts, NULL, j.worker, j.reason)
+  ) AS t (at, step, attempts, due_at, by, reason)
+ WHERE t.at IS NOT NULL
+ UNION ALL
+SELECT CASE WHEN d.message_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN d.message_id::uuid END,
+       NULL, t.at, t.step, 'inbox.dead_letter', d.created_at, substring(d.origin FROM '^consumer:(.*)$'),
+       t.attempts, t.due_at, t.by, t.reason
+  FROM inbox.dead_letter AS d
+ CROSS JOIN LATERAL (
+      VALUES (d.created_at, 'dead_letter', d.attempts, CASE WHEN d.status = 'PENDING' THEN d.retry_after END, d.origin, d.error_reason),
+             (CASE WHEN d.status <> 'PENDING' OR d.retry_count > 0 THEN d.updated_at END,
+              CASE d.status WHEN 'PENDING' THEN 'retry_failed' WHEN 'SUCCEEDED' THEN 'retry_succeeded' ELSE 'discarded' END,
+              d.retry_count, NULL, d.discarded_by, CASE WHEN d.status = 'DISCARDED' THEN d.discard_reason END)
+  ) AS t (at, step, attempts, due_at, by, reason)
+ WHERE t.at IS NOT NULL;
+COMMENT ON VIEW inbox.message_life IS
+    'what happened to each message at its consumers, one row for each step; ask for one message_id';
+COMMENT ON COLUMN inbox.message_life.delivery_at IS 'when the delivery was created that this is about; null: about none';
+COMMENT ON COLUMN inbox.message_life.at IS 'when it was recorded; handled: when the handler''s transaction began';
+COMMENT ON COLUMN inbox.message_life.step IS
+    'delivered, refused, blocked, open, found, acked: of the postgres broker; started, handled; job_queued and so on; dead_letter, retry_failed, retry_succeeded, discarded';
+COMMENT ON COLUMN inbox.message_life.source IS 'the table that tells';
+COMMENT ON COLUMN inbox.message_life.partition_at IS 'the moment by which that table is partitioned';
+COMMENT ON COLUMN inbox.message_life.due_at IS 'when it is delivered or retried next, or until when a worker has leased the job';
+COMMENT ON COLUMN inbox.message_life.by IS 'the worker of a job, what gave the message up, or who discarded the dead letter';
 
 RESET ROLE;

@@ -6,7 +6,7 @@ SET LOCAL ROLE {owner};
 
 DO $limits$
 DECLARE
-    -- Existing rows are exempt forever, or no UPDATE could settle them.
+    -- Existing rows are exempt, or the constraints could never be validated.
     v_before text := CASE WHEN EXISTS (SELECT FROM outbox.message)
                           THEN format('%L::timestamptz', clock_timestamp()) ELSE '''-infinity''::timestamptz' END;
     v_table text;

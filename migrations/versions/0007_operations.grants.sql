@@ -9,6 +9,8 @@ REVOKE ALL
     ON TABLE
         outbox.operation
     FROM {web};
+REVOKE ALL ON FUNCTION outbox.trim_operations() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox.trim_operations() TO {maintainer};
 -- What was asked for, and by whom, can't be changed afterwards.
 GRANT SELECT,
       INSERT (kind, selection, reason, asked_by, starts_at, expected),

@@ -42,4 +42,25 @@ COMMENT ON COLUMN outbox.operation.ended_by IS 'who undid or stopped it';
 CREATE INDEX operation_asked_idx ON outbox.operation (asked_at);
 CREATE INDEX operation_open_idx ON outbox.operation (starts_at) WHERE finished_at IS NULL;
 
+CREATE FUNCTION outbox.trim_operations() RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    v_count int;
+BEGIN
+    IF outbox.clock_problem() IS NOT NULL THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM outbox.operation
+     WHERE id = ANY (ARRAY(
+         SELECT o.id FROM outbox.operation o
+          WHERE o.asked_at < now() - interval '90 days' AND o.finished_at < now() - interval '90 days'
+          ORDER BY o.asked_at LIMIT 1000));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$body$;
+COMMENT ON FUNCTION outbox.trim_operations IS 'delete up to 1,000 operations that ended more than 90 days ago; the upkeep calls it';
+
 RESET ROLE;

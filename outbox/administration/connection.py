@@ -44,6 +44,8 @@ def administration(
         ) as connection,
     ):
         connection.execute(PIN_SESSION)
+        # Compiling a plan for many partitions would take seconds.
+        connection.execute("SET jit = off")
         yield connection
 
 

@@ -1,6 +1,6 @@
 """Show the partitions, and what holds those past their retention."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -10,7 +10,7 @@ from psycopg.rows import dict_row
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.replacement import Misfit, replacement
 from outbox.administration.retention import Policy, read_policies
-from outbox.administration.upkeep import plan_upkeep
+from outbox.administration.upkeep import Step, plan_upkeep
 from outbox.duration import exact_duration
 from outbox.postgres.sql_files import load
 
@@ -37,6 +37,7 @@ class Partition:
         rows: PostgreSQL's estimate; None if it was never analyzed.
         unsettled: the rows that hold it, counted up to 1,000.
         query: shows those rows.
+        reason: why they hold it, in which lanes, and the id of one.
         remedy: the SQL that removes it, if it shouldn't exist.
     """
 
@@ -48,17 +49,22 @@ class Partition:
     bytes: int
     unsettled: int | None = None
     query: str | None = None
+    reason: str | None = None
     remedy: str | None = None
 
 
 def read_partitions(
-    connection: AdministrationConnection,
+    connection: AdministrationConnection, steps: Iterable[Step] | None = None
 ) -> dict[Policy, list[Partition]]:
-    """Return the policy of each table with its partitions, oldest first."""
+    """Return the policy of each table with its partitions, oldest first.
+
+    Args:
+        steps: what the upkeep would do now, if that was read before.
+    """
     policies = {policy.parent_table: policy for policy in read_policies(connection)}
     held = {
         step.partition: step
-        for step in plan_upkeep(connection)
+        for step in (plan_upkeep(connection) if steps is None else steps)
         if step.step in {"hold", "attach"} and step.unsettled != 0
     }
     found: dict[Policy, list[Partition]] = {p: [] for p in policies.values()}
@@ -68,6 +74,7 @@ def read_partitions(
             if step := held.get(row["partition"]):
                 row["place"] = "held"
                 row["unsettled"], row["query"] = step.unsettled, step.statement
+                row["reason"] = step.reason
             schema, aside, control = (
                 row.pop(c) for c in ("schema", "aside", "control")
             )
@@ -101,6 +108,8 @@ def draw_timeline(policy: Policy, partitions: list[Partition]) -> Iterator[str]:
             if p.remedy is not None:
                 line += f"  no partition can be detached concurrently: {p.remedy}"
             yield line
+            if p.reason is not None:
+                yield f"    {p.reason}"
     if ahead := [p for p in partitions if p.place == "ahead"]:
         size = _size(sum(p.bytes for p in ahead))
         begin, end = (_at(at, moment) for at in (ahead[0].starts_at, ahead[-1].ends_at))

@@ -37,6 +37,8 @@ class Policy:
         keep_table: whether an expired partition is kept as an ordinary table after its
             detach, instead of being dropped.
         archive: `schema.function`, called before each drop; None for none.
+        follows: the table whose policy this one has: its rows say what became of that
+            table's, and go when those have gone; None for a policy of its own.
     """
 
     parent_table: str
@@ -46,10 +48,11 @@ class Policy:
     minimum: timedelta | None
     keep_table: bool
     archive: str | None
+    follows: str | None
 
 
 def read_policies(connection: AdministrationConnection) -> list[Policy]:
-    """Return the policy of every table."""
+    """Return the policy of every table, each followed by those that follow it."""
     with connection.cursor(row_factory=class_row(Policy)) as cursor:
         return cursor.execute(load("outbox", "list_policies")).fetchall()
 
@@ -65,7 +68,7 @@ def change_policy(
     keep_table: bool | None = None,
     archive: str | None = None,
 ) -> Policy:
-    """Change the policy of a table, which the next upkeep applies.
+    """Change the policy of a table and its followers; the next upkeep applies it.
 
     Args:
         table: `outbox.message`, or `message` if that is unambiguous.
@@ -84,7 +87,8 @@ def change_policy(
             which is granted SELECT on that one table. "" ends archiving.
 
     Raises:
-        ConfigError: a value is invalid; nothing was changed.
+        ConfigError: a value is invalid, or the table follows another one; nothing was
+            changed.
         psycopg.Error: this role isn't a member of the tables' owner, or the interval
             can't be changed now; nothing was changed.
     """
@@ -145,7 +149,13 @@ def _find(table: str, policies: Sequence[Policy]) -> Policy:
             f"table {table!r}: {'is ambiguous' if found else 'has no policy'};"
             f" write one of {names}"
         )
-    return found[0]
+    (policy,) = found
+    if policy.follows is not None:
+        raise ConfigError(
+            f"table {table!r} follows {policy.follows}, whose rows would be published"
+            f" again without it: it is kept as long; write {policy.follows}"
+        )
+    return policy
 
 
 def _check(policy: Policy) -> None:

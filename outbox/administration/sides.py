@@ -1,10 +1,11 @@
 """What repair needs of the two sides; each has its own by an entry point."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final, LiteralString
 from uuid import UUID
 
@@ -152,6 +153,11 @@ class Side:
 
 def load_sides(only: str | None) -> list[Side]:
     """Load both sides, the outbox first, or the one that is meant."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
     names = ("outbox", "inbox") if only is None else (only,)
-    return [found[name].load() for name in names]
+    return [_points()[name].load() for name in names]
+
+
+@cache
+def _points() -> Mapping[str, EntryPoint]:
+    # To look for them, the metadata of every installed distribution is read.
+    return {point.name: point for point in entry_points(group=GROUP)}

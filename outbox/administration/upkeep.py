@@ -101,9 +101,14 @@ def maintain(
         owner = _scalar(connection, load("outbox", "find_owner"))
         _finish(connection, tell)
         problem = _run_routines(connection, _PATIENCE if owner else timedelta(0))
-        if owner:
-            _detach_expired(connection, str(owner), detach_wait, tell)
-        left = "; ".join(_finish(connection, tell))
+        has_detached = owner is not None and _detach_expired(
+            connection, str(owner), detach_wait, tell
+        )
+        problems = _finish(connection, tell)
+        # The followers of tables whose partitions have just gone.
+        if has_detached and _detach_expired(connection, str(owner), detach_wait, tell):
+            problems = _finish(connection, tell)
+        left = "; ".join(problems)
         if left and not problem:
             problem = f"upkeep: {left}; {_SEE}"
             connection.execute("SELECT outbox.note_failure(%s)", (left,))
@@ -129,18 +134,23 @@ def _detach_expired(
     owner: str,
     wait: timedelta,
     tell: Callable[[str], None],
-) -> None:
+) -> bool:
+    """Detach what the plan says; return whether anything was detached."""
     # Detaches that a killed run had recorded, but not begun.
     _forget_detaches(connection, owner)
     blocked = set()
+    has_detached = False
     for step in plan_upkeep(connection):
         if step.step not in _DONE or step.parent_table in blocked:
             continue
         outcome = _detach(connection, owner, step, wait)
-        if outcome != _DONE[step.step]:
+        if outcome == _DONE[step.step]:
+            has_detached = True
+        else:
             blocked.add(step.parent_table)
         tell(f"{step.partition}: {outcome}")
     _forget_detaches(connection, owner)
+    return has_detached
 
 
 def _forget_detaches(connection: AdministrationConnection, owner: str) -> None:

@@ -19,6 +19,7 @@ from outbox.cli.command import (
 )
 from outbox.cli.output import write_json, write_line, write_table
 from outbox.duration import write_duration
+from outbox.logs.printable import count
 
 _MAX_REASON: Final = 80
 _COLUMNS: Final = (
@@ -89,13 +90,9 @@ def _summary(counted: BlockedCount) -> str:
     if not counted.keys and not counted.without_key:
         return "no key is blocked, and no refused message waits"
     return (
-        f"{_number(counted.keys, 'blocked key')}, "
-        f"{_number(counted.without_key, 'refused message')} without a key"
+        f"{count(counted.keys, 'blocked key')}, "
+        f"{count(counted.without_key, 'refused message')} without a key"
     )
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _write_table(messages: Sequence[tuple[Blocked, str]]) -> None:

@@ -17,8 +17,8 @@ from typing_extensions import override
 from outbox.cli.output import to_json
 from outbox.duration import exact_duration, read_duration, read_rate
 from outbox.errors import ConfigError
+from outbox.logs.event_record import STACKTRACE
 from outbox.observability.logging import (
-    STACKTRACE,
     PrintableFormatter,
     TraceContext,
 )

@@ -42,7 +42,7 @@ from outbox.dead_letters.statement import Statement
 from outbox.duration import write_duration
 from outbox.errors import ConfigError, UpkeepError
 from outbox.events import Event, Observer
-from outbox.observability.printable import printable
+from outbox.logs.printable import printable
 
 _MAX_REASON: Final = 80
 _COLUMNS: Final = (

@@ -10,7 +10,7 @@ from outbox.administration.connection import administration
 from outbox.administration.doctor import APPLICATION_NAME, check_pooler, examine
 from outbox.cli.command import Database, Json, command, database_url, new_app
 from outbox.cli.output import write_json
-from outbox.observability.printable import printable
+from outbox.logs.printable import printable
 
 # The worst first. What nobody looked at may be worse than a warning.
 _STATUS: Final = {Severity.ERROR: 3, Severity.UNKNOWN: 4, Severity.WARNING: 1}

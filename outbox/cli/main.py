@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from outbox.cli.command import FAILED, LogFormatOption, LogLevelOption
 from outbox.errors import ConfigError, OutboxError, one_line
-from outbox.observability.printable import printable
+from outbox.logs.printable import printable
 
 GROUP: Final = "pillarbox.commands"
 """The entry points: a command's name, and the `typer.Typer` that has it."""
@@ -35,7 +35,7 @@ _PANELS: Final = {
     "The relay": ("relay",),
     "The consumer": ("consume", "subscribe", "unsubscribe", "jobs", "cancel"),
     "Brokers": ("brokers",),
-    "Repair": ("dead-letters", "blocked", "replay", "web"),
+    "Repair": ("trace", "dead-letters", "blocked", "replay", "web"),
 }
 _OTHERS: Final = "Other commands"
 _PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")

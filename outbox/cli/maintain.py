@@ -18,7 +18,7 @@ from outbox.administration.upkeep import (
 from outbox.cli.command import Database, command, database_url, new_app
 from outbox.cli.output import warn, write_json, write_line
 from outbox.errors import ConfigError
-from outbox.observability.printable import printable
+from outbox.logs.printable import printable
 
 app = new_app()
 

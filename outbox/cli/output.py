@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
-from outbox.observability.printable import printable
+from outbox.logs.printable import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _NO_LIMIT: Final = 1_000_000
 
@@ -21,17 +24,8 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     on one line, whole and without colours. What can't be printed is escaped.
     """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     terminal = sys.stdout.isatty()
-    table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in table.columns:
-        column.overflow = "fold"
-        # Ids and numbers stay whole; what may be long is in the last column.
-        column.no_wrap = not terminal
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
     drawn = io.StringIO()
     Console(
         file=drawn,
@@ -41,15 +35,36 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         markup=False,
         highlight=False,
         emoji=False,
-    ).print(table)
+    ).print(draw_table(names, rows, fold=terminal))
     sys.stdout.writelines(
         f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1]
     )
 
 
-def write_json(value: Any) -> None:
+def draw_table(
+    names: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool
+) -> "Table":
+    """Draw rows under the names of their columns; what can't be printed is escaped.
+
+    Args:
+        fold: whether long cells take several lines.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+        # Ids and numbers stay whole; what may be long is in the last column.
+        column.no_wrap = not fold
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    return table
+
+
+def write_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a value as JSON, with what JSON has no form for as `to_json` gives it."""
-    sys.stdout.write(f"{json.dumps(value, indent=2, default=to_json)}\n")
+    sys.stdout.write(f"{json.dumps(value, indent=indent, default=to_json)}\n")
 
 
 def to_json(value: object) -> object:

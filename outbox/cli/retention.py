@@ -1,12 +1,16 @@
-"""`pillarbox retention`: show and set how long rows stay."""
+"""`pillarbox retention`: how long rows stay, what is held longer, and how to set it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
-from outbox.administration.connection import administration
+from outbox.administration.connection import (
+    AdministrationConnection,
+    administration,
+)
 from outbox.administration.retention import (
     INTERVALS,
     Policy,
@@ -22,9 +26,12 @@ from outbox.cli.command import (
     new_app,
 )
 from outbox.cli.output import warn, write_json, write_line
-from outbox.duration import exact_duration, read_duration
+from outbox.duration import exact_duration, read_duration, write_duration
 from outbox.errors import ConfigError
+from outbox.observability.overview import HeldPartition, Scope, read_overview
 from outbox.postgres.late_messages import KEPT_FOR_LATE_MESSAGES, minimum_retention
+
+_HELD: Final = Scope(parts=["tables"], patience=timedelta(minutes=1))
 
 app = new_app()
 
@@ -82,7 +89,7 @@ def retention(
     database: Database = None,
     json: Json = False,
 ) -> None:
-    """Show or set how long each table keeps its rows."""
+    """Show how long each table keeps its rows and what is held longer, or set it."""
     asked = {kept, premake, interval, minimum, archive} != {None}
     if action == "set" and (not table or not asked):
         raise ConfigError(
@@ -99,8 +106,10 @@ def retention(
     with administration(
         database_url(database), application_name="pillarbox retention"
     ) as connection:
+        held: Mapping[str, Sequence[HeldPartition]] | None = None
         if action == "show" or table is None:
             policies = read_policies(connection)
+            held = _read_held(connection)
         else:
             policies = [
                 change_policy(
@@ -117,10 +126,23 @@ def retention(
                 )
             ]
     if json:
-        write_json([policy_fields(policy) for policy in policies])
+        write_json(
+            [
+                policy_fields(policy)
+                if held is None
+                else policy_fields(policy)
+                | {"held": [asdict(it) for it in held.get(policy.parent_table, ())]}
+                for policy in policies
+            ]
+        )
     else:
         for policy in policies:
             write_line(_line(policy))
+            for it in (held or {}).get(policy.parent_table, ()):
+                write_line(
+                    f"  {it.partition} is held, past its retention for"
+                    f" {write_duration(it.overdue)}: {it.reason}"
+                )
     if action == "set":
         _warn_of(policies)
 
@@ -137,7 +159,21 @@ def policy_fields(policy: Policy) -> dict[str, object]:
         else int(policy.minimum.total_seconds()),
         "keep_table": policy.keep_table,
         "archive": policy.archive,
+        "follows": policy.follows,
     }
+
+
+def _read_held(
+    connection: AdministrationConnection,
+) -> Mapping[str, Sequence[HeldPartition]] | None:
+    connection.execute("SET timezone = 'UTC'")
+    overview = read_overview(connection, _HELD)
+    for missing in overview.missing:
+        warn(
+            f"what holds partitions is unknown: {missing.reason};"
+            f" remedy: {missing.remedy}"
+        )
+    return None if overview.missing else {it.table: it.held for it in overview.tables}
 
 
 def _warn_of(policies: Sequence[Policy]) -> None:
@@ -159,6 +195,8 @@ def _line(policy: Policy) -> str:
         f"{policy.parent_table:<20} {interval:<8}"
         f" kept {exact_duration(policy.retention):<6} {policy.premake:>3} ahead"
     )
+    if policy.follows is not None:
+        return f"{said}  follows {policy.follows}"
     if policy.minimum is not None:
         said += f"  at least {exact_duration(policy.minimum)}"
     if policy.keep_table:

@@ -70,7 +70,8 @@ class Watching:
         timedelta,
         duration_option(
             "--metrics-interval",
-            help="How often dead letters are counted for the metrics.",
+            help="How often dead letters are counted, and the database is "
+            "measured, for the metrics.",
             panel=_WATCHING,
         ),
     ] = Duration(seconds=60)

@@ -127,13 +127,13 @@ def web(
         from outbox.web.login import read_tokens
     except ImportError as error:
         raise ConfigError(str(error)) from error
+    url = database_url(database)
     token = None
     if tokens is None:
         token = secrets.token_urlsafe(24)
         viewers = {token: Viewer(name=_login(), may_act=True, sees_payloads=True)}
     else:
         viewers = read_tokens(tokens)
-    url = database_url(database)
     made = web_app(
         Settings(
             database=url,

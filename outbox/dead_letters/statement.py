@@ -9,7 +9,11 @@ Schema: TypeAlias = Literal["outbox", "inbox"]
 
 
 class Statement(StrEnum):
-    """The files in `outbox/sql` with a placeholder for the schema."""
+    """The files in `outbox/sql` with a placeholder for the schema.
+
+    Those with another one read from `select_dead_letters`, so that what is listed,
+    counted and retried is selected alike.
+    """
 
     LIST = "list_dead_letters"
     GROUP = "group_dead_letters"
@@ -28,4 +32,7 @@ class Statement(StrEnum):
 
 def statement(schema: Schema, name: Statement) -> LiteralString:
     """Return a statement for one schema."""
-    return load("outbox", name).replace("{schema}", schema)
+    selected = load("outbox", "select_dead_letters")
+    return (
+        load("outbox", name).replace("{selected}", selected).replace("{schema}", schema)
+    )

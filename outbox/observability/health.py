@@ -37,12 +37,15 @@ class Health:
         self._started = started
         self._found = {back: away for away, back in found.items()}
         self._lost = set(found)
+        self._telling = frozenset({started, *found, *found.values()})
         self._away: dict[tuple[type[Event], Any], str] = {}
         self._start: str | None = "start"
 
     def __call__(self, event: Event) -> None:
         """Learn from an event."""
         kind = type(event)
+        if kind not in self._telling:
+            return
         # Each queue of a consumer has a connection of its own.
         queue = getattr(event, "queue", None)
         if kind is self._started:

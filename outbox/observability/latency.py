@@ -1,8 +1,9 @@
 """How long things took: a distribution in buckets, cheap enough for every message."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from operator import sub
 from typing import Final
 
 SHORT: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -13,25 +14,46 @@ LONG: Final = (
 )
 """The same for handlers and for the way of a message, which may wait for hours."""
 _SAMPLE: Final = 64
+_MOST_NEW: Final = 256
 
 
 class Latencies:
     """Durations, counted in buckets. For one event loop.
 
     What ended before it began, because two hosts disagree about the time, took 0 s.
-
-    Attributes:
-        counts: of each bucket alone; the last one is for what is above all bounds.
-        longest: the longest duration; 0 if there is none.
     """
 
-    __slots__ = ("bounds", "counts", "longest", "sum")
+    __slots__ = (
+        *("_counts", "_longest", "_new", "_sum", "_taken", "_taken_sum"),
+        "bounds",
+    )
 
     def __init__(self, bounds: tuple[float, ...] = LONG) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-        self.longest = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._longest = 0.0
+        self._new: list[float] = []
+        self._taken = [0] * (len(bounds) + 1)
+        self._taken_sum = 0.0
+
+    @property
+    def counts(self) -> list[int]:
+        """How many each bucket alone has; the last one is above all bounds."""
+        self._count_new()
+        return self._counts
+
+    @property
+    def sum(self) -> float:
+        """The sum of all durations."""
+        self._count_new()
+        return self._sum
+
+    @property
+    def longest(self) -> float:
+        """The longest duration since the last `take`; 0 if there is none."""
+        self._count_new()
+        return self._longest
 
     @property
     def count(self) -> int:
@@ -40,10 +62,30 @@ class Latencies:
 
     def add(self, seconds: float) -> None:
         """Add one duration."""
-        seconds = max(0.0, seconds)
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.sum += seconds
-        self.longest = max(self.longest, seconds)
+        new = self._new
+        new.append(seconds)
+        if len(new) >= _MOST_NEW:
+            self._count_new()
+
+    def _count_new(self) -> None:
+        # Many at once are found their buckets in a fraction of the time.
+        new = self._new
+        if not new:
+            return
+        new.sort()
+        if new[0] < 0.0:
+            new = [max(0.0, seconds) for seconds in new]
+        below, total = 0, len(new)
+        for bucket, bound in enumerate(self.bounds):
+            end = bisect_right(new, bound, below)
+            self._counts[bucket] += end - below
+            below = end
+            if below == total:
+                break
+        self._counts[-1] += total - below
+        self._sum += sum(new)
+        self._longest = max(self._longest, new[-1])
+        self._new = []
 
     def add_since(
         self, moments: Sequence[datetime], now: datetime | None = None
@@ -65,20 +107,30 @@ class Latencies:
         longest = (now - first).total_seconds()
         bucket = bisect_left(self.bounds, (now - last).total_seconds())
         if bucket == bisect_left(self.bounds, longest):
-            self.counts[bucket] += total
+            self._counts[bucket] += total
         else:
             moments = sorted(moments)
             left = total
             # What began at this moment or later is in this bucket, or one before it.
             for bucket, bound in enumerate(self.bounds):
                 begun = bisect_left(moments, now - timedelta(seconds=bound), 0, left)
-                self.counts[bucket] += left - begun
+                self._counts[bucket] += left - begun
                 left = begun
-            self.counts[-1] += left
+            self._counts[-1] += left
         sample = moments[:: -(-total // _SAMPLE)]
         waited = sum((now - moment).total_seconds() for moment in sample)
-        self.sum += waited * total / len(sample)
-        self.longest = max(self.longest, longest)
+        self._sum += waited * total / len(sample)
+        self._longest = max(self._longest, longest)
+
+    def take(self) -> "Latencies":
+        """Return those that were added since the last `take`; the counts go on."""
+        recent = Latencies(self.bounds)
+        recent._counts = list(map(sub, self.counts, self._taken))
+        recent._sum = self._sum - self._taken_sum
+        recent._longest = self._longest
+        self._taken, self._taken_sum = self._counts.copy(), self._sum
+        self._longest = 0.0
+        return recent
 
     def quantile(self, share: float) -> float | None:
         """Return the duration that this share of all is within; None without any.

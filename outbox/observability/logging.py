@@ -2,28 +2,22 @@
 
 import asyncio
 import logging
-import re
 import sys
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from typing_extensions import override
 
-from outbox.duration import exact_duration
 from outbox.events import Event
-from outbox.observability.printable import printable
+from outbox.logs.event_record import log_event
+from outbox.logs.printable import printable
 
-STACKTRACE: Final = "stacktrace"
-"""The field of an event that is logged on lines of its own, unless it is None."""
-
-_MAX_VALUE: Final = 300
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 # For how many subjects repetitions are counted.
 _MAX_REPEATED: Final = 10_000
 
@@ -59,12 +53,6 @@ class TraceContext(logging.Filter):
         return True
 
 
-def trace_id_of(traceparent: str | None) -> str | None:
-    """Return the trace id of a W3C `traceparent`; None if it isn't one."""
-    found = _TRACEPARENT.match(traceparent or "")
-    return None if found is None or found[1] == "0" * 32 else found[1]
-
-
 class LogEvents:
     """An observer that logs each event at its level; payloads never appear.
 
@@ -94,15 +82,16 @@ class LogEvents:
 
     def __call__(self, event: Event) -> None:
         """Log one event, its fields also as `extra`."""
-        self._repeats.sum_up_due()
-        if event.ends:
-            self._repeats.end(event.ends)
-        if not self._logger.isEnabledFor(max(event.level, event.lasting_level or 0)):
+        if self._repeats.has_any:
+            self._repeats.sum_up_due()
+            if event.ends:
+                self._repeats.end(event.ends)
+        if not self._logger.isEnabledFor(event.lasting_level or event.level):
             return
         if event.about is None or self._repeats.is_first(event):
-            _log(self._logger, event)
+            log_event(self._logger, event)
         elif self._logger.isEnabledFor(logging.DEBUG):
-            _log(self._logger, event, level=logging.DEBUG)
+            log_event(self._logger, event, level=logging.DEBUG)
 
 
 @dataclass(slots=True)
@@ -124,6 +113,11 @@ class _Repeats:
         self._told: OrderedDict[tuple[object, ...], _Repeated] = OrderedDict()
         self._lock = threading.Lock()
         self._wakes = False
+
+    @property
+    def has_any(self) -> bool:
+        """Whether an event has been logged that may be repeated."""
+        return bool(self._told)
 
     def is_first(self, event: Event) -> bool:
         """Count an event; return whether to log it now."""
@@ -162,7 +156,7 @@ class _Repeats:
                 if told.count:
                     over.append(told)
         for told in over:
-            _log(self._logger, told.last, repeated=told.count)
+            log_event(self._logger, told.last, repeated=told.count)
 
     def _sum_up(self, is_over: Callable[[_Repeated], bool]) -> None:
         over = []
@@ -178,7 +172,7 @@ class _Repeats:
                         self._told[subject] = _Repeated(until, told.last)
         for told, lasts in over:
             level = told.last.lasting_level if lasts else None
-            _log(self._logger, told.last, level=level, repeated=told.count)
+            log_event(self._logger, told.last, level=level, repeated=told.count)
 
     def _wake_later(self) -> None:
         """Log repetitions in time, even if no other event comes."""
@@ -197,34 +191,3 @@ class _Repeats:
         with self._lock:
             if self._told:
                 self._wake_later()
-
-
-def _log(
-    logger: logging.Logger, event: Event, *, level: int | None = None, **more: object
-) -> None:
-    level = level or event.level
-    values = {it.name: getattr(event, it.name) for it in fields(event) if it.repr}
-    if event.advice is not None and level >= logging.WARNING:
-        values["remedy"] = event.advice
-    values |= more
-    extra = {"event": type(event).__name__, "values": values}
-    trace_id = trace_id_of(getattr(event, "traceparent", None))
-    if trace_id is not None:
-        extra["trace_id"] = trace_id
-    # Too long for one line, and for a summary.
-    trace = values.pop(STACKTRACE, None)
-    text = " ".join(f"{name}={_short(value)}" for name, value in values.items())
-    if trace is not None and not more:
-        values[STACKTRACE] = trace
-        text += "\n" + printable(trace, lines=True).rstrip()
-    logger.log(level, "%s %s", type(event).__name__, text, extra=extra)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, timedelta):
-        value = exact_duration(value)
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    if not text or any(character.isspace() for character in text):
-        text = repr(" ".join(text.split()))
-    text = printable(text)
-    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…"

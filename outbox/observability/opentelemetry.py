@@ -11,11 +11,12 @@ any command. Names and attributes are those of OpenTelemetry's semantic conventi
 messaging. Only its API is needed here; without an SDK nothing is recorded.
 """
 
-import logging
+import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
+from functools import partial
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, get_args
@@ -46,8 +47,9 @@ except ModuleNotFoundError as error:
 
 from outbox import tracing
 from outbox.errors import ConfigError, one_line
-from outbox.events import Event
+from outbox.events import Event, Observer, TracingFailed, TracingRefused
 from outbox.message import Message
+from outbox.observability.logging import LogEvents
 from outbox.tracing import CAUSE, TRACEPARENT, TRACESTATE, Traced
 
 ProcessParent: TypeAlias = Literal["auto", "producer", "ambient"]
@@ -56,7 +58,6 @@ Describe: TypeAlias = Callable[[Message], Mapping[str, AttributeValue]]
 PROCESS_PARENT: Final = "PILLARBOX_TRACE_PROCESS_PARENT"
 """The environment variable that `opentelemetry-instrument` reads."""
 
-_logger: Final = logging.getLogger("pillarbox")
 _OWN_SYSTEM: Final = "pillarbox"
 _POSTPONE: Final = "postpone"  # as the handler asked
 _SAMPLED: Final = frozenset("13579bdf")
@@ -70,6 +71,9 @@ _VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 
 _system: Final[ContextVar[str]] = ContextVar("pillarbox_system", default=_OWN_SYSTEM)
+_notify: Final[ContextVar[Observer | None]] = ContextVar(
+    "pillarbox_notify", default=None
+)
 _processing: Final[ContextVar["_Processing | None"]] = ContextVar(
     "pillarbox_processing", default=None
 )
@@ -126,11 +130,7 @@ class Instrumentor:
             )
         except ConfigError as error:
             # The application has nothing to do with it, and is to start.
-            _logger.warning(
-                "%s: %s; messages are not traced until it is corrected",
-                PROCESS_PARENT,
-                error,
-            )
+            LogEvents()(TracingRefused(reason=f"{PROCESS_PARENT}: {error}"))
 
     def uninstrument(self, **_: Any) -> None:
         """Call `uninstrument`."""
@@ -156,7 +156,7 @@ class Tracing:
         )
         self._create_spans = create_spans
         self._describe = attributes
-        self._has_failed = False
+        self._log = LogEvents()
 
     def create(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the messages, each with the context of its own span.
@@ -205,10 +205,13 @@ class Tracing:
         """Cover the handling of messages."""
         return _Processing(self, messages, consumer, system, decisions)
 
-    def receive(self, system: str) -> None:
+    def receive(self, system: str, notify: Observer | None = None) -> None:
         """Note the broker, and leave the span in which the consumer was started."""
         try:
             _system.set(system)
+            if notify is not None:
+                # A handler that fails to add a span may run in a thread.
+                _notify.set(partial(_pass_on, asyncio.get_running_loop(), notify))
             otel_context.attach(Context())
         except Exception as error:  # noqa: BLE001 (no trace may cost a message)
             self.fail(error)
@@ -293,14 +296,13 @@ class Tracing:
         return said
 
     def fail(self, error: Exception) -> None:
-        """Report the first failure of tracing; nothing else comes of any."""
-        if not self._has_failed:
-            self._has_failed = True
-            _logger.warning(
-                "tracing failed, and may go on failing without another warning: %s; "
-                "messages are not affected: check the exporter and span processors",
-                one_line(error),
-            )
+        """Report a failure of tracing; nothing else comes of it."""
+        event = TracingFailed(reason=one_line(error))
+        try:
+            (_notify.get() or self._log)(event)
+        except RuntimeError:
+            # The loop is closed.
+            self._log(event)
 
 
 class _Sending:
@@ -329,34 +331,42 @@ class _Sending:
     def _start(self) -> None:
         messages = self.messages
         parents = [message.headers.get(TRACEPARENT) for message in messages]
-        sampled = sum(
-            parent is not None and parent[-1:] in _SAMPLED for parent in parents
-        )
-        size = len(messages) if sampled <= _MAX_LINKS else _MAX_LINKS
-        published: list[Message] = []
-        for start in range(0, len(messages), size):
-            part = messages[start : start + size]
-            span = self._start_one(part, parents[start : start + size])
-            published += part if None not in parents else _injected(part, span)
-            self._spans.append(span)
-        self.messages = published
+        # The relay sends tens of thousands a second: of those that are not sampled, no
+        # more is read than that.
+        sampled = _sampled(messages, parents)
+        if len(sampled) <= _MAX_LINKS:
+            self._spans.append(self._start_one(messages, parents, sampled))
+            if None in parents:
+                self.messages = _injected(messages, self._spans[0])
+        else:
+            self._start_several(messages, parents)
         current = trace.set_span_in_context(self._spans[0])
         self._token = otel_context.attach(current)
 
-    def _start_one(
+    def _start_several(
         self, messages: Sequence[Message], parents: Sequence[str | None]
+    ) -> None:
+        published: list[Message] = []
+        for start in range(0, len(messages), _MAX_LINKS):
+            part = messages[start : start + _MAX_LINKS]
+            theirs = parents[start : start + _MAX_LINKS]
+            sampled = _sampled(part, theirs)
+            span = self._start_one(part, theirs, sampled)
+            published += part if None not in theirs else _injected(part, span)
+            self._spans.append(span)
+        self.messages = published
+
+    def _start_one(
+        self,
+        messages: Sequence[Message],
+        parents: Sequence[str | None],
+        sampled: Sequence[Message],
     ) -> Span:
         context = None
-        # The relay sends tens of thousands a second: of those that are not sampled,
-        # no more is read than that.
-        if len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1:
+        if _are_of_one_trace(parents):
             origin = context_of(messages[0])
             context = None if origin is None else parent_of(origin)
-        origins = [
-            context_of(message)
-            for message, parent in zip(messages, parents, strict=True)
-            if parent is not None and parent[-1:] in _SAMPLED
-        ]
+        origins = map(context_of, sampled)
         return self._tracing.start(
             "send",
             "send",
@@ -413,18 +423,16 @@ class _Processing:
         self._outcome = "handled"
         self._span: Span | None = None
         self._context: Any = None
-        self._ids: frozenset[str] = frozenset()
         self._outer: _Processing | None = None
         self._token: Token[_Processing | None] | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._ids = frozenset(str(message.id) for message in self._messages)
             outer = _processing.get()
             if (
                 outer is not None
                 and self._consumer == outer._consumer
-                and self._ids <= outer._ids
+                and self._ids() <= outer._ids()
             ):
                 self._outer = outer
             else:
@@ -435,7 +443,10 @@ class _Processing:
 
     def _start(self) -> None:
         ambient = trace.get_current_span().get_span_context()
-        origins = [context_of(message) for message in self._messages]
+        messages = self._messages
+        if len(messages) > 1:
+            messages = [message for message in messages if _is_sampled(message)]
+        origins = map(context_of, messages)
         known = [origin for origin in origins if origin is not None]
         links = [Link(origin) for origin in known]
         chosen = self._tracing.process_parent
@@ -460,6 +471,9 @@ class _Processing:
         )
         self._token = _processing.set(self)
         self._context = otel_context.attach(trace.set_span_in_context(self._span))
+
+    def _ids(self) -> frozenset[str]:
+        return frozenset(str(message.id) for message in self._messages)
 
     def skipped(self) -> None:
         """Say that the messages were duplicates."""
@@ -545,6 +559,32 @@ def name_of(error: BaseException) -> str:
     if kind.__module__ == "builtins":
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _sampled(
+    messages: Sequence[Message], parents: Sequence[str | None]
+) -> list[Message]:
+    return [
+        message
+        for message, parent in zip(messages, parents, strict=True)
+        if parent is not None and parent[-1:] in _SAMPLED
+    ]
+
+
+def _is_sampled(message: Traced) -> bool:
+    return message.headers.get(TRACEPARENT, "")[-1:] in _SAMPLED
+
+
+def _are_of_one_trace(parents: Sequence[str | None]) -> bool:
+    first, last = parents[0], parents[-1]
+    # Of most batches, that is enough to know that they are not.
+    if (first and first[:_TRACE_ID_END]) != (last and last[:_TRACE_ID_END]):
+        return False
+    return len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1
+
+
+def _pass_on(loop: asyncio.AbstractEventLoop, notify: Observer, event: Event) -> None:
+    loop.call_soon_threadsafe(notify, event)
 
 
 def _injected(messages: Sequence[Message], span: Span) -> Sequence[Message]:

@@ -5,12 +5,18 @@ What relay and consumer measure beyond that is in `relay/metrics.py` and
 `inbox/consuming/metrics.py`, which share the registry and the labels for topics.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.aiohttp import make_aiohttp_handler
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from typing_extensions import override
@@ -19,9 +25,14 @@ from outbox.dead_letters.events import DeadLettersMeasured
 from outbox.dead_letters.letter import Status
 from outbox.errors import ConfigError
 from outbox.events import Event, UpkeepMeasured
+from outbox.logs.printable import printable
+from outbox.observability.database_measure import (
+    DatabaseMeasured,
+    DatabaseMeasuredElsewhere,
+    DatabaseNotMeasured,
+)
 from outbox.observability.http_server import Handler
 from outbox.observability.latency import Latencies
-from outbox.observability.printable import printable
 
 OTHER: Final = "other"
 """The label of all topics that have none of their own."""
@@ -58,6 +69,59 @@ class TopicLabels:
         return label
 
 
+class Tally:
+    """One counter; its users add to `count`."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Tallies(Collector):
+    """Counters with labels, cheap enough for every message. For one event loop.
+
+    Args:
+        labels: the names of their labels.
+        registry: where they register themselves.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
+        self._tallies: dict[tuple[str, ...], Tally] = {}
+        registry.register(self)
+
+    def of(self, *values: str) -> Tally:
+        """Return the counter with these values of the labels, at 0 if it is new."""
+        tally = self._tallies.get(values)
+        if tally is None:
+            tally = self._tallies[values] = Tally()
+        return tally
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        """Give their name, so that no other metric may have it."""
+        return [self._family()]
+
+    @override
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Give their samples."""
+        family = self._family()
+        for values, tally in self._tallies.items():
+            family.add_metric(values, tally.count)
+        return [family]
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+
+
 class LatencyHistogram(Collector):
     """A histogram that takes the durations of a whole batch at once.
 
@@ -83,6 +147,10 @@ class LatencyHistogram(Collector):
         if not labels:
             self.of()
         registry.register(self)
+
+    def share(self, latencies: Latencies, *values: str) -> None:
+        """Export durations that something else adds; its buckets must be these."""
+        self._latencies[values] = latencies
 
     def of(self, *values: str) -> Latencies:
         """Return the durations with these values of the labels."""
@@ -129,12 +197,14 @@ class PrometheusEvents:
     ) -> None:
         self.registry = registry or CollectorRegistry()
         self.topics = topics or TopicLabels()
-        self._events = Counter(
-            "pillarbox_events",
-            "Events by name.",
-            ["event", "consumer"],
-            registry=self.registry,
+        self._events = Tallies(
+            "pillarbox_events", "Events by name.", ["event", "consumer"], self.registry
         )
+        self._by_event: dict[tuple[type[Event], str], Tally] = {}
+        self._learn: dict[type[Event], Callable[[Any], None]] = {
+            DeadLettersMeasured: self._measure,
+            UpkeepMeasured: self._measure_upkeep,
+        }
         self._letters = Gauge(
             "dead_letter_total",
             "Dead letters in the table by status.",
@@ -161,12 +231,14 @@ class PrometheusEvents:
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        if isinstance(event, DeadLettersMeasured):
-            self._measure(event)
-        elif isinstance(event, UpkeepMeasured):
-            self._measure_upkeep(event)
-        name = type(event).__name__
-        self._events.labels(name, getattr(event, "consumer", "")).inc()
+        kind, consumer = type(event), getattr(event, "consumer", "")
+        tally = self._by_event.get((kind, consumer))
+        if tally is None:
+            tally = self._events.of(kind.__name__, consumer)
+            self._by_event[kind, consumer] = tally
+        tally.count += 1
+        if kind in self._learn:
+            self._learn[kind](event)
 
     def _measure(self, event: DeadLettersMeasured) -> None:
         # A group without dead letters isn't in the event.
@@ -189,3 +261,119 @@ class PrometheusEvents:
         handler = make_aiohttp_handler(self.registry)
         # It only reads the query and the headers of the request.
         return {"/metrics": cast("Handler", handler)}
+
+
+class DatabaseMetrics(Collector):
+    """An observer that keeps what was measured from the database, which is a label.
+
+    Only in the replica that measures; in the others these metrics have no samples.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._measured: DatabaseMeasured | None = None
+        self._at = 0.0
+        registry.register(self)
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+        if isinstance(event, DatabaseMeasured):
+            self._measured, self._at = event, time.time()
+        elif isinstance(event, DatabaseMeasuredElsewhere | DatabaseNotMeasured):
+            self._measured = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Give the names, so that no other metric may have them."""
+        return self._collect(None)
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Give the samples."""
+        return self._collect(self._measured)
+
+    def _collect(self, found: DatabaseMeasured | None) -> Iterable[Metric]:
+        single: list[tuple[str, str, float | None]] = [
+            (
+                "pillarbox_outbox_backlog_messages",
+                "Messages that are not settled, estimated if there are many.",
+                None if found is None else found.backlog,
+            ),
+            (
+                "pillarbox_outbox_oldest_waiting_seconds",
+                "How long the oldest message that is due has waited.",
+                None
+                if found is None or found.waited is None
+                else found.waited.total_seconds(),
+            ),
+            (
+                "pillarbox_pinned_seconds",
+                "How long the oldest transaction has been in use.",
+                None if found is None else found.pinned_for.total_seconds(),
+            ),
+            (
+                "pillarbox_pinned_transactions",
+                "How many transactions the oldest one in use lies behind.",
+                None if found is None else found.pinned_by,
+            ),
+            (
+                "pillarbox_database_upkeep_age_seconds",
+                "Time since the last successful upkeep of the partitions.",
+                None
+                if found is None or found.upkeep_age is None
+                else found.upkeep_age.total_seconds(),
+            ),
+            (
+                "pillarbox_database_upkeep_failing",
+                "1 if the upkeep of the partitions has failed since its last success.",
+                None if found is None else found.upkeep_is_failing,
+            ),
+            (
+                "pillarbox_database_unmeasured_parts",
+                "Parts of the database that could not be measured.",
+                None if found is None else len(found.missing),
+            ),
+            (
+                "pillarbox_database_measuring_seconds",
+                "How long the last measurement of the database took.",
+                None if found is None else found.seconds,
+            ),
+            (
+                "pillarbox_database_measured_timestamp_seconds",
+                "When the database was last measured.",
+                None if found is None else self._at,
+            ),
+        ]
+        database = "" if found is None else found.database
+        for name, documentation, value in single:
+            family = GaugeMetricFamily(name, documentation, labels=["database"])
+            if value is not None:
+                family.add_metric([database], value)
+            yield family
+        tables: list[tuple[str, str, Mapping[str, int]]] = [
+            (
+                "pillarbox_partitions_ahead",
+                "Partitions of a table that have not begun yet.",
+                {} if found is None else found.ahead,
+            ),
+            (
+                "pillarbox_partition_gaps",
+                "Partitions that are missing for now or between those ahead.",
+                {} if found is None else found.gaps,
+            ),
+            (
+                "pillarbox_partitions_held",
+                "Partitions past their retention that unsettled rows keep.",
+                {} if found is None else found.held,
+            ),
+            (
+                "pillarbox_table_bytes",
+                "Size of a table's partitions with their indexes.",
+                {} if found is None else found.bytes,
+            ),
+        ]
+        for name, documentation, values in tables:
+            family = GaugeMetricFamily(
+                name, documentation, labels=["database", "table"]
+            )
+            for table, count in values.items():
+                family.add_metric([database, table], count)
+            yield family

@@ -21,6 +21,8 @@ class Lock(IntEnum):
     MIGRATION = 103
     DEAD_LETTERS = 104
     UPKEEP = 105
+    MEASURE = 106
+    MEASURE_BY_CONSUMER = 107
 
 
 def consumer_class(consumer: str) -> int:

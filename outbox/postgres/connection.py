@@ -1,7 +1,8 @@
 """Connections to PostgreSQL, for our own processes: async psycopg, autocommit."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import psycopg
@@ -131,6 +132,25 @@ async def connect(
         await connection.close()
         raise
     return connection
+
+
+@asynccontextmanager
+async def server_cursor(
+    connection: Connection, name: str
+) -> AsyncIterator[psycopg.AsyncServerCursor[TupleRow]]:
+    """Open a cursor of the server, in a transaction, and close it whatever happens.
+
+    psycopg leaves a cursor open, and warns when it is collected, if the connection is
+    lost or the task cancelled before the server has closed it.
+    """
+    cursor = connection.cursor(name)
+    try:
+        yield cursor
+    finally:
+        try:
+            await cursor.close()
+        finally:
+            await psycopg.AsyncCursor.close(cursor)
 
 
 class Link:

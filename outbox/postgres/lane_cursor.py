@@ -15,6 +15,12 @@ so a claim may find 12 and miss 11, whose transaction is still open. With the fl
 2. The floor rises to that number with the first later look whose snapshot shows that
    every transaction with a lower id has ended: that look saw whatever they committed.
 
+A backlog is read faster than that: each claim would read again what the claim before it
+had read. So whoever owns the cursors notes from time to time which number was the last
+one drawn, and then gets a transaction id. If every transaction with a lower id has
+ended when a look takes its snapshot, whatever has that number or a lower one is
+committed or never will be, and the look raises the floor itself.
+
 Whatever makes a row claimable again rewinds the cursor: the floor goes back, and what
 was remembered is forgotten. A look that was under way then raises nothing, and the next
 one starts from the lower floor.
@@ -47,6 +53,31 @@ class Snapshot(NamedTuple):
         return cls(int(xmin), int(xmin) + int(age))
 
 
+class Drawn:
+    """Which numbers of a sequence had been drawn when. For one event loop."""
+
+    __slots__ = ("_noted",)
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, int]] = []
+
+    def note(self, seq: int, transaction_id: int) -> None:
+        """Note that `seq` had been drawn before this transaction was given its id."""
+        self._noted.append((transaction_id, seq))
+
+    def before(self, snapshot: Snapshot) -> int:
+        """Return a number at or below which no open transaction may commit a row; -1.
+
+        Whoever is open in the snapshot, or begins later, was given its id, and drew
+        its numbers, after that one.
+        """
+        passed = [seq for id, seq in self._noted if id <= snapshot.xmin]
+        if not passed:
+            return -1
+        del self._noted[: len(passed) - 1]
+        return passed[-1]
+
+
 class LaneCursor:
     """The floor of one lane. Pure bookkeeping, for one event loop, one look at a time.
 
@@ -62,14 +93,17 @@ class LaneCursor:
         """The number up to which a look saw what had committed, and the transaction id
         that was next at the time."""
 
-    def looked(self, up_to: int, snapshot: Snapshot) -> None:
+    def looked(self, up_to: int, snapshot: Snapshot, drawn: int = -1) -> None:
         """Raise the floor as far as no open transaction may still commit a row.
 
         Args:
             up_to: a number up to which the look saw every claimable row above the
                 floor, and which had been drawn when its snapshot was taken.
             snapshot: that of the look.
+            drawn: a number that had been drawn before the id `snapshot.xmin` was given
+                out; -1 if none is known.
         """
+        self.floor = max(self.floor, min(up_to, drawn))
         if self._candidate is not None:
             candidate, next_xid = self._candidate
             if snapshot.xmin >= next_xid:
@@ -83,6 +117,14 @@ class LaneCursor:
         """Let a later look raise the floor to `up_to`; this one raises nothing."""
         if self._candidate is None:
             self._candidate = (up_to, snapshot.next_xid)
+
+    def start_at(self, watermark: int) -> None:
+        """Raise the floor to a number up to which every row was verified."""
+        self.floor = max(self.floor, watermark)
+
+    def restart(self) -> None:
+        """Begin again, because the sequence went back."""
+        self.fall_back(-1)
 
     def rewind(self, seq: int) -> None:
         """Make a row claimable again."""

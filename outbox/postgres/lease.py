@@ -34,13 +34,15 @@ import psycopg
 from typing_extensions import override
 
 from outbox.duration import exact_duration
-from outbox.errors import ConfigError, DatabaseUnavailableError
+from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
 from outbox.postgres.advisory_lock import Lock
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
 
 _MARGIN: Final = 0.2
 _BEATS: Final = 10
+# So many heartbeats in a row fail until it is reported.
+_FAILURES: Final = 2
 _MIN_LIMIT: Final = timedelta(seconds=1)
 
 
@@ -202,13 +204,17 @@ class Lease:
         lock_class: the first half of the lock's key; its members share lanes.
         groups: groups of lanes; each is shared fairly.
         limit: how long a process keeps its lanes after its last heartbeat.
-        relation: the table in which members may update rows.
+        relation: the table whose inserts ring the doorbell.
+        marks: the table into which members may insert: they write down there what
+            is done.
         doorbell: the object of the doorbell's lock in this class, if it has one.
         patience: how long it waits without a lane, while others have more than their
             share, before it reports them: longer than their batches may take.
         on_take, on_lose: called with lanes that were taken or lost.
         on_obstruct: called when the sessions in the way change; with an empty
             `Obstruction` once there are none.
+        on_fail: called with the reason when heartbeats fail again and again, and with
+            None once they work.
     """
 
     def __init__(
@@ -220,11 +226,13 @@ class Lease:
         limit: timedelta,
         application_name: str,
         relation: str = "outbox.message",
+        marks: str = "outbox.settlement",
         doorbell: int | None = None,
         patience: timedelta = timedelta(minutes=1),
         on_take: Callable[[Collection[int]], None] = lambda lanes: None,
         on_lose: Callable[[Collection[int]], None] = lambda lanes: None,
         on_obstruct: Callable[[Obstruction], None] = lambda obstruction: None,
+        on_fail: Callable[[str | None], None] = lambda reason: None,
     ) -> None:
         if limit < _MIN_LIMIT:
             raise ConfigError(
@@ -237,7 +245,11 @@ class Lease:
         self._on_take = on_take
         self._on_lose = on_lose
         self._on_obstruct = on_obstruct
+        self._on_fail = on_fail
+        self._failures = 0
+        self._failure: str | None = None
         self._relation = relation
+        self._marks = marks
         self._doorbell = doorbell
         self._patience = patience.total_seconds()
         self._suspected: frozenset[int] = frozenset()
@@ -283,12 +295,25 @@ class Lease:
             while True:
                 try:
                     await self.beat()
+                    self._note_beat(None)
                     await self._rest()
-                except (psycopg.Error, DatabaseUnavailableError):
+                except (psycopg.Error, DatabaseUnavailableError) as error:
                     await self._lose_all()
+                    self._note_beat(message_of(error))
                     await asyncio.sleep(random.uniform(0.1, 1.0))  # noqa: S311
         finally:
             await self._lose_all()
+
+    def _note_beat(self, failure: str | None) -> None:
+        """Report what changed since the last heartbeat.
+
+        Of failures from the second in a row: the first may be a lost session.
+        """
+        self._failures = 0 if failure is None else self._failures + 1
+        reason = failure if self._failures >= _FAILURES else None
+        if reason != self._failure:
+            self._failure = reason
+            self._on_fail(reason)
 
     async def close(self) -> None:
         """Give all lanes back. Only needed if `run` was never started."""
@@ -333,6 +358,7 @@ class Lease:
             member=Lock.MEMBER,
             bell=self._doorbell,
             relation=self._relation,
+            marks=self._marks,
         )
         return [_Seen(*row) for row in rows]
 

@@ -3,4 +3,6 @@
 -- Gives: partition (null: none was checked), outcome, problem to report
 -- Index: none
 SELECT f.partition, f.outcome, f.problem
-  FROM outbox.partition_policy p, outbox.finish_detached(p.parent_table) f
+  -- Leaders first: their followers' partitions can go when theirs have gone.
+  FROM (SELECT q.parent_table FROM outbox.partition_policy q ORDER BY q.follows NULLS FIRST, q.parent_table) p,
+       outbox.finish_detached(p.parent_table) f

@@ -1,25 +1,13 @@
 -- Does:  List dead letters, newest first, without the columns that the monitor may not read.
--- Takes: newer_than, older_than, since, until, id, status, topic, topic_prefix, key, tenant, origin, message_id, reason (its first 80 characters), error (null: any), before_at and before_id (null: from the newest), max_rows (null: all)
+-- Takes: as select_dead_letters.sql; before_at and before_id (null: from the newest), max_rows (null: all)
 -- Gives: the columns of outbox.dead_letters.letter.Summary
--- Index: dead_letter_status_idx, or dead_letter_topic_idx where a topic is given
+-- Index: as select_dead_letters.sql
 SELECT id, created_at, updated_at, status, retry_count, retry_after, origin, message_id,
        topic, key, tenant, attempts, error_reason, discard_reason, discarded_by
-  FROM {schema}.dead_letter
- WHERE created_at >= greatest(now() - CAST(%(newer_than)s AS interval), CAST(%(since)s AS timestamptz), '-infinity')
-   AND created_at <= least(now() - CAST(%(older_than)s AS interval), CAST(%(until)s AS timestamptz), 'infinity')
-   AND (CAST(%(id)s AS uuid) IS NULL OR id = CAST(%(id)s AS uuid))
-   AND (CAST(%(status)s AS text) IS NULL OR status = CAST(%(status)s AS text))
-   AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
-   AND (CAST(%(topic_prefix)s AS text) IS NULL
-        OR starts_with(topic, CAST(%(topic_prefix)s AS text)))
-   AND (CAST(%(key)s AS text) IS NULL OR key = CAST(%(key)s AS text))
-   AND (CAST(%(tenant)s AS text) IS NULL OR tenant = CAST(%(tenant)s AS text))
-   AND (CAST(%(origin)s AS text) IS NULL OR origin = CAST(%(origin)s AS text))
-   AND (CAST(%(message_id)s AS text) IS NULL OR message_id = CAST(%(message_id)s AS text))
-   AND (CAST(%(reason)s AS text) IS NULL OR left(error_reason, 80) = CAST(%(reason)s AS text))
-   AND (CAST(%(error)s AS text) IS NULL
-        OR position(lower(CAST(%(error)s AS text)) IN lower(error_reason)) > 0)
-   AND (CAST(%(before_id)s AS uuid) IS NULL
-        OR (created_at, id) < (CAST(%(before_at)s AS timestamptz), CAST(%(before_id)s AS uuid)))
+  FROM (
+{selected}
+       ) AS selected
+ WHERE CAST(%(before_id)s AS uuid) IS NULL
+    OR (created_at, id) < (CAST(%(before_at)s AS timestamptz), CAST(%(before_id)s AS uuid))
  ORDER BY created_at DESC, id DESC
  LIMIT CAST(%(max_rows)s AS bigint)

@@ -1,8 +1,8 @@
 -- Does:  List partitions past their retention, and whether they are hours late.
 -- Takes: nothing
--- Gives: step, parent_table, partition, unsettled, statement, late, the table's owner (if the partition has another)
+-- Gives: step, parent_table, partition, unsettled, reason, statement, late, the table's owner (if the partition has another)
 -- Index: none
-SELECT p.step, p.parent_table, p.partition, p.unsettled, p.statement,
+SELECT p.step, p.parent_table, p.partition, p.unsettled, p.reason, p.statement,
        coalesce(r.planned_at, p.ends_at + q.retention) < now() - interval '3 hours',
        CASE WHEN c.relowner <> o.relowner THEN o.relowner::regrole::text END
   FROM outbox.upkeep_plan() p JOIN outbox.partition_policy q USING (parent_table)

@@ -1,5 +1,6 @@
 -- Does:  Read the policy of every table.
 -- Takes: nothing
--- Gives: parent_table, span, retention, premake, minimum, keep_table, archive
+-- Gives: parent_table, span, retention, premake, minimum, keep_table, archive, follows
 -- Index: partition_policy_pkey
-SELECT parent_table, span, retention, premake, minimum, keep_table, archive FROM outbox.partition_policy ORDER BY 1
+SELECT parent_table, span, retention, premake, minimum, keep_table, archive, follows
+  FROM outbox.partition_policy ORDER BY coalesce(follows, parent_table), follows NULLS FIRST, parent_table

@@ -22,7 +22,16 @@ from outbox.errors import (
     one_line,
     traceback_of,
 )
-from outbox.web import dead_letters, jobs, operations, partitions, processes
+from outbox.web import (
+    blocked,
+    dead_letters,
+    jobs,
+    messages,
+    operations,
+    overview,
+    partitions,
+    processes,
+)
 from outbox.web.events import LoginRefused, RequestFailed
 from outbox.web.frame import (
     STATIC,
@@ -91,11 +100,14 @@ def web_app(settings: Settings, identify: Identify) -> Starlette:
     }
     routes += [
         Route("/dead-letters/{side}/{id:uuid}", _seen(dead_letters.show_letter)),
+        Route("/messages/{id:uuid}", _seen(messages.show_message)),
         *(Route(path, _seen(it), methods=["POST"]) for path, it in actions.items()),
     ]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
+        # Before anybody looks: an operation may have been left behind.
+        frame.runner.start()
         yield
         await close(app)
 
@@ -326,9 +338,12 @@ async def _say(request: Request, status: int, title: str, said: str) -> Response
 
 
 _SECTIONS: Final[tuple[Section, ...]] = (
+    overview.SECTION,
     dead_letters.SECTION,
-    partitions.SECTION,
-    jobs.SECTION,
+    messages.SECTION,
+    blocked.SECTION,
     processes.SECTION,
+    jobs.SECTION,
+    partitions.SECTION,
     operations.SECTION,
 )

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from outbox.administration.connection import AdministrationConnection
 from outbox.dead_letters.criteria import Criteria, Place
 from outbox.dead_letters.inspect import Desk
-from outbox.dead_letters.letter import Letter, Status, Summary, decode_json
+from outbox.dead_letters.letter import Status, Summary, decode_json
 from outbox.dead_letters.statement import Schema, Statement, statement
-from outbox.web.frame import Section, frame_of
+from outbox.web.frame import Frame, Section, frame_of
+from outbox.web.login import Viewer
 from outbox.web.selection import (
     SIDES,
     STATUSES,
@@ -173,23 +174,19 @@ async def show_letter(request: Request) -> Response:
             )
         *summary, version, content_type, is_readable = row
         letter = Summary.of(summary)
-        if not frame.settings.show_payloads:
-            contents = Contents(
-                hidden="Start pillarbox web with --show-payloads to show them to "
-                "viewers who may see them."
-            )
-        elif not viewer.sees_payloads:
-            contents = Contents(
-                hidden=f"{viewer.name} may not see them: the word payloads is missing "
-                "in the line of this viewer in the token file."
-            )
-        elif not is_readable:
-            contents = Contents(
-                hidden="The page's database role may not read them: GRANT SELECT ON "
-                f"{side}.dead_letter TO it."
-            )
-        else:
-            contents = show(Desk(connection, side).read(id), frame.settings.redact)
+        hidden = why_hidden(
+            frame, viewer, f"{side}.dead_letter", is_readable=is_readable
+        )
+        if hidden:
+            return letter, version, content_type, Contents(hidden=hidden)
+        whole = Desk(connection, side).read(id)
+        contents = show(
+            whole.content_type,
+            whole.headers,
+            bytes(whole.payload),
+            whole.error_stacktrace,
+            frame.settings.redact,
+        )
         return letter, version, content_type, contents
 
     letter, version, content_type, contents = await frame.database.run(read)
@@ -208,8 +205,14 @@ async def show_letter(request: Request) -> Response:
     )
 
 
-def show(letter: Letter, redact: Callable[[str], str]) -> Contents:
-    """Return what a dead letter holds, after the hook has seen it."""
+def show(
+    content_type: str,
+    headers: object,
+    payload: bytes,
+    stacktrace: str | None,
+    redact: Callable[[str], str],
+) -> Contents:
+    """Return what a message or a dead letter holds, after the hook has seen it."""
 
     def shown(text: str) -> str:
         try:
@@ -220,22 +223,39 @@ def show(letter: Letter, redact: Callable[[str], str]) -> Contents:
             return f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} characters more"
         return text
 
-    payload = bytes(letter.payload)
-    decoded = decode_json(letter.content_type, payload)
+    decoded = decode_json(content_type, payload)
     text = (
         payload.decode(errors="backslashreplace")
         if decoded is None
         else json.dumps(decoded[0], indent=2, ensure_ascii=False)
     )
-    headers = (
-        letter.headers if isinstance(letter.headers, dict) else {"": letter.headers}
-    )
+    named = headers if isinstance(headers, dict) else {"": headers}
     return Contents(
-        headers=tuple((name, shown(str(value))) for name, value in headers.items()),
+        headers=tuple((name, shown(str(value))) for name, value in named.items()),
         payload=shown(text),
         payload_bytes=len(payload),
-        stacktrace=letter.error_stacktrace and shown(letter.error_stacktrace),
+        stacktrace=stacktrace and shown(stacktrace),
     )
+
+
+def why_hidden(frame: Frame, viewer: Viewer, table: str, *, is_readable: bool) -> str:
+    """Say which lock keeps contents from being shown; empty if none does."""
+    if not frame.settings.show_payloads:
+        return (
+            "Start pillarbox web with --show-payloads to show them to viewers who may "
+            "see them."
+        )
+    if not viewer.sees_payloads:
+        return (
+            f"{viewer.name} may not see them: the word payloads is missing in the line "
+            "of this viewer in the token file."
+        )
+    if not is_readable:
+        return (
+            "The page's database role may not read them: GRANT SELECT ON "
+            f"{table} TO it."
+        )
+    return ""
 
 
 SECTION: Final = Section(

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse
 
 from outbox.administration.connection import AdministrationConnection
-from outbox.duration import exact_duration, write_duration
+from outbox.duration import brief_duration, exact_duration, write_duration
 from outbox.events import Observers
 from outbox.web.database import Database
 from outbox.web.live import Cache, Streams
@@ -109,7 +109,12 @@ class Frame:
             lstrip_blocks=True,
         )
         self._templates.filters.update(
-            age=age, moment=moment, size=size, duration=exact_duration, number=number
+            age=age,
+            moment=moment,
+            size=size,
+            brief=brief_duration,
+            duration=exact_duration,
+            number=number,
         )
         self._templates.globals["with_query"] = with_query
         self._templates.globals["static"] = {

@@ -28,7 +28,8 @@ def read_page(
 ) -> dict[str, Any]:
     """Read the partitions of every table, and what the upkeep did and would do."""
     del query
-    tables = read_partitions(connection)
+    steps = plan_upkeep(connection)
+    tables = read_partitions(connection, steps)
     return {
         "signs": SIGNS,
         "tables": [
@@ -44,7 +45,7 @@ def read_page(
         "most_counted": _MOST_COUNTED,
         "upkeep": read_upkeep(connection),
         "max_silence": MAX_SILENCE,
-        "steps": [it for it in plan_upkeep(connection) if it.step not in _SILENT],
+        "steps": [it for it in steps if it.step not in _SILENT],
     }
 
 

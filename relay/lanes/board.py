@@ -37,9 +37,12 @@ class LaneBoard:
         self._look_everywhere = True
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
+        self._wants_due = asyncio.Event()
         self._clock_offset = timedelta(0)
         self._most_rows = _ALL
         self.horizon = XidHorizon()
+        self.log_horizon = XidHorizon()
+        """The same for the entries of the log."""
         self.aside: set[UUID] = set()
         """Rows being moved to the dead letters; claims leave them out."""
 
@@ -147,12 +150,9 @@ class LaneBoard:
         """Return a lane, if it is still ours."""
         return self._known.get(number)
 
-    def count_blocked_keys(self, most: int) -> int:
-        """Count the blocked keys of our lanes; a congested lane counts as `most`."""
-        return sum(
-            most if lane.congested else len(lane.blocked)
-            for lane in self._known.values()
-        )
+    def count_blocked_keys(self) -> int:
+        """Count the blocked keys of our lanes."""
+        return sum(len(lane.deferrals.blocked) for lane in self._known.values())
 
     def numbers(self) -> list[int]:
         """Return the numbers of our lanes."""
@@ -173,6 +173,15 @@ class LaneBoard:
             min((lane.oldest for lane in lanes), default=BEGINNING),
             max([newest, *(lane.newest + SKEW for lane in lanes)]),
         )
+
+    def ask_for_due(self) -> None:
+        """Have due messages looked for now, because few of those found are left."""
+        self._wants_due.set()
+
+    async def wants_due(self) -> None:
+        """Wait until somebody wants due messages."""
+        await self._wants_due.wait()
+        self._wants_due.clear()
 
     async def work(self) -> None:
         """Wait until a lane can be picked."""

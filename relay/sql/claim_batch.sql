@@ -1,13 +1,13 @@
 -- Does:  Read the next messages of leased lanes, bounded in rows and in bytes. Locks nothing.
--- Takes: lanes, floors (same length), oldest and newest created_at, blocked keys, aside (ids to leave out), only (these seqs; null: all), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
--- Gives: lane, seq, id, created_at, attempts, topic, key, tenant, payload, content_type, headers, schema_version, verdict (null: loaded, next: left for the next claim, settle or aside: too large), too_large (the field that is over its limit), snapshot (in the first row)
--- Index: message_ready_idx on each partition between oldest and newest
+-- Takes: lanes, floors (same length), oldest (rounded down to 15 minutes) and newest created_at, aside (ids to leave out), max_rows, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
+-- Gives: lane, seq, id, created_at, topic, key, tenant, payload, content_type, headers, schema_version, due_at (null: when it was created), verdict (null: loaded, scheduled: not due yet, next: left for the next claim, settle or aside: too large), too_large (the field that is over its limit), snapshot (in the first row)
+-- Index: message_lane_idx and settlement_lane_idx on each partition between oldest and newest
 -- Every claim plans it again, and the time that takes grows with the statement. So what is needed
 -- only for rows that are not loaded comes last, and each level leaves little to repeat.
-SELECT lane, seq, id, created_at, attempts,
+SELECT lane, seq, id, created_at,
        -- Of a row that is not loaded, only the beginning of the topic leaves the server.
        CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
-       CASE WHEN loaded THEN key END AS key,
+       CASE WHEN loaded OR early AND octet_length(key) <= %(max_indexed)s THEN key END AS key,
        CASE WHEN loaded THEN tenant END AS tenant,
        CASE WHEN loaded THEN payload END AS payload,
        CASE WHEN loaded THEN content_type END AS content_type,
@@ -15,8 +15,10 @@ SELECT lane, seq, id, created_at, attempts,
        -- values that it can't decode, in rows inserted by hand.
        CASE WHEN loaded THEN nullif(headers, '{}'::jsonb)::text END AS headers,
        schema_version,
+       CASE WHEN loaded AND available_at > created_at THEN available_at END AS due_at,
        CASE WHEN NOT loaded THEN
-            CASE WHEN bytes > 0 THEN 'next' WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
+            CASE WHEN early THEN 'scheduled' WHEN bytes > 0 THEN 'next'
+                 WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
        CASE WHEN NOT loaded THEN
             CASE WHEN octet_length(topic) > %(max_indexed)s THEN 'topic'
                  WHEN octet_length(key) > %(max_indexed)s THEN 'key'
@@ -32,7 +34,7 @@ SELECT lane, seq, id, created_at, attempts,
   FROM (
       SELECT weighed.*,
              -- One message always passes.
-             bytes > 0 AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
+             bytes > 0 AND NOT early AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
         FROM (
             SELECT measured.*,
                    -- In the order of the nested loop, lane by lane: no sort. It keeps only a pointer
@@ -41,7 +43,8 @@ SELECT lane, seq, id, created_at, attempts,
               FROM (
                   SELECT ready.*,
                          -- Of what is too large: negative if it can be moved with the batch, else 0.
-                         CASE WHEN header_bytes <= %(max_headers)s
+                         CASE WHEN early THEN 0
+                              WHEN header_bytes <= %(max_headers)s
                                AND octet_length(payload) <= %(max_payload)s
                                -- If they are short in total, each of them is.
                                AND (text_bytes <= least(%(max_indexed)s, %(max_tenant)s, %(max_content_type)s)
@@ -56,15 +59,15 @@ SELECT lane, seq, id, created_at, attempts,
                               ELSE 0 END AS bytes
                     FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS leased (lane, floor)
                    CROSS JOIN LATERAL (
-                       SELECT m.lane, m.seq, m.id, m.created_at, m.attempts, m.topic, m.key, m.tenant,
-                              m.content_type, m.schema_version, m.headers, m.payload,
+                       SELECT m.lane, m.seq, m.id, m.created_at, m.topic, m.key, m.tenant,
+                              m.content_type, m.schema_version, m.headers, m.payload, m.available_at,
+                              coalesce(m.available_at > now(), false) AS early,
                               octet_length(m.topic)::bigint + octet_length(m.content_type)
                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
                               -- All other sizes are known without reading the value. The value at
                               -- the empty path is the whole one, decompressed but not traversed.
                               -- Where decompressing alone would be expensive, the size is the most
-                              -- that it can be: an UPDATE of the row decompresses it too, to see
-                              -- whether it belongs in message_cause_idx.
+                              -- that it can be.
                               CASE WHEN pg_column_compression(m.headers) IS NULL
                                    THEN pg_column_size(m.headers)
                                    WHEN pg_column_size(m.headers) > %(max_headers)s
@@ -75,12 +78,23 @@ SELECT lane, seq, id, created_at, attempts,
                           AND m.seq > leased.floor
                           AND m.created_at >= %(oldest)s
                           AND m.created_at < %(newest)s
-                          AND m.available_at IS NULL
-                          AND m.published_at IS NULL
-                          AND m.dead_lettered_at IS NULL
-                          AND (m.key IS NULL OR m.key <> ALL (%(blocked)s::text[]))
+                          -- One hash table of what has a mark above the floors, for all lanes. The
+                          -- array hides from the planner how many there are: expecting too many
+                          -- for a hash table, it would search the list for each row.
+                          AND m.id NOT IN (
+                                  SELECT unnest(ARRAY(
+                                      SELECT unnest(mark.ids)
+                                        FROM unnest(%(lanes)s::smallint[], %(floors)s::bigint[]) AS marked (lane, floor)
+                                       CROSS JOIN LATERAL (
+                                           SELECT s.ids
+                                             FROM outbox.settlement AS s
+                                            WHERE s.lane = marked.lane
+                                              AND s.last_seq > marked.floor
+                                              AND s.created_at >= %(oldest)s
+                                              AND s.created_at < %(newest)s
+                                            -- By the index: how few there are is not in the statistics.
+                                            ORDER BY s.last_seq) AS mark)))
                           AND m.id <> ALL (%(aside)s::uuid[])
-                          AND (%(only)s::bigint[] IS NULL OR m.seq = ANY (%(only)s::bigint[]))
                         ORDER BY m.seq
                         LIMIT %(max_rows)s
                    ) AS ready

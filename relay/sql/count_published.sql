@@ -1,12 +1,12 @@
 -- Does:  Count the messages that a replay would publish again, by topic.
 -- Takes: as find_published.sql
 -- Gives: topic, messages, oldest and newest created_at
--- Index: none; reads the days between since and until from end to end
+-- Index: none; reads the days between since and until from end to end, and the marks of what matches
 SELECT topic, count(*) AS messages, min(created_at) AS oldest, max(created_at) AS newest
-  FROM outbox.message
+  FROM outbox.message_status
  WHERE created_at >= %(since)s
    AND created_at < %(until)s
-   AND published_at IS NOT NULL
+   AND state = 'published'
    AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
    AND (CAST(%(topic_prefix)s AS text) IS NULL
         OR starts_with(topic, CAST(%(topic_prefix)s AS text)))

@@ -1,12 +1,12 @@
 -- Does:  Find published messages, in the order in which they were added.
 -- Takes: since, until (created_at), topic, topic_prefix, key, tenant, max_rows; null for any
 -- Gives: id, created_at
--- Index: none; reads the days between since and until from end to end
+-- Index: none; reads the days between since and until from end to end, and the marks of what matches
 SELECT id, created_at
-  FROM outbox.message
+  FROM outbox.message_status
  WHERE created_at >= %(since)s
    AND created_at < %(until)s
-   AND published_at IS NOT NULL
+   AND state = 'published'
    AND (CAST(%(topic)s AS text) IS NULL OR topic = CAST(%(topic)s AS text))
    AND (CAST(%(topic_prefix)s AS text) IS NULL
         OR starts_with(topic, CAST(%(topic_prefix)s AS text)))

@@ -1,9 +1,10 @@
--- Does:  Read the database's clock, the last seq that was assigned, and a new transaction id.
+-- Does:  Read the database's clock, the last seq and the last entry that were assigned, and a new transaction id.
 -- Takes: nothing
--- Gives: one row: now, seq, transaction_id
+-- Gives: one row: now, seq, entry, transaction_id
 -- Index: none
 SELECT clock_timestamp() AS now,
        -- last_value is 1 also if the sequence was never used.
-       last_value - (NOT is_called)::int AS seq,
+       message_seq.last_value - (NOT message_seq.is_called)::int AS seq,
+       deferral_entry_seq.last_value - (NOT deferral_entry_seq.is_called)::int AS entry,
        pg_catalog.pg_current_xact_id()::text::bigint AS transaction_id
-  FROM outbox.message_seq
+  FROM outbox.message_seq, outbox.deferral_entry_seq

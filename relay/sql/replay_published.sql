@@ -1,13 +1,12 @@
--- Does:  Make published messages ready again, with no attempts counted, as if they were new.
+-- Does:  Request that published messages are published again.
 -- Takes: ids, first and last created_at of the batch
 -- Gives: nothing; the row count
--- Index: message_pkey on each partition between first and last
-UPDATE outbox.message
-   SET published_at = NULL,
-       available_at = NULL,
-       attempts = 0,
-       last_error = NULL
+-- Index: message_pkey, settlement_lane_idx and deferral_message_idx on each partition between first and last
+INSERT INTO outbox.deferral (created_at, due_at, seq, id, run, lane, cause, key, requested_by)
+SELECT created_at, clock_timestamp(), seq, id, run + 1, lane, 'replayed', key, session_user
+  FROM outbox.message_status
  WHERE id = ANY (%(ids)s::uuid[])
    AND created_at BETWEEN %(first)s AND %(last)s
-   -- Another replay may have done it in the meantime.
-   AND published_at IS NOT NULL
+   -- Another replay may have requested it in the meantime.
+   AND state = 'published'
+ ORDER BY seq

@@ -113,7 +113,7 @@ BROKERS: Final[dict[str, Callable[[], AbstractContextManager[Broker]]]] = {
 
 def _waiting_in_postgres(url: str) -> int:
     """Count deliveries that are not acked."""
-    query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     with psycopg.connect(url) as connection:
         ((count,),) = connection.execute(query).fetchall()
     return int(count)

@@ -98,7 +98,7 @@ class Counters:
 
     def waiting(self) -> int:
         """How many deliveries are not acked, if the database is the broker."""
-        query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+        query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
         ((count,),) = self._inspection.rows(query)
         return int(count)
 

@@ -11,7 +11,7 @@ from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
-from tests.fixtures.waiting import let_pass, wait_for
+from tests.fixtures.waiting import let_pass, wait_until_none
 
 pytestmark = pytest.mark.fault
 
@@ -45,7 +45,7 @@ def test_every_message_takes_effect_once_although_consumers_are_killed(
         handling.append(counters.start(broker.url))
     counters.wait_for_count(writer.added)
     inspection.wait_until_settled()
-    wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
+    wait_until_none("deliveries wait", broker.waiting)
 
     numbers = counters.numbers()
     if not broker.ordered:

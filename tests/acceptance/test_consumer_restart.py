@@ -14,7 +14,7 @@ from tests.acceptance.counters import Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
-from tests.fixtures.waiting import let_pass, wait_for
+from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(3600)]
 
@@ -142,7 +142,7 @@ def expect_each_once(
 ) -> None:
     """Wait until each message has had its effect, once, and is acked."""
     counters.wait_for_count(writer.added)
-    wait_for("all is acked", lambda: not waiting(), seconds=120, pause=0.5)
+    wait_until_none("deliveries wait", waiting)
     numbers = counters.numbers()
     if not ordered:
         numbers = {key: sorted(of_key) for key, of_key in numbers.items()}

@@ -160,6 +160,9 @@ async def test_a_consumer_exports_handled_and_dead_lettered_counts_to_prometheus
         f"pillarbox_consumer_handler_duration_seconds_count{labels}",
         'pillarbox_events_total{consumer="billing",event="MessageHandled"} 1.0',
         f'dead_letter_total{{{origin},status="PENDING"}} 1.0',
+        # No relay does it.
+        "\npillarbox_database_measured_timestamp_seconds{",
+        'table="inbox.receipt"} ',
     ):
         wait_for(wanted, partial(is_in, wanted, consumer), seconds=60)
     assert f"dead_letter_age_seconds{{{origin}}}" in scrape(consumer)

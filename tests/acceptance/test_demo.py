@@ -2,8 +2,13 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +19,26 @@ from examples.shop.orders import TOPIC
 from outbox import Message
 from outbox.errors import ConfigError
 from tests.fixtures.processes import ROOT
+from tests.fixtures.waiting import wait_for
+
+DEMO = (sys.executable, "-m", "examples.shop")
+BY_DEFAULT, *OTHERS = NAMES
+
+
+def as_variant(broker: str) -> Any:
+    return pytest.param(broker, marks=pytest.mark.variant)
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "PILLARBOX_DATABASE_URL"}
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "examples.shop", *arguments],
+        [*DEMO, *arguments],
         check=False,
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "PILLARBOX_DATABASE_URL"},
+        env=environment(),
         capture_output=True,
         text=True,
     )
@@ -29,7 +46,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("broker", NAMES)
+@pytest.mark.parametrize("broker", [BY_DEFAULT, *map(as_variant, OTHERS)])
 def test_everything_holds(broker: str) -> None:
     shown = demo("--orders", "200", "--duplicates", "20", "--broker", broker)
 
@@ -41,6 +58,33 @@ def test_everything_holds(broker: str) -> None:
         assert "LedgerDownError: the ledger does not answer" in shown.stdout
         assert counted(shown.stdout, "dead letters of billing") > 0
         assert counted(shown.stdout, "dead letters that are PENDING") == 0
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(600)
+def test_the_page_stays_open_on_the_shop_until_ctrl_c(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    with shown.open("wb") as output:
+        demo = subprocess.Popen(
+            [*DEMO, "--orders", "50", "--duplicates", "5", "--web", "0"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        wait_for("the page", lambda: "Press Ctrl-C" in shown.read_text(), seconds=400)
+        (link,) = re.findall(r"page +(http://\S+)/login#", shown.read_text())
+        with urllib.request.urlopen(f"{link}/login") as page:
+            assert b"pillarbox" in page.read()
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(timeout=120) == 0
+    finally:
+        demo.kill()
+        demo.wait()
+    assert shown.read_text().endswith("stopping\n")
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{link}/login")
 
 
 def counted(said: str, what: str) -> int:

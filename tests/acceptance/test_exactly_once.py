@@ -9,7 +9,7 @@ from tests.acceptance.fixtures import Figures
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
-from tests.fixtures.waiting import let_pass, wait_for
+from tests.fixtures.waiting import let_pass, wait_for, wait_until_none
 
 pytestmark = pytest.mark.fault
 
@@ -57,7 +57,7 @@ def test_every_message_is_handled_once_although_relays_and_consumers_are_killed(
             handling.pop().kill()
             handling.append(counters.start())
     inspection.wait_until_settled()
-    wait_for("all is acked", lambda: not counters.waiting(), seconds=300)
+    wait_until_none("deliveries wait", counters.waiting)
 
     assert counters.numbers() == writer.numbers()
     assert counters.receipts() == writer.added
@@ -75,7 +75,7 @@ def test_concurrent_duplicates_are_handled_once(
     both = [counters.start() for _ in range(2)]
     wait_for("lanes are shared", lambda: counters.shares() == [8, 8])
     inspection.run(LET_GO_TWICE)
-    wait_for("all is acked", lambda: not counters.waiting())
+    wait_until_none("deliveries wait", counters.waiting)
     assert all(counters.count_of(counter.pid) for counter in both)
     skipped = sum(counter.log().count("DuplicateSkipped") for counter in both)
     assert skipped == writer.added
@@ -94,6 +94,6 @@ def test_a_handler_that_raises_leaves_no_receipt_and_no_effects(
     assert counters.receipts() == 0
 
     inspection.run("DELETE FROM doubt")
-    wait_for("it is acked", lambda: not counters.waiting())
+    wait_until_none("deliveries wait", counters.waiting)
     assert counters.numbers() == writer.numbers()
     assert counters.receipts() == 1

@@ -12,7 +12,7 @@ from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays, as_role
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess, command_line
-from tests.fixtures.waiting import wait_for
+from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -76,7 +76,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
         wait_for("its lanes are taken", lambda: counters.shares() == [16])
     wait_for("the other handles all of it", lambda: counters.count() == COUNT)
     assert counters.count_of(other.pid) == COUNT
-    wait_for("all is acked", lambda: not counters.waiting())
+    wait_until_none("deliveries wait", counters.waiting)
 
     frozen.thaw()
     # What it had begun it begins again, and finds the receipts.
@@ -88,6 +88,6 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
 
     writer.add(COUNT)
     inspection.wait_until_settled()
-    wait_for("all is acked", lambda: not counters.waiting(), seconds=240)
+    wait_until_none("deliveries wait", counters.waiting)
     assert counters.numbers() == writer.numbers()
     assert counters.count_of(frozen.pid) > 0

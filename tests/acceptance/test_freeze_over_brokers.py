@@ -11,7 +11,7 @@ from tests.acceptance.counters import IMPATIENT, Counters
 from tests.acceptance.inspection import Inspection
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
-from tests.fixtures.waiting import wait_for
+from tests.fixtures.waiting import wait_for, wait_until_none
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(1800)]
 
@@ -59,7 +59,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
         frozen.freeze()
     counters.wait_for_count(count)
     assert counters.count_of(other.pid) == count
-    wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
+    wait_until_none("deliveries wait", broker.waiting)
 
     frozen.thaw()
     # What it had begun it begins again, and finds the receipts.
@@ -72,7 +72,7 @@ def test_after_a_takeover_the_frozen_process_commits_nothing(
 
     wait_for("it takes part again", takes_part, pause=0.5)
     counters.wait_for_count(writer.added)
-    wait_for("all is acked", lambda: not broker.waiting(), seconds=120, pause=0.5)
+    wait_until_none("deliveries wait", broker.waiting)
     numbers = {key: sorted(of_key) for key, of_key in counters.numbers().items()}
     assert numbers == writer.numbers()
     assert counters.receipts() == writer.added

@@ -12,6 +12,7 @@ from tests.acceptance.relays import Relays, as_role
 from tests.fixtures.hostile_rows import (
     ROWS,
     ROWS_FROM_BEFORE,
+    insert_charged,
     insert_incompressible,
     insert_rows,
 )
@@ -23,8 +24,7 @@ MOST_MEMORY = 256 * MIB
 NEIGHBOURS = 64
 neighbours = ((NEIGHBOURS, {"topic": "'neighbour'", "key": "'neighbour ' || n"}),)
 UNSETTLED = (
-    "topic <> 'neighbour' AND available_at IS NULL"
-    " AND published_at IS NULL AND dead_lettered_at IS NULL"
+    "topic <> 'neighbour' AND state NOT IN ('published', 'dead_lettered', 'scheduled')"
 )
 
 
@@ -43,7 +43,7 @@ def arrived(inspection: Inspection) -> bool:
 
 def settled(inspection: Inspection) -> bool:
     return inspection.rows(
-        f"SELECT NOT EXISTS (SELECT FROM outbox.message WHERE {UNSETTLED})"
+        f"SELECT NOT EXISTS (SELECT FROM outbox.message_status WHERE {UNSETTLED})"
     ) == [(True,)]
 
 
@@ -65,6 +65,7 @@ def test_hostile_rows_of_every_kind_cost_little_memory_and_are_all_settled(
     insert_rows(as_role(url, "pillarbox_application"), (*ROWS, *neighbours))
     lift_limits(url)
     insert_rows(url, ROWS_FROM_BEFORE)
+    insert_charged(url)
 
     relay = relays.start(broker, "--max-attempts=1")
     wait_for("the neighbours arrive", partial(arrived, inspection), seconds=200)
@@ -100,7 +101,7 @@ def test_messages_behind_oversized_rows_do_not_wait(
     # They had arrived before the last of the large ones was moved.
     assert inspection.rows(
         "SELECT (SELECT max(created_at) FROM inbox.delivery) < max(dead_lettered_at)"
-        "  FROM outbox.message"
+        "  FROM outbox.message_status"
     ) == [(True,)]
     # Nothing is lost, and no schedule loads them: they are retried by hand.
     assert inspection.rows(

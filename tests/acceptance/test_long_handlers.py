@@ -91,7 +91,7 @@ class Printers:
 
     def wait_for_acks(self) -> None:
         """Wait until nothing is left to deliver."""
-        query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+        query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
         wait_for("all is acked", lambda: self._inspection.rows(query) == [(0,)])
 
     def _command(self, *arguments: str) -> RunningProcess:

@@ -8,7 +8,7 @@ needs one unlucky moment, which a test that cancels at random would find once a 
 import asyncio
 import gc
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -69,12 +69,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 @pytest.fixture(autouse=True)
-def little_to_collect() -> Iterator[None]:
+def little_to_collect() -> None:
     """Have the many collections here look at the objects of this test alone."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def _publishing(make: Callable[[], Publisher], topic: str) -> Call:

@@ -1,6 +1,8 @@
 """docker/compose.yaml: it starts in order, does its work, and ends in order."""
 
 import json
+import re
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +12,10 @@ from tests.fixtures.waiting import wait_for
 
 LASTING = ("relay", "billing", "shipping")
 PATIENCE = 120
+
+
+def as_variant(broker: str) -> Any:
+    return pytest.param(broker, marks=pytest.mark.variant)
 
 
 def sell(project: Project) -> None:
@@ -42,7 +48,7 @@ def test_the_processes_log_in_with_their_own_roles(shop: Project) -> None:
 
 def test_no_password_is_in_the_environment_of_a_container(shop: Project) -> None:
     secrets = [path.read_text() for path in (DOCKER / "secrets").glob("*-password")]
-    assert len(secrets) == 6
+    assert len(secrets) == 8
     for service in ("database", "migrations", "roles", "broker", *LASTING):
         told = json.dumps(inspect(shop, service))
         assert not [secret for secret in secrets if secret in told]
@@ -79,6 +85,66 @@ def test_pg_cron_has_the_upkeep_in_this_database(shop: Project) -> None:
     assert shop.psql(launcher) == "1"
 
 
+def test_the_page_runs_with_a_role_of_its_own(shop: Project) -> None:
+    shop.compose("up", "-d", "--no-build", "web")
+    wait_for(
+        "a healthy page",
+        lambda: shop.state("web")["Health"]["Status"] == "healthy",
+        seconds=PATIENCE,
+    )
+    query = (
+        "SELECT usename FROM pg_stat_activity WHERE application_name = 'pillarbox web'"
+    )
+    # It looks for operations without being asked.
+    wait_for("shop_web", lambda: "shop_web" in shop.psql(query), seconds=PATIENCE)
+
+
+def image_of(service: str) -> str:
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    return str(services[service]["image"])
+
+
+def test_prometheus_scrapes_every_process_and_has_the_rules(shop: Project) -> None:
+    run(str(DOCKER / "local-images"), image_of("prometheus"))
+    shop.compose("up", "-d", "--no-build", "prometheus")
+
+    def asked(query: str) -> str:
+        told = shop.compose(
+            *("exec", "-T", "prometheus", "promtool", "query", "instant"),
+            *("http://127.0.0.1:9090", query),
+            check=False,
+        )
+        return told.stdout
+
+    def services() -> set[str]:
+        return set(re.findall(r'service="(\w+)"', asked("up == 1")))
+
+    wait_for("all are up", lambda: services() == set(LASTING), seconds=PATIENCE)
+    lanes = "sum(pillarbox_relay_lanes)"
+    wait_for("lanes", lambda: "=> 48 @" in asked(lanes), seconds=PATIENCE)
+    health = shop.state("prometheus")["Health"]
+    assert health["Status"] != "unhealthy", health
+    rules = shop.compose(
+        *("exec", "-T", "prometheus", "promtool", "check", "config"),
+        "/etc/prometheus/prometheus.yaml",
+    )
+    assert "1 rule files found" in rules.stdout
+
+
+def test_grafana_has_the_board(shop: Project) -> None:
+    image = image_of("grafana")
+    if run("docker", "pull", "--quiet", image, check=False).returncode:
+        pytest.skip(f"no registry gives {image}, and no package of Debian has it")
+    shop.compose("up", "-d", "--no-build", "grafana")
+
+    def board() -> str:
+        url = "http://127.0.0.1:3000/api/dashboards/uid/pillarbox"
+        get = ("exec", "-T", "grafana", "wget", "-q", "-O-", url)
+        return shop.compose(*get, check=False).stdout
+
+    wait_for("the board", lambda: '"title":"pillarbox"' in board(), seconds=PATIENCE)
+
+
 def test_a_stopped_process_has_no_heartbeat_until_it_continues(
     shop: Project,
 ) -> None:
@@ -95,7 +161,9 @@ def test_a_stopped_process_has_no_heartbeat_until_it_continues(
     wait_for("the heartbeat again", beats, seconds=PATIENCE)
 
 
-@pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq", "sns"])
+@pytest.mark.parametrize(
+    "broker", ["redis", *map(as_variant, ["nats", "rabbitmq", "sns"])]
+)
 def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> None:
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     run(str(DOCKER / "local-images"), services[broker]["image"])
@@ -107,11 +175,10 @@ def test_the_demo_works_with_another_broker_and_a_stop_drains(broker: str) -> No
         assert {project.state(name)["ExitCode"] for name in LASTING} == {0}
 
 
+@pytest.mark.variant
 def test_the_image_with_postgresql_15_does_the_same(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not request.config.getoption("--full"):
-        pytest.skip("minutes to make the image: with --full")
     run(str(DOCKER / "build-images"), "15")
     monkeypatch.setenv("PILLARBOX_POSTGRES_IMAGE", "pillarbox-postgres:15")
     with running_project() as project:

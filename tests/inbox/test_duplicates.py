@@ -1,5 +1,6 @@
 """What happens to a duplicate: it is skipped, raises, or replays."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +15,13 @@ from inbox.sources.memory import MemorySource
 from outbox import Message, uuid7
 from outbox.errors import ConfigError
 from tests.fixtures.consumers import async_sessions_of, running, sessions_of
+from tests.fixtures.marks import publish
 from tests.fixtures.relay import execute
 
-PUBLISHED = "UPDATE outbox.message SET published_at = now()"
 READY = """
-    SELECT topic, headers ->> 'causation-id' FROM outbox.message
-     WHERE published_at IS NULL ORDER BY seq
+    SELECT s.topic, m.headers ->> 'causation-id'
+      FROM outbox.message_status s JOIN outbox.message m USING (id, created_at)
+     WHERE s.state = 'ready' ORDER BY s.seq
 """
 
 
@@ -72,7 +74,7 @@ def test_a_duplicate_publishes_again_what_the_first_handling_added(
     for one in (message, other):
         with sessions.begin() as session:
             handle(session, one)
-    execute(database_url, PUBLISHED)
+    publish(database_url)
 
     with sessions.begin() as session:
         assert handle(session, message) is None
@@ -93,7 +95,7 @@ async def test_an_async_handler_replays_too(database_url: str) -> None:
     async with async_sessions_of(database_url, "asyncpg") as sessions:
         async with sessions.begin() as session:
             await handle(session, message)
-        execute(database_url, PUBLISHED)
+        await asyncio.to_thread(publish, database_url)
         async with sessions.begin() as session:
             await handle(session, message)
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
@@ -112,7 +114,7 @@ async def test_a_consumer_handles_a_replayed_message_again(database_url: str) ->
 
         async with running(consumer) as events:
             await events.wait_for(MessageHandled)
-            execute(database_url, PUBLISHED)
+            await asyncio.to_thread(publish, database_url)
             source.add(message)
             await events.wait_for(MessageHandled, 2)
     assert source.acked == [message, message]

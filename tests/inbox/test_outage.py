@@ -29,6 +29,12 @@ from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import NEVER, async_sessions_of, numbered, running
 from tests.fixtures.relay import execute
 
+END_LEASE = """
+    SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
+     WHERE application_name = 'pillarbox inbox billing lease'
+       AND datname = current_database()
+"""
+
 
 async def test_an_unavailable_database_is_waited_for_and_costs_no_attempt(
     private_server: PostgresServer,
@@ -123,7 +129,7 @@ async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
             await publish(url, Message("orders", b"last"))
             await events.wait_for(MessageHandled, 101)
     assert events.of(HandlerFailed) == []
-    unsettled = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    unsettled = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     assert execute(url, unsettled) == [(0,)]
 
 
@@ -140,7 +146,14 @@ async def test_a_relay_waits_for_a_read_only_broker_and_loses_nothing(
             "ALTER TABLE inbox.gone RENAME TO delivery",
             "does not exist",
         ),
+        # Nothing is claimed without lanes, so nothing but the lease fails.
+        (
+            f"ALTER TABLE inbox.delivery RENAME TO gone; {END_LEASE}",
+            "ALTER TABLE inbox.gone RENAME TO delivery",
+            "does not exist",
+        ),
     ],
+    ids=["no privilege", "no table", "no table, and no lease"],
 )
 async def test_a_missing_privilege_or_table_is_reported_and_waited_for(
     database_url: str, change: str, remedy: str, words: str
@@ -199,5 +212,5 @@ async def test_the_consumers_role_is_enough(database_url: str) -> None:
                 await publisher.publish(numbered(3, keys=3))
             await events.wait_for(MessageHandled, 2)
             await events.wait_for(MessageDeadLettered)
-    query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     assert execute(database_url, query) == [(0,)]

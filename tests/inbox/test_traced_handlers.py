@@ -1,8 +1,8 @@
 """Spans of handlers, however they are called, and of what becomes of their messages."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -25,9 +25,16 @@ from inbox.webhook import webhook_app
 from outbox import Message, add
 from outbox.dead_letters import Criteria
 from outbox.dead_letters.retry import Outcome, find
+from outbox.events import TracingFailed
 from outbox.retry import RetryPolicy
 from outbox.testing.samples import TRACEPARENT
-from tests.fixtures.consumers import QUICK, async_sessions_of, running, sessions_of
+from tests.fixtures.consumers import (
+    QUICK,
+    async_sessions_of,
+    running,
+    sessions_by,
+    sessions_of,
+)
 from tests.fixtures.http import SECRET
 from tests.fixtures.spans import (
     Record,
@@ -479,20 +486,28 @@ async def test_a_webhook_is_handled_in_the_senders_trace(
         assert attributes_of(span)["messaging.system"] == "http"
 
 
-async def test_a_failing_exporter_fails_no_handler(
-    database_url: str, record: Record, caplog: pytest.LogCaptureFixture
+def add_another(session: Session, message: Message) -> None:
+    """Add a message, in the thread of the handler."""
+    add(session, Message("orders.accepted", message.payload))
+
+
+@pytest.mark.parametrize("handler", [accept, add_another])
+async def test_a_failing_description_fails_no_handler_and_is_reported(
+    database_url: str, record: Record, handler: Any
 ) -> None:
     def describe(_: Message) -> dict[str, str]:
         raise RuntimeError("not describable")
 
     record(attributes=describe)
-    async with async_sessions_of(database_url) as sessions:
+    async with AsyncExitStack() as stack:
+        driver = "psycopg async" if handler is accept else "psycopg"
+        sessions = await stack.enter_async_context(sessions_by(database_url, driver))
         consumer = Consumer(MemorySource(message()), sessions, name="billing")
-        consumer.handles("orders")(accept)
-        with caplog.at_level(logging.WARNING, "pillarbox"):
-            async with running(consumer) as events:
-                await events.wait_for(MessageHandled)
-    assert [r for r in caplog.messages if "not describable" in r] != []
+        consumer.handles("orders")(handler)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            failed = await events.wait_for(TracingFailed, 1 + (handler is add_another))
+    assert all("not describable" in event.reason for event in failed)
 
 
 async def test_what_a_handler_starts_and_leaves_running_keeps_its_trace(

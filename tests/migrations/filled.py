@@ -16,6 +16,17 @@ _ROWS: Final = (
     "SELECT outbox.add('orders', convert_to(n::text, 'UTF8'), 'a', 'acme',"
     " '{\"h\": \"ü\"}', priority => 'bulk') FROM generate_series(1, 3) n",
     "SELECT outbox.add('orders', '\\x00ff'::bytea, available_at => now() + '1 day')",
+    "INSERT INTO outbox.settlement"
+    " (created_at, first_seq, last_seq, lane, outcome, ids)"
+    " SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), min(seq), max(seq),"
+    " lane, 'published', array_agg(id ORDER BY seq) FROM outbox.message"
+    " WHERE key IS NOT NULL GROUP BY 1, lane",
+    "INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)"
+    " SELECT created_at, available_at, seq, id, lane, 'scheduled'"
+    " FROM outbox.message WHERE available_at IS NOT NULL",
+    "INSERT INTO outbox.watermark (created_at, above, up_to, messages, lane)"
+    " SELECT date_trunc('day', now(), 'UTC'), max(up_to), max(up_to) + 3, 3, 33"
+    " FROM (SELECT -1 AS up_to UNION SELECT up_to FROM outbox.watermark) AS w",
     _DEAD_LETTER.format("outbox.dead_letter"),
     _DEAD_LETTER.format("inbox.dead_letter"),
     "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
@@ -30,6 +41,14 @@ _ROWS: Final = (
     "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,"
     " key, content_type, headers, payload)"
     " VALUES (outbox.uuid7(), 3, 1, 'billing', 'orders', 'a', 'text/plain', '{}', '1')",
+    "INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,"
+    " moments) SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), seq, seq,"
+    " lane, consumer, ARRAY[seq], ARRAY[created_at] FROM inbox.delivery",
+    "INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer, key)"
+    " SELECT created_at, seq, lane, 'blocked', consumer, 'a' FROM inbox.delivery",
+    "INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane, consumer)"
+    " SELECT created_at, seq - 1, seq, 1, lane, consumer FROM inbox.delivery"
+    " ON CONFLICT DO NOTHING",
     "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
     " VALUES ('discard', '{\"topic\": \"orders\"}', 'why', 'ann', 3)",
     "INSERT INTO outbox.dropped_partition (parent_table, starts_at, ends_at)"

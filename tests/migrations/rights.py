@@ -10,6 +10,16 @@ DELIVER = """
                                 content_type, headers, payload)
     VALUES (outbox.uuid7(), 0, 1, 'billing', 't', 'text/plain', '{}', '')
 """
+ACK = """
+    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
+                           moments)
+    VALUES (date_bin('15 minutes', now(), '2000-01-01Z'), 1, 1, 0, 'billing', '{1}',
+            ARRAY[now()])
+"""
+REDELIVER = """
+    INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer, key)
+    VALUES (now(), 1, 0, 'blocked', 'billing', 'k')
+"""
 GIVE_UP = """
     INSERT INTO {schema}.dead_letter (origin, message_id, topic, attempts,
         schema_version, content_type, headers, payload, error_reason)
@@ -46,6 +56,33 @@ SUSPECT = """
     RETURNING starts
 """
 
+MARK = """
+    INSERT INTO outbox.settlement (created_at, first_seq, last_seq, lane, outcome, ids)
+    VALUES (date_bin('15 minutes', now(), '2000-01-01Z'), 1, 1, 0, 'published',
+            ARRAY[gen_random_uuid()])
+"""
+DEFER = """
+    INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, cause)
+    VALUES (now(), now(), 1, gen_random_uuid(), 0, 'refused')
+"""
+VERIFY = """
+    INSERT INTO outbox.watermark (created_at, above, up_to, messages, lane)
+    VALUES (date_trunc('day', now(), 'UTC'), -1, 1, 0, 0)
+"""
+NOT_TWICE = [
+    statement.format(table)
+    for table in (
+        *("outbox.message", "outbox.settlement"),
+        *("outbox.deferral", "outbox.watermark"),
+    )
+    for statement in (
+        "UPDATE {} SET lane = lane",
+        "UPDATE {} SET created_at = created_at",
+        "DELETE FROM {}",
+        "TRUNCATE {}",
+    )
+]
+"""What is written once isn't changed."""
 ASK = """
     INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)
     VALUES ('discard', '{}', 'why', 'ann', 1)
@@ -64,8 +101,14 @@ ALLOWED = {
     "application": [ADD],
     "relay": [
         "SELECT * FROM outbox.message",
-        "UPDATE outbox.message SET published_at = now()",
-        "UPDATE outbox.message SET attempts = 1, available_at = now(), last_error = ''",
+        MARK,
+        DEFER,
+        VERIFY,
+        "SELECT * FROM outbox.settlement",
+        "SELECT * FROM outbox.deferral",
+        "SELECT * FROM outbox.watermark",
+        "SELECT outbox.cluster()",
+        "SELECT last_value FROM outbox.deferral_entry_seq",
         GIVE_UP.format(schema="outbox"),
         "SELECT * FROM outbox.dead_letter",
         "SELECT * FROM outbox.dead_letter FOR UPDATE",
@@ -78,10 +121,20 @@ ALLOWED = {
     ],
     "consumer": [
         RECEIVE,
+        "SELECT * FROM outbox.partition_health",
+        "SELECT failure, outbox.clock_problem() FROM outbox.upkeep",
+        "SELECT * FROM outbox.upkeep_plan('inbox.receipt')",
         "SELECT * FROM inbox.receipt",
         "INSERT INTO inbox.subscription (consumer, topic) VALUES ('a', 't')",
         "SELECT * FROM inbox.delivery",
-        "UPDATE inbox.delivery SET acked_at = now()",
+        "SELECT * FROM inbox.delivery_status",
+        "SELECT * FROM inbox.unsettled_delivery",
+        "SELECT * FROM inbox.job_status",
+        ACK,
+        REDELIVER,
+        "SELECT s.last_value FROM inbox.delivery_seq s, inbox.redelivery_entry_seq",
+        "INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane,"
+        " consumer) VALUES (now(), -1, 1, 1, 0, 'billing')",
         GIVE_UP.format(schema="inbox"),
         "SELECT * FROM inbox.readable_dead_letter",
         "SELECT * FROM inbox.dead_letter FOR UPDATE",
@@ -95,6 +148,7 @@ ALLOWED = {
         "SELECT * FROM outbox.upkeep_plan()",
         "SELECT outbox.finish_detached('outbox.message')",
         "SELECT outbox.accept_clock()",
+        "SELECT outbox.trim_operations()",
     ],
     "detacher": [
         "SELECT * FROM outbox.upkeep_plan()",
@@ -102,7 +156,10 @@ ALLOWED = {
         "SELECT outbox.detach_under_way()",
     ],
     "monitor": [
-        "SELECT id, topic, key, attempts FROM outbox.message",
+        "SELECT id, topic, key, available_at FROM outbox.message",
+        "SELECT * FROM outbox.settlement",
+        "SELECT * FROM outbox.deferral",
+        "SELECT * FROM outbox.watermark",
         "SELECT topic, error_reason, attempts FROM outbox.dead_letter",
         "SELECT * FROM outbox.partition_health",
         "SELECT count(*) FROM inbox.receipt",
@@ -113,8 +170,13 @@ ALLOWED = {
         "SELECT * FROM outbox.kept_partition",
         "SELECT * FROM outbox.upkeep",
         "SELECT * FROM partman.part_config",
-        "SELECT last_error FROM outbox.message",
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
+        "SELECT * FROM outbox.dead_letter_status",
+        "SELECT * FROM inbox.dead_letter_status",
+        "SELECT * FROM outbox.message_envelope",
+        "SELECT * FROM outbox.message_life",
+        "SELECT * FROM inbox.message_life",
+        "SELECT * FROM inbox.job_status",
     ],
     "web": [
         "SELECT topic, error_reason, discarded_by FROM inbox.dead_letter",
@@ -139,11 +201,12 @@ FORBIDDEN = {
         "SELECT error_stacktrace FROM inbox.dead_letter",
         "SELECT * FROM outbox.readable_dead_letter",
         "SELECT payload FROM outbox.message",
-        "UPDATE outbox.message SET attempts = 1",
+        "UPDATE outbox.message SET lane = lane",
         "UPDATE inbox.dead_letter SET payload = ''",
         "UPDATE outbox.operation SET asked_by = 'somebody else'",
         "UPDATE outbox.operation SET asked_at = now()",
         "DELETE FROM outbox.operation",
+        "SELECT outbox.trim_operations()",
         "DELETE FROM inbox.receipt",
         "SELECT checkpoint FROM inbox.job",
         "CALL outbox.maintain()",
@@ -152,10 +215,15 @@ FORBIDDEN = {
     "application": [
         "SELECT payload FROM outbox.message",
         "SELECT count(*) FROM outbox.message",
-        "UPDATE outbox.message SET published_at = now()",
+        "UPDATE outbox.message SET available_at = now()",
         "DELETE FROM outbox.message",
         "INSERT INTO outbox.message (id, lane, topic, content_type, payload,"
-        " published_at) VALUES (outbox.uuid7(), 0, 't', 'c', '', now())",
+        " created_at) VALUES (outbox.uuid7(), 0, 't', 'c', '', now())",
+        "INSERT INTO outbox.message (id, lane, topic, content_type, payload,"
+        " seq) VALUES (outbox.uuid7(), 0, 't', 'c', '', 1)",
+        MARK,
+        DEFER,
+        "SELECT * FROM outbox.settlement",
         "SELECT * FROM outbox.dead_letter",
         "SELECT nextval('inbox.delivery_seq')",
         "CALL outbox.maintain()",
@@ -179,7 +247,9 @@ FORBIDDEN = {
         "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
         " VALUES (outbox.uuid7(), 0, 't', 'c', '')",
         "SELECT nextval('outbox.message_seq')",
-        "UPDATE outbox.message SET topic = 'other'",
+        *NOT_TWICE,
+        "SELECT setval('outbox.deferral_entry_seq', 1)",
+        "SELECT * FROM outbox.unsettled_messages('outbox.message', now(), now())",
         "DELETE FROM outbox.dead_letter",
         *(query.format(schema="outbox") for query in REWRITE_DEAD_LETTERS),
         "DELETE FROM inbox.delivery",
@@ -190,24 +260,34 @@ FORBIDDEN = {
         "UPDATE outbox.partition_policy SET unsettled = NULL",
         "TABLE partman.part_config",
         "SET ROLE pillarbox_owner",
-        "UPDATE outbox.message SET payload = ''",
-        "UPDATE outbox.message SET seq = 1",
-        "DELETE FROM outbox.message",
-        "TRUNCATE outbox.message",
-        "UPDATE inbox.delivery SET acked_at = now()",
+        "UPDATE inbox.delivery SET topic = 'other'",
+        ACK,
+        REDELIVER,
         "SELECT payload FROM inbox.delivery",
         "SELECT * FROM inbox.receipt",
     ],
     "consumer": [
         ADD,
         "SELECT * FROM outbox.message",
+        "SELECT * FROM outbox.message_envelope",
+        "SELECT * FROM outbox.message_life",
         "DELETE FROM inbox.receipt",
         "UPDATE inbox.receipt SET consumer = 'other'",
         DELIVER,
         "DELETE FROM inbox.delivery",
         "UPDATE inbox.delivery SET payload = ''",
         "UPDATE inbox.delivery SET consumer = 'mine'",
-        "UPDATE outbox.message SET published_at = now()",
+        "UPDATE inbox.ack SET consumer = 'mine'",
+        "DELETE FROM inbox.ack",
+        "INSERT INTO inbox.ack (acked_at) VALUES (now())",
+        "UPDATE inbox.redelivery SET attempts = 0",
+        "DELETE FROM inbox.redelivery",
+        "UPDATE inbox.watermark SET up_to = 10",
+        "DELETE FROM inbox.watermark",
+        "SELECT nextval('inbox.delivery_seq')",
+        "UPDATE outbox.message SET available_at = now()",
+        MARK,
+        DEFER,
         "SELECT nextval('outbox.message_seq')",
         "SELECT * FROM outbox.dead_letter",
         GIVE_UP.format(schema="outbox"),
@@ -222,7 +302,8 @@ FORBIDDEN = {
     "maintainer": [
         ADD,
         "SELECT * FROM outbox.message",
-        "DELETE FROM outbox.message",
+        *NOT_TWICE,
+        MARK,
         "UPDATE outbox.partition_policy SET retention = '1 day'",
         "SELECT outbox.adopt_table('outbox.message')",
         "DROP TABLE outbox.message",
@@ -265,7 +346,10 @@ FORBIDDEN = {
         "SELECT error_stacktrace FROM inbox.dead_letter",
         "SELECT payload_json FROM outbox.readable_dead_letter",
         "SELECT topic FROM inbox.readable_dead_letter",
-        "UPDATE outbox.message SET published_at = now()",
+        *NOT_TWICE,
+        MARK,
+        DEFER,
+        VERIFY,
         "UPDATE partman.part_config SET retention = '1 day'",
         "SELECT outbox.finish_detached('outbox.message')",
         "SELECT outbox.note_success()",
@@ -275,7 +359,9 @@ FORBIDDEN = {
         "SELECT headers FROM inbox.dead_letter",
         "SELECT error_stacktrace FROM outbox.dead_letter",
         "UPDATE outbox.dead_letter SET status = 'DISCARDED'",
-        "UPDATE inbox.delivery SET acked_at = now()",
+        "UPDATE inbox.delivery SET topic = 'other'",
+        ACK,
+        REDELIVER,
         "UPDATE outbox.partition_policy SET retention = '99 days'",
         "DELETE FROM inbox.receipt",
         RECEIVE,

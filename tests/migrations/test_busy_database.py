@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from outbox.administration.upkeep import maintain
+from tests.fixtures.marks import publish
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import AT_THE_NOTES, EXPIRED, reader, steps
@@ -17,7 +18,6 @@ from tests.outbox.administration.test_upkeep import old_partition
 
 FINISH = "SELECT partition, outcome FROM outbox.finish_detached('outbox.message')"
 ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
-SETTLE = "SET statement_timeout = '5s'; UPDATE outbox.message SET published_at = now()"
 COUNT = "SELECT count(*) FROM outbox.message"
 # It holds a snapshot for as long as it takes.
 UNRELATED = "SELECT pg_sleep(%s)"
@@ -103,7 +103,7 @@ def test_writers_and_readers_go_on_while_the_command_ends_it(
             command.start()
             wait_for("FINALIZE", lambda: execute(database_url, WAITS_FOR_A_SNAPSHOT))
             execute(database_url, ADD)
-            execute(database_url, SETTLE)
+            publish(f"{database_url}?options=-cstatement_timeout%3D5s")
             assert execute(database_url, COUNT) == [(1,)]
             # Neither does who looks at the plan, or began before FINALIZE did, wait.
             assert steps(database_url, "finalize") == ["finalize"]

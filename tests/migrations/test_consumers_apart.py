@@ -37,6 +37,13 @@ DEAD_LETTER: Final = """
     VALUES ('consumer:' || %s, 'm', 't', 1, 1, 'text/plain', '{}', '', 'why')
 """
 
+ACK: Final = """
+    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
+                           moments)
+    VALUES (date_bin('15 minutes', now(), '2000-01-01Z'), 1, 1, 0, %s, '{1}',
+            ARRAY[now()])
+"""
+
 As: TypeAlias = Callable[[str], str]
 
 
@@ -84,7 +91,7 @@ async def test_both_consumers_work_and_see_their_own_deliveries_only(
     assert sorted(handled) == [b"1", b"2"]
 
     shipping = login("shipping_app")
-    unacked = "inbox.delivery WHERE acked_at IS NULL"
+    unacked = "inbox.delivery_status WHERE acked_at IS NULL"
     assert count(shipping, unacked) == count(shipping, "inbox.delivery") == 2
     assert count(login("billing_app"), "inbox.receipt") == 2
     assert count(shipping, "inbox.receipt") == 0
@@ -100,7 +107,10 @@ async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
     execute(login("billing_app"), DEAD_LETTER, ("billing",))
 
     for other in (login("shipping_app"), login("newcomer_app")):
-        execute(other, "UPDATE inbox.delivery SET acked_at = now()")
+        for table in ("ack", "redelivery", "watermark", "unsettled_delivery"):
+            assert count(other, f"inbox.{table}") == 0
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            execute(other, ACK, ("billing",))
         execute(other, "DELETE FROM inbox.subscription")
         for table in (
             *("delivery", "subscription", "dead_letter", "readable_dead_letter"),
@@ -109,7 +119,7 @@ async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
             assert count(other, f"inbox.{table}") == 0
 
     url = private_server.url
-    assert count(url, "inbox.delivery WHERE acked_at IS NULL") == 1
+    assert count(url, "inbox.delivery_status WHERE acked_at IS NULL") == 1
     assert count(url, "inbox.subscription") == 1
     assert count(login("billing_app"), "inbox.readable_dead_letter") == 1
 

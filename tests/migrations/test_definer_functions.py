@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.relay import execute
 from tests.outbox.administration.retiring import EXPIRED
 from tests.outbox.administration.test_upkeep import add_old, old_partition
@@ -33,6 +36,7 @@ DEFINERS = {
     "outbox.trim_foreign_receipts_batch()": (
         *("maintainer", "SELECT outbox.trim_foreign_receipts_batch()"),
     ),
+    "outbox.trim_operations()": ("maintainer", "SELECT outbox.trim_operations()"),
     "outbox.replay_caused_by(uuid)": (
         "consumer",
         "SELECT outbox.replay_caused_by('019a0000-0000-7000-8000-000000000000')",
@@ -43,6 +47,12 @@ DEFINERS = {
     ),
     "outbox.note_failure(text)": ("maintainer", "SELECT outbox.note_failure('x')"),
     "outbox.accept_clock()": ("maintainer", "SELECT outbox.accept_clock()"),
+    "outbox.is_followed(text,timestamp with time zone,timestamp with time zone)": (
+        *(
+            "monitor",
+            "SELECT outbox.is_followed('outbox.watermark', '-infinity', 'infinity')",
+        ),
+    ),
     "outbox.upkeep_plan(text)": ("monitor", "SELECT * FROM outbox.upkeep_plan()"),
     "outbox.finish_detached(text)": (
         *("maintainer", "SELECT * FROM outbox.finish_detached('outbox.message')"),
@@ -125,18 +135,38 @@ GRANT USAGE ON SCHEMA evil TO PUBLIC;
 """
 
 
-@pytest.fixture
-def hostile(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session with traps by the names of everything that our routines use."""
-    old_partition(database_url, 20)
-    old_partition(database_url, 25)
-    add_old(database_url, 25)
-    ((sources,),) = execute(database_url, SOURCES)
+@contextmanager
+def trapped(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """Open a session with traps by the names of everything that our routines use."""
+    old_partition(url, 20)
+    old_partition(url, 25)
+    add_old(url, 25)
+    ((sources,),) = execute(url, SOURCES)
     names = ",".join(sorted(set(re.findall(r"[a-z_]\w*", sources))))
-    with psycopg.connect(database_url, autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         traps = TRAPS.replace("{names}", f"'{names}'")
         connection.execute(traps.encode())
         yield connection
+
+
+@pytest.fixture(scope="module")
+def session(
+    server: PostgresServer, template: Template
+) -> Iterator[psycopg.Connection[Any]]:
+    with (
+        new_database(server, "pillarbox_test", template) as name,
+        trapped(server.database_url(name)) as connection,
+    ):
+        yield connection
+
+
+@pytest.fixture
+def hostile(
+    session: psycopg.Connection[Any],
+) -> Iterator[psycopg.Connection[Any]]:
+    """The session with traps, in a transaction that is rolled back."""
+    with session.transaction(force_rollback=True):
+        yield session
 
 
 def act(connection: psycopg.Connection[Any], role: str, path: str) -> None:
@@ -176,13 +206,14 @@ def test_a_definer_function_without_a_pinned_path_falls_into_a_trap(
 
 
 def test_a_detach_under_a_hostile_search_path_detaches_the_right_table(
-    database_url: str, hostile: psycopg.Connection[Any]
+    database_url: str,
 ) -> None:
-    act(hostile, "maintainer", PATHS[0])
-    hostile.execute("SELECT outbox.make_partitions('outbox.message')")
-
     call = "SELECT outcome FROM outbox.detach_expired('outbox.message', %s, '0')"
-    assert hostile.execute(call, ([],)).fetchone() == ("held",)
-    ((held,), _) = execute(database_url, EXPIRED)
-    assert hostile.execute(call, ([held],)).fetchone() == ("detached",)
+    with trapped(database_url) as hostile:
+        act(hostile, "maintainer", PATHS[0])
+        hostile.execute("SELECT outbox.make_partitions('outbox.message')")
+
+        assert hostile.execute(call, ([],)).fetchone() == ("held",)
+        ((held,), _) = execute(database_url, EXPIRED)
+        assert hostile.execute(call, ([held],)).fetchone() == ("detached",)
     assert execute(database_url, EXPIRED) == [(held,)]

@@ -60,13 +60,29 @@ def test_each_privilege_is_granted_by_one_line() -> None:
         right
         for right in rights()
         if right.role == "relay"
-        and right.name == "outbox.message"
+        and right.name == "outbox.dead_letter"
         and right.privilege == "UPDATE"
     )
     assert Names(role_prefix="shop").fill(right.grant) == (
-        "GRANT UPDATE (attempts, available_at, last_error, published_at,"
-        ' dead_lettered_at) ON outbox.message TO "shop_relay";'
+        "GRANT UPDATE (status, retry_count, retry_after, updated_at, error_reason,"
+        " error_stacktrace, discard_reason, discarded_by) ON outbox.dead_letter TO"
+        ' "shop_relay";'
     )
+
+
+WRITTEN_ONCE = (
+    "outbox.message",
+    "outbox.settlement",
+    "outbox.deferral",
+    "outbox.watermark",
+)
+
+
+@pytest.mark.parametrize("table", WRITTEN_ONCE)
+def test_what_is_written_once_nobody_may_change(table: str) -> None:
+    privileges = {right.privilege for right in rights() if right.name == table}
+
+    assert privileges == {"SELECT", "INSERT"}
 
 
 def test_only_granted_roles_can_run_a_restricted_routine() -> None:

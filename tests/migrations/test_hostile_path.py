@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 from uuid import uuid4
@@ -11,11 +11,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from outbox import uuid7
 from outbox.administration import connection as administration
 from outbox.administration.migrate import migration_sql, unmigrate
 from outbox.cli.main import main
 from outbox.postgres.connection import connect
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.postgres import Template
 from tests.fixtures.relay import execute
 from tests.migrations.catalog import snapshot
 from tests.migrations.mallory import traps
@@ -28,7 +30,7 @@ Lay: TypeAlias = Callable[[str], None]
 
 ROOT: Final = Path(__file__).parent.parent.parent
 BREAK_A_CONDITION: Final = (
-    "UPDATE outbox.partition_policy SET unsettled = 'nothing IS NULL'"
+    "UPDATE outbox.partition_policy SET gate = 'outbox.nothing'"
     " WHERE parent_table = 'outbox.message'"
 )
 
@@ -93,6 +95,8 @@ COMMANDS: Final[dict[str, tuple[Callable[[str], int], int]]] = {
     "blocked keys": (lambda url: main(["blocked", "--database", url]), 0),
     "dead letters": (lambda url: main(["dead-letters", "list", "--database", url]), 0),
     "jobs": (lambda url: main(["jobs", "--database", url]), 0),
+    "trace": (lambda url: main(["trace", str(uuid7()), "--database", url]), 1),
+    "trace of a key": (lambda url: main(["trace", "--key", "k", "--database", url]), 1),
     "subscribe": (lambda url: main(["subscribe", "a", "t", "--database", url]), 0),
 }
 NEW: Final[dict[str, Callable[[str], int]]] = {
@@ -105,7 +109,49 @@ NEW: Final[dict[str, Callable[[str], int]]] = {
 }
 
 
+class Sources:
+    """Databases to be copied, for making thousands of traps takes long."""
+
+    def __init__(self, server: PostgresServer, databases: ExitStack) -> None:
+        self._server = server
+        self._databases = databases
+        self._names: dict[tuple[Callable[[str], None], str | None], str] = {}
+
+    def name(self, prepare: Callable[[str], None], source: str | None) -> str:
+        """Return the name of a copy of `source`, or a new database, prepared."""
+        if (prepare, source) not in self._names:
+            name = f"pillarbox_source_{uuid4().hex}"
+            self._databases.callback(self._server.drop_database, name)
+            self._server.create_database(name, source)
+            prepare(self._server.database_url(name))
+            self._names[prepare, source] = name
+        return self._names[prepare, source]
+
+
+Copy: TypeAlias = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def sources(server: PostgresServer, mallory: str) -> Iterator[Sources]:
+    with ExitStack() as databases:
+        yield Sources(server, databases)
+
+
 @pytest.fixture
+def copy(server: PostgresServer) -> Iterator[Copy]:
+    """Copy a database by name; give the URL."""
+    with ExitStack() as databases:
+
+        def copy_of(source: str) -> str:
+            name = f"pillarbox_test_{uuid4().hex}"
+            databases.callback(server.drop_database, name)
+            server.create_database(name, source)
+            return server.database_url(name)
+
+        yield copy_of
+
+
+@pytest.fixture(scope="module")
 def mallory(server: PostgresServer) -> Iterator[str]:
     """A role that must not change."""
     name = f"mallory_{uuid4().hex[:8]}"
@@ -114,19 +160,15 @@ def mallory(server: PostgresServer) -> Iterator[str]:
     execute(server.url, f"DROP ROLE {name}")
 
 
-@pytest.fixture
-def lay(mallory: str) -> Iterator[Lay]:
+@pytest.fixture(scope="module")
+def lay(mallory: str) -> Lay:
     """Let mallory lay traps in the schema public of a database."""
-    trapped = []
 
     def lay_in(url: str) -> None:
-        trapped.append(url)
         execute(url, f"GRANT CREATE ON SCHEMA public TO {mallory}")
         execute(url, traps(mallory))
 
-    yield lay_in
-    for url in trapped:
-        execute(url, f"DROP OWNED BY {mallory} CASCADE")
+    return lay_in
 
 
 def is_superuser(server: PostgresServer, role: str) -> bool:
@@ -135,28 +177,33 @@ def is_superuser(server: PostgresServer, role: str) -> bool:
     return bool(found)
 
 
+def be_busy(url: str) -> None:
+    """Let a partition be held, another be expired, and a condition fail."""
+    old_partition(url, 20)
+    old_partition(url, 25)
+    add_old(url, 25)
+    execute(url, BREAK_A_CONDITION)
+
+
 @pytest.fixture
-def busy_database_url(database_url: str) -> str:
-    """One in which a partition is held, another may go, and a condition fails."""
-    old_partition(database_url, 20)
-    old_partition(database_url, 25)
-    add_old(database_url, 25)
-    execute(database_url, BREAK_A_CONDITION)
-    return database_url
+def busy(sources: Sources, template: Template) -> str:
+    """The name of a database to be copied, with a lot to find."""
+    return sources.name(be_busy, template.name())
+
+
+@pytest.fixture
+def trapped_url(sources: Sources, busy: str, lay: Lay, copy: Copy) -> str:
+    """A busy database with traps laid by mallory."""
+    return copy(sources.name(lay, busy))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_calls_no_function_that_shadows_one_of_the_catalog(
-    command: str,
-    busy_database_url: str,
-    server: PostgresServer,
-    mallory: str,
-    lay: Lay,
+    command: str, trapped_url: str, server: PostgresServer, mallory: str
 ) -> None:
-    lay(busy_database_url)
     run, status = COMMANDS[command]
 
-    assert run(busy_database_url) == status
+    assert run(trapped_url) == status
 
     assert not is_superuser(server, mallory)
 
@@ -164,54 +211,66 @@ def test_a_command_calls_no_function_that_shadows_one_of_the_catalog(
 @pytest.mark.parametrize("command", NEW)
 def test_a_first_migration_calls_no_function_that_shadows_one_of_the_catalog(
     command: str,
-    empty_database_url: str,
+    sources: Sources,
+    copy: Copy,
     server: PostgresServer,
     mallory: str,
     lay: Lay,
 ) -> None:
-    lay(empty_database_url)
+    url = copy(sources.name(lay, None))
 
-    assert NEW[command](empty_database_url) == 0
+    assert NEW[command](url) == 0
 
     assert not is_superuser(server, mallory)
-    unmigrate(empty_database_url)
+    unmigrate(url)
     assert not is_superuser(server, mallory)
 
 
 @pytest.mark.parametrize("command", ["doctor", "partitions"])
 def test_the_traps_catch_a_session_without_a_pinned_path(
     command: str,
-    busy_database_url: str,
+    trapped_url: str,
     server: PostgresServer,
     mallory: str,
-    lay: Lay,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
-    lay(busy_database_url)
+    try:
+        with suppress(TypeError):  # what the traps give is none of what is expected
+            COMMANDS[command][0](trapped_url)
 
-    with suppress(TypeError):  # what the traps give is none of what is expected
-        COMMANDS[command][0](busy_database_url)
+        assert is_superuser(server, mallory)
+    finally:
+        execute(server.url, f"ALTER ROLE {mallory} NOSUPERUSER")
 
-    assert is_superuser(server, mallory)
 
-
-def hide_the_catalog(server: PostgresServer, url: str) -> None:
-    """Put a trap before everything in the catalog that our sources name."""
+def hide_the_catalog(url: str) -> None:
+    """Make a trap for everything in the catalog that our sources name."""
     words = set()
     for folder in ("outbox", "relay", "inbox", "migrations"):
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in {".sql", ".py"}:
                 words |= set(re.findall(r"[a-z_]\w*", file.read_text()))
     names = ",".join(sorted(words))
-    name = url.rpartition("/")[2].partition("?")[0]
     # Our tables are in no path: views of them would only be in the way of a removal.
     own = "n.nspname IN ('outbox', 'inbox', 'partman')"
     assert own in TRAPS
     traps_for_all = TRAPS.replace("{names}", f"'{names}'").replace(own, "false")
     execute(url, traps_for_all)
+
+
+def put_traps_first(server: PostgresServer, url: str) -> str:
+    """Let every session find the traps before the catalog; return the URL."""
+    name = url.rpartition("/")[2].partition("?")[0]
     path = "SET search_path = evil, public, pg_catalog"
     execute(server.url, f'ALTER DATABASE "{name}" {path}')
+    return url
+
+
+@pytest.fixture
+def hidden_url(sources: Sources, busy: str, copy: Copy, server: PostgresServer) -> str:
+    """A busy database in which traps hide the catalog."""
+    return put_traps_first(server, copy(sources.name(hide_the_catalog, busy)))
 
 
 def by_the_catalog(url: str) -> str:
@@ -221,37 +280,38 @@ def by_the_catalog(url: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_uses_no_name_that_a_search_path_could_hide(
-    command: str, busy_database_url: str, server: PostgresServer
+    command: str, hidden_url: str
 ) -> None:
-    hide_the_catalog(server, busy_database_url)
     run, status = COMMANDS[command]
 
-    assert run(busy_database_url) == status
+    assert run(hidden_url) == status
 
 
 @pytest.mark.parametrize("command", NEW)
 def test_a_first_migration_makes_the_same_whatever_the_path_hides(
-    command: str, empty_database_url: str, database_url: str, server: PostgresServer
+    command: str,
+    sources: Sources,
+    copy: Copy,
+    database_url: str,
+    server: PostgresServer,
 ) -> None:
-    hide_the_catalog(server, empty_database_url)
+    url = put_traps_first(server, copy(sources.name(hide_the_catalog, None)))
 
-    assert NEW[command](empty_database_url) == 0
+    assert NEW[command](url) == 0
 
-    asked = by_the_catalog(empty_database_url)
+    asked = by_the_catalog(url)
     assert snapshot(asked) == snapshot(by_the_catalog(database_url))
-    unmigrate(empty_database_url)
+    unmigrate(url)
 
 
 def test_a_session_without_a_pinned_path_falls_into_a_trap(
-    busy_database_url: str,
-    server: PostgresServer,
+    hidden_url: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(administration, "PIN_SESSION", "SELECT 1")
-    hide_the_catalog(server, busy_database_url)
 
-    assert main(["doctor", "--database", busy_database_url]) == 2
+    assert main(["doctor", "--database", hidden_url]) == 2
 
     assert "trapped as postgres" in capsys.readouterr().err
 

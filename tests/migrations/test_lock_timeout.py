@@ -41,10 +41,9 @@ def test_a_foreign_session_with_the_lock_of_migrations_is_named(
 
 
 def test_a_long_transaction_on_a_table_is_named_and_nothing_changes(
-    empty_database_url: str,
+    database_url: str,
 ) -> None:
-    url = empty_database_url
-    migrate(url, with_cron=False)
+    url = database_url
     step(url, "0005")
     before = snapshot(url)
     with psycopg.connect(url) as reader:

@@ -66,7 +66,7 @@ def test_a_role_may_not_touch_a_partition_directly(
             " outbox.partition_policy p, outbox.partitions(p.parent_table) x"
             " GROUP BY p.parent_table"
         ).fetchall()
-    assert len(newest) == 7
+    assert len(newest) == 13
 
     with acting(role) as connection:
         for parent, control, partition in newest:

@@ -24,10 +24,9 @@ NOT_VALID = (
 
 
 async def test_rows_from_before_stay_and_are_settled_and_new_ones_are_refused(
-    empty_database_url: str,
+    database_url: str,
 ) -> None:
-    url = empty_database_url
-    migrations.migrate(url, with_cron=False)
+    url = database_url
     step(url, "0005")
     for waits in ("false", "true"):
         execute(url, INSERT.format(waits=waits))

@@ -31,27 +31,25 @@ def run_in_psql(url: str, script: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_second_migration_changes_nothing(empty_database_url: str) -> None:
-    migrate(empty_database_url, with_cron=False)
-    first = snapshot(empty_database_url)
+def test_a_second_migration_changes_nothing(database_url: str) -> None:
+    first = snapshot(database_url)
 
-    migrate(empty_database_url, with_cron=False)
+    migrate(database_url, with_cron=False)
 
     assert not is_empty(first)
-    assert snapshot(empty_database_url) == first
+    assert snapshot(database_url) == first
 
 
 def test_a_downgrade_removes_everything_and_an_upgrade_restores_it(
-    empty_database_url: str,
+    database_url: str,
 ) -> None:
-    migrate(empty_database_url, with_cron=False)
-    first = snapshot(empty_database_url)
+    first = snapshot(database_url)
 
-    unmigrate(empty_database_url)
-    assert is_empty(snapshot(empty_database_url))
-    migrate(empty_database_url, with_cron=False)
+    unmigrate(database_url)
+    assert is_empty(snapshot(database_url))
+    migrate(database_url, with_cron=False)
 
-    assert snapshot(empty_database_url) == first
+    assert snapshot(database_url) == first
 
 
 def test_the_printed_sql_makes_what_the_command_makes(
@@ -124,12 +122,18 @@ def test_names_of_roles_and_of_the_extensions_schema_can_be_chosen(
     drop_roles_of_jobs(empty_database_url, "other_app")
 
 
-def test_roles_that_another_database_uses_stay(
+def test_the_users_data_and_roles_that_another_database_uses_stay(
     database_url: str, empty_database_url: str
 ) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("CREATE TABLE shop_order AS SELECT 7 AS id")
+        connection.execute("CREATE TABLE alembic_version AS SELECT 'theirs' AS version")
+
     migrate(empty_database_url, with_cron=False)
     unmigrate(empty_database_url)
 
+    query = "SELECT id, version FROM shop_order, alembic_version"
+    assert execute(empty_database_url, query) == [(7, "theirs")]
     execute(database_url, "SELECT outbox.add('t', '{}'::jsonb)")
     roles = execute(
         database_url, "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'pillarbox%'"
@@ -202,15 +206,3 @@ def test_the_command_migrates_prints_and_asks_before_it_removes(
     assert not is_empty(snapshot(empty_database_url))
     assert main([*here, "--remove", "--yes"]) == 0
     assert is_empty(snapshot(empty_database_url))
-
-
-def test_the_users_data_in_the_database_is_left_alone(empty_database_url: str) -> None:
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute("CREATE TABLE shop_order AS SELECT 7 AS id")
-        connection.execute("CREATE TABLE alembic_version AS SELECT 'theirs' AS version")
-
-    migrate(empty_database_url, with_cron=False)
-    unmigrate(empty_database_url)
-
-    query = "SELECT id, version FROM shop_order, alembic_version"
-    assert execute(empty_database_url, query) == [(7, "theirs")]

@@ -51,11 +51,12 @@ def explore(start: S, steps: Callable[[S], Iterable[tuple[str, S]]]) -> Explored
             _, state, remaining = path[-1]
             for name, after in remaining:
                 taken += 1
-                if after in ways:
-                    # None: on the way here.
-                    totals[-1] += ways[after] or 0
+                # Hash it once, for that takes long. None: on the way here.
+                count = len(ways)
+                found = ways.setdefault(after, None)
+                if len(ways) == count:
+                    totals[-1] += found or 0
                     continue
-                ways[after] = None
                 path.append((name, after, iter(())))
                 path[-1] = (name, after, iter(steps(after)))
                 totals.append(0)

@@ -1,26 +1,32 @@
 """A lane, its writers, its relay and the one before it, in front of a small PostgreSQL.
 
-The lane and its cursor are the real ones. Modelled are what transactions see (ids,
-snapshots, the sequence, commits in any order), and what calls the lane: the worker,
-the sweep, and the lease, in the order of `relay/claim.py` and `relay/worker.py`.
+The lane, its cursor and its bookkeeping of what waits are the real ones. Modelled are
+what transactions see (ids, snapshots, the sequence, commits in any order), the tables,
+and what calls the lane: claims, the worker, the sweep, and the lease, in the order of
+`relay/claim.py`, `relay/worker.py` and `relay/sweep.py`.
 
-Two promises are checked in every state: a claim never starts above a row that is still
-to be published, and no key reaches the broker out of order. In every end the rest is
-claimed until nothing comes any more: then everything that was committed has been
-published.
+Promises are checked in every state: no row at or below the watermark is without a mark,
+a claim never starts above a row that has no mark and isn't in flight, and no key
+reaches the broker out of order. In every end the rest is claimed until nothing comes
+any more: then everything that was committed has been published.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 from outbox.postgres.lane_cursor import LaneCursor, Snapshot
+from relay.lanes.deferrals import Deferrals, Draining, End, LogOfKey, Place
 from relay.lanes.lane import Lane
 from tests.models.explore import BrokenPromiseError
 
 NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
-OPEN, READY, WAITING, PUBLISHED, GONE = "open", "ready", "waiting", "published", "gone"
+OPEN, COMMITTED, GONE = "open", "committed", "gone"
+# The last entry of a row in the log.
+REFUSED, DUE, BLOCKED, ENDED = "refused", "due", "blocked", "ended"
+DEFERRED, PUBLISHED = "deferred", "published"
 
 
 class Row(NamedTuple):
@@ -32,6 +38,18 @@ class Row(NamedTuple):
     after: frozenset[int]
     """Rows of its key that had been committed, or were its transaction's own, when it
     was written: they go first."""
+    mark: str | None = None
+    entry: str | None = None
+    number: int = 0
+    """Of its last entry."""
+
+    @property
+    def is_unmarked(self) -> bool:
+        return self.status == COMMITTED and self.mark is None
+
+    @property
+    def waits(self) -> bool:
+        return self.entry not in {None, ENDED}
 
 
 class FullSnapshot(NamedTuple):
@@ -47,24 +65,48 @@ class Look(NamedTuple):
     """A claim in progress: what its statements have read."""
 
     snapshot: FullSnapshot
+    places: tuple[int, ...]
+    """Rows of the log that it has taken."""
+    drained: frozenset[str]
+    """Keys of which it has taken all that waits."""
     found: tuple[int, ...]
-    """All ready rows, if the lane is looked at anew; else the claim's."""
-    blocked: frozenset[str] | None
-    """Keys that wait in the table, if the lane is looked at anew."""
-    drawn: int
-    """The last sequence number drawn before."""
+    """Rows without a mark."""
+    head: int | None
+    """The first row without a mark, if the lane is looked at anew."""
+    is_refresh: bool
 
 
 class Flight(NamedTuple):
     """A batch, from its claim to its settlement."""
 
     claimed: tuple[int, ...] = ()
+    """In the order in which they are published."""
+    places: frozenset[int] = frozenset()
+    """Those of all that come from the log."""
+    held: frozenset[int] = frozenset()
     acked: tuple[int, ...] = ()
     refused: int | None = None
     is_published: bool = False
 
 
-FrozenLane: TypeAlias = tuple[int, tuple[int, int] | None, frozenset[str], bool]
+Change: TypeAlias = dict[int, tuple[str, str]]
+"""Of rows: what is written, a mark or an entry, and its value."""
+
+
+class FrozenLane(NamedTuple):
+    """What decides what a lane does next."""
+
+    floor: int
+    candidate: tuple[int, int] | None
+    verified: int
+    log_floor: int
+    blocked: frozenset[str]
+    draining: tuple[tuple[str, int], ...]
+    due: frozenset[int]
+    restarted: frozenset[str]
+    is_new: bool
+    rewound: bool
+    needs_refresh: bool
 
 
 class Budget(NamedTuple):
@@ -74,6 +116,10 @@ class Budget(NamedTuple):
     outages: int = 0
     takeovers: int = 0
     sweeps: int = 0
+    raises: int = 0
+    """Of the watermark, in two statements: look, then write."""
+    crashes: int = 0
+    """Of the server: the last settlement is lost, as nobody waited for the disk."""
 
 
 _NOTHING_GOES_WRONG: Final = Budget()
@@ -93,13 +139,20 @@ class State(NamedTuple):
     sent: frozenset[int]
     """What the broker has taken."""
     lane: FrozenLane
+    clock: int | None
+    """The last number that was drawn when the relay read the clock."""
+    noted: tuple[int, int] | None
+    """A transaction id, and a number that had been drawn before."""
     look: Look | None
     flight: Flight | None
-    due: int | None
-    """A row that was made ready, which the lane doesn't know yet."""
-    late_acks: tuple[int, ...]
-    """What the former relay has published and not marked yet."""
-    late_refusal: int | None
+    late: Flight | None
+    """What the former relay has published and not settled yet."""
+    watermark: int
+    """What the table says: a relay that knows nothing starts above it."""
+    verified: int | None
+    """Up to where a look found every row marked; not in the table yet."""
+    unflushed: tuple[tuple[int, str | None, str | None, int], ...]
+    """Rows that a crash sets back, and what of each: mark, entry and its number."""
     budget: Budget
 
 
@@ -112,20 +165,38 @@ class LaneModel:
             writes a row with that key, `-` one without a key, `.` commits, and `?`
             commits or rolls back.
         cursor: the class of the lane's cursor.
+        lane: the class of the lane.
+        deferrals: the class of what it knows of the log.
         most: rows in a claim.
         number_first: rows draw their number before their transaction has an id.
         settles_after_loss: a relay that lost its lane still writes down refusals.
-        looks_on_takeover: a new lane is looked at before it is claimed from.
+        reads_log: a new lane's log is read before it is claimed from.
+        verifies: a watermark is raised over rows that were seen to be marked.
+        up_to_floor: a watermark is not raised above the lane's floor.
+        asks_who_drew: a noted number counts when all have ended that may have drawn a
+            lower one.
+        one_transaction: a mark and its entry of the log are written together.
+        reads_to_the_end: a key is free when a claim has read its log to the end.
+        forgets_at_a_crash: what was verified before isn't written down afterwards.
     """
 
     scripts: Sequence[str]
     budget: Budget = _NOTHING_GOES_WRONG
     cursor: type[LaneCursor] = LaneCursor
     lane: type[Lane] = Lane
+    deferrals: type[Deferrals] = Deferrals
     most: int = 2
     number_first: bool = False
     settles_after_loss: bool = False
-    looks_on_takeover: bool = True
+    reads_log: bool = True
+    verifies: bool = True
+    up_to_floor: bool = True
+    asks_who_drew: bool = True
+    one_transaction: bool = True
+    reads_to_the_end: bool = True
+    forgets_at_a_crash: bool = True
+    seen: set[Any] = field(default_factory=set, init=False, compare=False, repr=False)
+    """Ends that were looked at."""
 
     def start(self) -> State:
         return State(
@@ -136,59 +207,72 @@ class LaneModel:
             rows=(),
             sent=frozenset(),
             lane=_freeze(self._new_lane()),
+            clock=None,
+            noted=None,
             look=None,
             flight=None,
-            due=None,
-            late_acks=(),
-            late_refusal=None,
+            late=None,
+            watermark=0,
+            verified=None,
+            unflushed=(),
             budget=self.budget,
         )
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         self._check(state)
-        some = False
-        for step in self._possible(state):
-            some = True
-            yield step
-        if not some:
-            self._check_quiet(state)
+        if not any(state.scripts) and not any(
+            (state.look, state.flight, state.late, state.clock)
+        ):
+            ends = (state.rows, state.sent, state.lane, state.watermark)
+            if ends not in self.seen:
+                self.seen.add(ends)
+                self._check_quiet(state)
+        yield from self._possible(state)
 
     def _possible(self, state: State) -> Iterator[tuple[str, State]]:
         for writer, script in enumerate(state.scripts):
             if script:
-                yield from self._write(state, writer, script[0])
+                yield from self.write(state, writer, script[0])
         yield from self._relay(state)
-        if state.due is None and not (state.look and state.look.blocked is not None):
-            # Both use the sweep's connection, so neither happens during the other.
-            for seq in _with_status(state, WAITING):
-                after = _settle(state, {seq: READY})
-                yield f"row {seq} is due", after._replace(due=seq)
-        if state.due is not None:
-            yield f"the lane is told of row {state.due}", self._tell(state)
-        if state.late_acks:
-            after = _settle(state, dict.fromkeys(state.late_acks, PUBLISHED))
-            yield "the former relay marks its rows", after._replace(late_acks=())
-        if state.late_refusal is not None:
-            after = _settle(state, {state.late_refusal: WAITING})
-            after = after._replace(late_refusal=None)
-            yield "the former relay writes down a refusal", after
+        for seq, row in enumerate(state.rows, 1):
+            if row.entry == REFUSED:
+                yield f"row {seq} is due", _come_due(state, seq)
+        lane = state.lane
+        if not lane.is_new and any(row.entry == DUE for row in state.rows):
+            yield "a scan finds what is due", self._scan(state)
+        if state.late is not None:
+            yield "the former relay settles", self._settle_late(state, state.late)
+        if state.verified is not None:
+            watermark = max(state.watermark, state.verified)
+            yield (
+                f"the watermark {state.verified} is written",
+                # It is behind the marks in the write-ahead log.
+                state._replace(watermark=watermark, verified=None, unflushed=()),
+            )
         budget = state.budget
+        if budget.raises and not lane.is_new and state.verified is None:
+            spent = budget._replace(raises=budget.raises - 1)
+            yield (
+                "a look verifies what is marked",
+                state._replace(verified=self._verify(state), budget=spent),
+            )
         if budget.sweeps:
-            lane = self._thaw(state.lane)
-            lane.needs_refresh = True
+            swept = lane._replace(needs_refresh=True)
             spent = budget._replace(sweeps=budget.sweeps - 1)
-            yield "a sweep", state._replace(lane=_freeze(lane), budget=spent)
+            yield "a sweep", state._replace(lane=swept, budget=spent)
         if budget.takeovers:
             yield "another relay takes the lane", self._take_over(state)
+        if budget.crashes and state.unflushed and state.late is None:
+            yield "the server crashes", self._crash(state)
 
-    def _write(
+    def write(
         self, state: State, writer: int, what: str
     ) -> Iterator[tuple[str, State]]:
         scripts = _with(state.scripts, writer, state.scripts[writer][1:])
         name = f"writer {writer}"
         xid = state.xids[writer]
         if what in ".?":
-            outcomes = [READY, GONE] if what == "?" else [READY]
+            outcomes = [COMMITTED, GONE] if what == "?" else [COMMITTED]
             for outcome in outcomes:
                 rows = tuple(
                     row._replace(status=outcome)
@@ -197,7 +281,7 @@ class LaneModel:
                     for row in state.rows
                 )
                 yield (
-                    f"{name} {'commits' if outcome == READY else 'rolls back'}",
+                    f"{name} {'commits' if outcome == COMMITTED else 'rolls back'}",
                     state._replace(
                         scripts=scripts,
                         xids=_with(state.xids, writer, 0),
@@ -228,61 +312,135 @@ class LaneModel:
     def _relay(self, state: State) -> Iterator[tuple[str, State]]:
         if state.look is not None:
             yield "the claim returns", self._return(state, state.look)
-        elif state.flight is None:
-            if state.due is not None and state.lane[-1]:
-                return
-            yield "the relay claims", self._begin(state)
-        elif not state.flight.is_published:
-            yield from self._publish(state, state.flight)
+        elif state.flight is not None:
+            if not state.flight.is_published:
+                yield from self._publish(state, state.flight)
+            else:
+                yield from self._settle(state, state.flight)
+        elif state.lane.needs_refresh and state.clock is None:
+            yield "the relay reads the clock", self._read_clock(state)
         else:
-            flight = state.flight
-            changes = dict.fromkeys(flight.acked, PUBLISHED)
-            if flight.refused is not None:
-                changes[flight.refused] = WAITING
-            yield "the relay settles", _settle(state, changes)._replace(flight=None)
+            yield "the relay claims", self._begin(state)
+
+    def _read_clock(self, state: State) -> State:
+        return state._replace(
+            clock=len(state.rows),
+            noted=(state.next_xid, len(state.rows)),
+            ended=state.next_xid,
+            next_xid=state.next_xid + 1,
+        )
 
     def _begin(self, state: State) -> State:
         lane = self._thaw(state.lane)
         lane.picked()
-        ready = _with_status(state, READY)
+        head: int | None = None
         if lane.needs_refresh:
-            waiting = _with_status(state, WAITING)
-            keys = (state.rows[seq - 1].key for seq in waiting)
-            blocked = frozenset(key for key in keys if key is not None)
-            look = Look(_snapshot(state), ready, blocked, len(state.rows))
-        else:
-            found = self._claim(state, lane, ready)
-            look = Look(_snapshot(state), found, None, len(state.rows))
+            if lane.is_new:
+                lane.start_at(state.watermark)
+            unmarked = (
+                seq
+                for seq, row in enumerate(state.rows, 1)
+                if row.is_unmarked and seq > lane.floor
+            )
+            head = next(unmarked, None)
+            if self.reads_log:
+                for log in _read_log(state, lane.deferrals.log.floor):
+                    lane.deferrals.read(log)
+                lane.deferrals.log.floor = _last_entry(state)
+        places, drained = self._claim_deferred(state, lane)
+        most = self.most - len(places)
+        found: tuple[int, ...] = ()
+        if not lane.needs_refresh:
+            found = self._claim(state, lane, most)
+        look = Look(
+            take_snapshot(state), places, drained, found, head, lane.needs_refresh
+        )
+        if lane.needs_refresh:
+            # Claimed in the same snapshot, above the floor as it will be then.
+            self._refresh(state, lane, look)
+            look = look._replace(found=self._claim(state, lane, most))
         return state._replace(lane=_freeze(lane), look=look)
 
-    def _claim(self, state: State, lane: Lane, ready: Sequence[int]) -> tuple[int, ...]:
+    def _claim_deferred(
+        self, state: State, lane: Lane
+    ) -> tuple[tuple[int, ...], frozenset[str]]:
+        """Do what `_claim_deferred` does."""
+        deferrals = lane.deferrals
+        if not deferrals.has_work:
+            return (), frozenset()
+        deferrals.begin_claim()
+        places = deferrals.next_due(1)
+        most = max(self.most // 2, 1) - len(places)
+        keys: list[Draining] = []
+        for key, above in [*deferrals.draining.items()][:most]:
+            waiting = [
+                (_place(seq, row), None if row.entry == BLOCKED else row.entry == DUE)
+                for seq, row in enumerate(state.rows, 1)
+                if row.key == key and row.waits and seq > above
+            ]
+            is_cut = len(waiting) > most and self.reads_to_the_end
+            keys.append(Draining.read(key, waiting[:most], is_cut=is_cut))
+            most -= len(keys[-1].places)
+            if not most:
+                break
+        drained = frozenset(key.key for key in keys if key.end is End.NOTHING)
+        taken = [*places, *(place for key in keys for place in key.places)]
+        deferrals.took([place.id for place in places])
+        for key_in_log in keys:
+            deferrals.claimed(
+                key_in_log, left=(), is_free=key_in_log.end is End.NOTHING
+            )
+        return tuple(sorted(place.seq for place in taken)), drained
+
+    def _claim(self, state: State, lane: Lane, most: int) -> tuple[int, ...]:
         """Do what `claim_batch.sql` does."""
         return tuple(
             seq
-            for seq in ready
-            if seq > lane.floor and state.rows[seq - 1].key not in lane.blocked
-        )[: self.most]
+            for seq, row in enumerate(state.rows, 1)
+            if row.is_unmarked and seq > lane.floor
+        )[:most]
+
+    def _refresh(self, state: State, lane: Lane, look: Look) -> None:
+        assert state.clock is not None
+        snapshot = self._read(look.snapshot)
+        lane.refresh(None if look.head is None else (look.head, NOW), NOW)
+        seen = state.clock if look.head is None else look.head - 1
+        lane.looked_up_to(seen, snapshot, self._drawn(state, snapshot))
+
+    def _drawn(self, state: State, snapshot: Snapshot) -> int:
+        if state.noted is None:
+            return -1
+        xid, drawn = state.noted
+        return drawn if snapshot.xmin >= xid or not self.asks_who_drew else -1
 
     def _return(self, state: State, look: Look) -> State:
         lane = self._thaw(state.lane)
         snapshot = self._read(look.snapshot)
-        if look.blocked is not None:
-            free = [s for s in look.found if state.rows[s - 1].key not in look.blocked]
-            head = free[0] if free else None
-            lane.refresh(set(look.blocked), None if head is None else (head, NOW), NOW)
-            lane.looked_up_to(look.drawn if head is None else head - 1, snapshot)
-            found = self._claim(state, lane, look.found)
-        else:
-            found = look.found
-            if found:
-                lane.looked_up_to(found[-1], snapshot)
-        if not found:
-            lane.found_empty()
-        return state._replace(
-            lane=_freeze(lane),
-            look=None,
-            flight=Flight(found) if found else None,
+        if look.found and not look.is_refresh:
+            drawn = self._drawn(state, snapshot)
+            lane.looked_up_to(look.found[-1], snapshot, drawn)
+        if look.is_refresh and self.verifies:
+            first = _first_unmarked(state, lane.verified, lane.floor)
+            if first is None:
+                lane.note_verified(max(lane.floor, lane.verified), {})
+            else:
+                lane.passed_by(first)
+        held = frozenset(
+            seq
+            for seq in look.found
+            if (key := state.rows[seq - 1].key) is not None
+            and key in lane.deferrals.blocked
+            and key not in look.drained
         )
+        claimed = (*look.places, *(seq for seq in look.found if seq not in held))
+        flight = None
+        if claimed or held:
+            flight = Flight(claimed, frozenset(look.places), held)
+            if not claimed:
+                flight = self._remember(state, lane, flight._replace(is_published=True))
+        else:
+            lane.found_empty()
+        return state._replace(lane=_freeze(lane), look=None, flight=flight, clock=None)
 
     def _read(self, snapshot: FullSnapshot) -> Snapshot:
         return Snapshot(snapshot.xmin, snapshot.next_xid)
@@ -328,7 +486,8 @@ class LaneModel:
         lost: bool = False,
     ) -> State:
         """Do what `Worker._carry` does with the broker's answers."""
-        assert state.flight is not None
+        flight = state.flight
+        assert flight is not None
         sent = state.sent
         for seq in acked:
             if missing := sorted(state.rows[seq - 1].after - sent):
@@ -339,109 +498,253 @@ class LaneModel:
         lane = self._thaw(state.lane)
         if lost:
             lane.needs_refresh = True
-        if refused is not None and (key := state.rows[refused - 1].key) is not None:
-            lane.block(key, NOW, most=100)
-        for seq in state.flight.claimed:
-            if seq not in acked and seq != refused:
-                lane.leave(seq, state.rows[seq - 1].key, NOW)
-        is_empty = not acked and refused is None
-        flight = Flight((), acked, refused, is_published=True)
-        return state._replace(
-            lane=_freeze(lane), sent=sent, flight=None if is_empty else flight
-        )
+        flight = flight._replace(acked=acked, refused=refused, is_published=True)
+        after: Flight | None = self._remember(state, lane, flight)
+        if after is not None and not (acked or after.held or refused is not None):
+            after = None
+        return state._replace(lane=_freeze(lane), sent=sent, flight=after)
 
-    def _tell(self, state: State) -> State:
-        assert state.due is not None
+    def _remember(self, state: State, lane: Lane, flight: Flight) -> Flight:
+        """Do what `Worker._remember` does; return what is to be settled."""
+        key_of = {seq: state.rows[seq - 1].key for seq in flight.claimed}
+        key = None if flight.refused is None else key_of[flight.refused]
+        behind: frozenset[int] = frozenset()
+        if flight.refused is not None and key is not None:
+            later = flight.claimed[flight.claimed.index(flight.refused) + 1 :]
+            behind = frozenset(
+                seq for seq in later if seq not in flight.acked and key_of[seq] == key
+            )
+        for seq in flight.claimed:
+            if seq in flight.acked or seq == flight.refused or seq in behind:
+                continue
+            if seq in flight.places:
+                lane.deferrals.release(_place(seq, state.rows[seq - 1]))
+            else:
+                lane.rewind(seq, NOW)
+        held = flight.held | behind
+        for seq in held:
+            held_key = state.rows[seq - 1].key
+            assert held_key is not None
+            lane.deferrals.hold(held_key, seq)
+        if key is not None:
+            lane.deferrals.block(key)
+        return flight._replace(held=held)
+
+    def _settle(self, state: State, flight: Flight) -> Iterator[tuple[str, State]]:
+        marks, entries = _written(flight)
+        done = _change(state, marks, entries)
+        yield "the relay settles", done._replace(flight=None)
+        budget = state.budget
+        if not self.one_transaction and entries and budget.takeovers:
+            spent = budget._replace(takeovers=budget.takeovers - 1)
+            half = _change(state, marks)._replace(budget=spent)
+            yield "the relay is killed while it settles", self._new_owner(half)
+
+    def _settle_late(self, state: State, flight: Flight) -> State:
+        return _change(state, *_written(flight))._replace(late=None)
+
+    def _scan(self, state: State) -> State:
         lane = self._thaw(state.lane)
-        lane.free(state.due, state.rows[state.due - 1].key, NOW, refused=True)
-        return state._replace(lane=_freeze(lane), due=None)
+        for seq, row in enumerate(state.rows, 1):
+            if row.entry == DUE:
+                lane.deferrals.release(_place(seq, row))
+        return state._replace(lane=_freeze(lane))
+
+    def _verify(self, state: State) -> int:
+        """Do what `_verify` does."""
+        lane = state.lane
+        end = max(lane.floor, 0) if self.up_to_floor else len(state.rows)
+        if not self.verifies or _first_unmarked(state, lane.verified, end) is None:
+            return max(end, lane.verified)
+        return lane.verified
 
     def _take_over(self, state: State) -> State:
         """Go on with a lane of which nothing is known.
 
-        The former relay marks what was acked, whenever it gets to it. Nothing that it
+        The former relay settles what was acked, whenever it gets to it. Nothing that it
         had claimed is published any more: it asks its lease before.
         """
-        acked: tuple[int, ...] = ()
-        refused: int | None = None
+        late = None
         if state.flight is not None and state.flight.is_published:
-            acked, refused = state.flight.acked, state.flight.refused
-        lane = self._new_lane()
-        lane.needs_refresh = self.looks_on_takeover
+            late = state.flight
+            if not self.settles_after_loss:
+                late = late._replace(refused=None, held=frozenset())
+            if not (late.acked or late.refused or late.held):
+                late = None
+        spent = state.budget._replace(takeovers=state.budget.takeovers - 1)
+        return self._new_owner(state._replace(budget=spent, late=late or state.late))
+
+    def _crash(self, state: State) -> State:
+        """Lose the last settlement, and what any relay had in mind."""
+        rows = state.rows
+        for seq, mark, entry, number in state.unflushed:
+            row = rows[seq - 1]._replace(mark=mark, entry=entry, number=number)
+            rows = _with(rows, seq - 1, row)
+        spent = state.budget._replace(crashes=state.budget.crashes - 1)
+        verified = state.verified if not self.forgets_at_a_crash else None
+        return self._new_owner(
+            state._replace(rows=rows, budget=spent, unflushed=(), verified=verified)
+        )
+
+    def _new_owner(self, state: State) -> State:
         return state._replace(
-            lane=_freeze(lane),
+            lane=_freeze(self._new_lane()),
+            clock=None,
+            noted=None,
             look=None,
             flight=None,
-            due=None,
-            late_acks=acked,
-            late_refusal=refused if self.settles_after_loss else None,
-            budget=state.budget._replace(takeovers=state.budget.takeovers - 1),
         )
 
     def _check(self, state: State) -> None:
-        floor, _, blocked, needs_refresh = state.lane
-        if state.look is not None or needs_refresh:
-            return
-        known = {state.due, *state.late_acks}
-        if state.flight is not None:
-            known |= {*state.flight.claimed, *state.flight.acked, state.flight.refused}
-        for seq, row in enumerate(state.rows[: max(floor, 0)], 1):
-            if row.status == OPEN or (
-                row.status == READY and seq not in known and row.key not in blocked
-            ):
+        for seq, row in enumerate(state.rows[: state.watermark], 1):
+            if row.status == OPEN or row.is_unmarked:
                 raise BrokenPromiseError(
-                    f"the floor is {floor}, and row {seq} is {row.status}"
+                    f"the watermark is {state.watermark}, and row {seq} has no mark"
+                )
+        lane = state.lane
+        if state.look is not None or lane.needs_refresh:
+            return
+        known: set[int] = set()
+        for flight in (state.flight, state.late):
+            if flight is not None:
+                known |= {*flight.claimed, *flight.held}
+        for seq, row in enumerate(state.rows[: max(lane.floor, 0)], 1):
+            if row.status == OPEN or (row.is_unmarked and seq not in known):
+                raise BrokenPromiseError(
+                    f"the floor is {lane.floor}, and row {seq} has no mark"
                 )
 
     def _check_quiet(self, state: State) -> None:
-        """Claim the remaining rows, with occasional sweeps."""
-        for _ in range(4 * len(state.rows) + 4):
-            lane = self._thaw(state.lane)
-            lane.needs_refresh = True
-            state = state._replace(lane=_freeze(lane))
-            for _ in range(3):
+        """Claim the remaining rows, with sweeps; what waits comes due."""
+        for _ in range(6 * len(state.rows) + 6):
+            for seq, row in enumerate(state.rows, 1):
+                if row.entry == REFUSED:
+                    state = _come_due(state, seq)
+            state = state._replace(lane=state.lane._replace(needs_refresh=True))
+            for _ in range(4):
+                if state.lane.needs_refresh:
+                    state = self._read_clock(state)
                 state = self._begin(state)
                 assert state.look is not None
                 state = self._return(state, state.look)
                 if state.flight is None:
                     break
-                state = self._answered(state, state.flight.claimed)
-                flight = state.flight
-                assert flight is not None
-                changes = dict.fromkeys(flight.acked, PUBLISHED)
-                state = _settle(state, changes)._replace(flight=None)
+                if not state.flight.is_published:
+                    state = self._answered(state, state.flight.claimed)
+                assert state.flight is not None
+                ((_, state), *_) = self._settle(state, state.flight)
+                state = self._scan(state)
+            state = self._scan(state)
         left = [
             seq
             for seq, row in enumerate(state.rows, 1)
-            if row.status not in {PUBLISHED, GONE}
+            if row.status == COMMITTED and (row.is_unmarked or row.waits)
         ]
-        if left:
+        if (
+            left
+            or not {
+                seq for seq, row in enumerate(state.rows, 1) if row.status == COMMITTED
+            }
+            <= state.sent
+        ):
             raise BrokenPromiseError(f"rows {left} are never published")
 
     def _new_lane(self) -> Lane:
         lane = self.lane(16)
         lane.cursor = self.cursor()
+        lane.deferrals = self.deferrals()
         return lane
 
     def _thaw(self, frozen: FrozenLane) -> Lane:
         lane = self._new_lane()
-        cursor = lane.cursor
-        cursor.floor, cursor._candidate, blocked, lane.needs_refresh = frozen
-        lane.blocked = set(blocked)
+        cursor, deferrals = lane.cursor, lane.deferrals
+        cursor.floor, cursor._candidate = frozen.floor, frozen.candidate
+        lane.verified = frozen.verified
+        deferrals.log.floor = frozen.log_floor
+        deferrals.blocked = set(frozen.blocked)
+        deferrals.draining = dict(frozen.draining)
+        deferrals.due = {_id(s): _place(s, _UNKEYED) for s in sorted(frozen.due)}
+        deferrals._restarted = set(frozen.restarted)
+        lane.is_new, lane.rewound = frozen.is_new, frozen.rewound
+        lane.needs_refresh = frozen.needs_refresh
         return lane
 
 
+_UNKEYED: Final = Row(None, 0, COMMITTED, frozenset())
+
+
 def _freeze(lane: Lane) -> FrozenLane:
-    cursor = lane.cursor
-    return (
-        cursor.floor,
-        cursor._candidate,
-        frozenset(lane.blocked),
-        lane.needs_refresh,
+    cursor, deferrals = lane.cursor, lane.deferrals
+    return FrozenLane(
+        floor=cursor.floor,
+        candidate=cursor._candidate,
+        verified=lane.verified,
+        log_floor=deferrals.log.floor,
+        blocked=frozenset(deferrals.blocked),
+        draining=tuple(deferrals.draining.items()),
+        due=frozenset(place.seq for place in deferrals.due.values()),
+        restarted=frozenset(deferrals._restarted),
+        is_new=lane.is_new,
+        rewound=lane.rewound,
+        needs_refresh=lane.needs_refresh,
     )
 
 
-def _snapshot(state: State) -> FullSnapshot:
+def _id(seq: int) -> UUID:
+    return UUID(int=seq)
+
+
+def _place(seq: int, row: Row) -> Place:
+    cause = "blocked" if row.entry == BLOCKED else "refused"
+    return Place(16, seq, _id(seq), NOW, 0, 0, 0, cause, row.key)
+
+
+def _read_log(state: State, floor: int) -> Iterator[LogOfKey]:
+    """Do what `read_deferrals.sql` does."""
+    new = [(s, row) for s, row in enumerate(state.rows, 1) if row.number > floor]
+    for key in sorted({row.key for _, row in new if row.key is not None}):
+        rows = [(seq, row) for seq, row in new if row.key == key]
+        yield LogOfKey(
+            key,
+            has_head=any(row.entry in {REFUSED, DUE} for _, row in rows),
+            has_ended=any(row.entry == ENDED for _, row in rows),
+            seq=min((seq for seq, row in rows if row.waits), default=None),
+            due_at=None,
+            created_at=None,
+        )
+
+
+def _first_unmarked(state: State, above: int, up_to: int) -> int | None:
+    """Do what `verify_marks.sql` does."""
+    rows = enumerate(state.rows[: max(up_to, 0)], 1)
+    return next((seq for seq, row in rows if row.is_unmarked and seq > above), None)
+
+
+def _last_entry(state: State) -> int:
+    return max((row.number for row in state.rows), default=0)
+
+
+def _written(flight: Flight) -> tuple[Change, Change]:
+    """The marks and the entries of a settlement."""
+    marks: Change = {}
+    entries: Change = {}
+    for seq in flight.acked:
+        if seq in flight.places:
+            entries[seq] = ("entry", ENDED)
+        else:
+            marks[seq] = ("mark", PUBLISHED)
+    waiting = dict.fromkeys(sorted(flight.held), BLOCKED)
+    if flight.refused is not None:
+        waiting[flight.refused] = REFUSED
+    for seq, entry in waiting.items():
+        if seq not in flight.places:
+            marks[seq] = ("mark", DEFERRED)
+        if entry == REFUSED or seq not in flight.places:
+            entries[seq] = ("entry", entry)
+    return marks, entries
+
+
+def take_snapshot(state: State) -> FullSnapshot:
     running = [xid for xid in state.xids if xid]
     xmax = state.ended + 1
     return FullSnapshot(
@@ -453,21 +756,42 @@ def _snapshot(state: State) -> FullSnapshot:
     )
 
 
-def _settle(state: State, changes: dict[int, str]) -> State:
-    """Change rows that are not settled yet, in a transaction of its own."""
-    rows = tuple(
-        row._replace(status=changes[seq])
-        if seq in changes and row.status in {READY, WAITING}
-        else row
-        for seq, row in enumerate(state.rows, 1)
-    )
-    if rows == state.rows:
+def _change(state: State, *changes: Change) -> State:
+    """Write marks and entries in one transaction.
+
+    What is ended stays ended, and a second mark for a row changes nothing.
+    """
+    rows = list(state.rows)
+    number = _last_entry(state)
+    for change in changes:
+        for seq, (what, value) in change.items():
+            row = rows[seq - 1]
+            if what == "mark" and row.mark != PUBLISHED:
+                rows[seq - 1] = row._replace(mark=value)
+            elif what == "entry" and row.entry != ENDED:
+                number += 1
+                rows[seq - 1] = row._replace(entry=value, number=number)
+    if tuple(rows) == state.rows:
         return state
-    return state._replace(rows=rows, ended=state.next_xid, next_xid=state.next_xid + 1)
+    unflushed: tuple[tuple[int, str | None, str | None, int], ...] = ()
+    if state.budget.crashes:
+        unflushed = tuple(
+            (seq, was.mark, was.entry, was.number)
+            for seq, (was, row) in enumerate(zip(state.rows, rows, strict=True), 1)
+            if was != row
+        )
+    return state._replace(
+        rows=tuple(rows),
+        ended=state.next_xid,
+        next_xid=state.next_xid + 1,
+        unflushed=unflushed,
+    )
 
 
-def _with_status(state: State, status: str) -> tuple[int, ...]:
-    return tuple(s for s, row in enumerate(state.rows, 1) if row.status == status)
+def _come_due(state: State, seq: int) -> State:
+    """Let time pass: nothing is written."""
+    row = state.rows[seq - 1]._replace(entry=DUE)
+    return state._replace(rows=_with(state.rows, seq - 1, row))
 
 
 def _with(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

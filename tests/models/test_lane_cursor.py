@@ -1,33 +1,62 @@
 """No row is passed by and no key overtakes itself, in whatever order things happen."""
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 import pytest
 from typing_extensions import override
 
 from outbox.postgres.lane_cursor import LaneCursor, Snapshot
+from relay.lanes.deferrals import Deferrals, Draining, Place
 from relay.lanes.lane import Lane
 from tests.models.explore import BrokenPromiseError, explore
 from tests.models.lane import Budget, FullSnapshot, LaneModel
 
 SMALL = {
     "two writers, one of which may roll back": LaneModel(["k.j.", "k?"]),
-    "a transaction that gets its id early and commits late": LaneModel(
-        ["k.", "k.", "xk."]
-    ),
+    "a transaction that gets its id early and commits late": LaneModel(["kk.", "xk."]),
     "a message that is refused and due again": LaneModel(
-        ["k.", "k.k."], Budget(refusals=1)
+        ["k.", "kk."], Budget(refusals=1)
     ),
     "a message without a key that is due again": LaneModel(
-        ["-.", "-.-."], Budget(refusals=1)
+        ["-.", "--."], Budget(refusals=1)
     ),
+    "a head that is refused twice": LaneModel(["k.k.k."], Budget(refusals=2)),
     "a broker that goes away": LaneModel(["k.j.", "k."], Budget(outages=1)),
+    "a broker that goes away while a key drains": LaneModel(
+        ["k.k.k."], Budget(outages=1, refusals=1)
+    ),
     "a relay that takes over from one that settles late": LaneModel(
-        ["jj.", "kk."], Budget(takeovers=1, refusals=1)
+        ["j.", "k."], Budget(takeovers=1, refusals=1)
+    ),
+    "a relay that takes over a key that drains": LaneModel(
+        ["kkk."], Budget(takeovers=1, refusals=1)
+    ),
+    "a sweep that notes what was drawn": LaneModel(["k.k.", "xk."], Budget(sweeps=1)),
+    "a watermark beside a late commit and a takeover": LaneModel(
+        ["k.", "xk."], Budget(takeovers=1, raises=1)
+    ),
+    "a watermark beside a refusal and a takeover": LaneModel(
+        ["kk."], Budget(takeovers=1, refusals=1, raises=1)
+    ),
+    "a watermark beside a crash of the server": LaneModel(
+        ["k.", "k."], Budget(raises=1, sweeps=1, crashes=1)
     ),
 }
 LARGE = {
+    "a watermark beside a crash and a refusal": LaneModel(
+        ["k.k."], Budget(refusals=1, raises=2, sweeps=1, crashes=1)
+    ),
+    "two watermarks beside a refusal and a takeover": LaneModel(
+        ["k.k."], Budget(takeovers=1, refusals=1, raises=2)
+    ),
+    "a transaction that commits late beside two others": LaneModel(["k.", "k.", "xk."]),
+    "a refusal beside another writer": LaneModel(["k.", "k.k."], Budget(refusals=1)),
+    "a relay that takes over two keys": LaneModel(
+        ["jj.", "kk."], Budget(takeovers=1, refusals=1)
+    ),
     "two writers of two keys": LaneModel(["k.j.", "j.k?"]),
     "a refusal beside a late commit": LaneModel(["k.k.", "xk."], Budget(refusals=1)),
     "a refusal between two keys": LaneModel(["k.j.", "k.k."], Budget(refusals=1)),
@@ -35,7 +64,7 @@ LARGE = {
         ["k.k.", "k."], Budget(outages=1, refusals=1)
     ),
     "everything at once": LaneModel(
-        ["kk.", "k."], Budget(refusals=1, outages=1, takeovers=1, sweeps=1)
+        ["kk.", "k."], Budget(refusals=1, outages=1, takeovers=1, sweeps=1, raises=1)
     ),
 }
 
@@ -62,7 +91,7 @@ class RisesToTheLastRow(LaneCursor):
     """Breaks the rule: assumes that a look found everything."""
 
     @override
-    def looked(self, up_to: int, snapshot: Snapshot) -> None:
+    def looked(self, up_to: int, snapshot: Snapshot, drawn: int = -1) -> None:
         self.floor = max(self.floor, up_to)
 
 
@@ -70,10 +99,10 @@ class IgnoresHowFarTheLookGot(LaneCursor):
     """Believes that each look reaches as far as the one before."""
 
     @override
-    def looked(self, up_to: int, snapshot: Snapshot) -> None:
+    def looked(self, up_to: int, snapshot: Snapshot, drawn: int = -1) -> None:
         if self._candidate is not None:
             up_to = max(up_to, self._candidate[0])
-        super().looked(up_to, snapshot)
+        super().looked(up_to, snapshot, drawn)
 
 
 class KeepsItsFloorAtARewind(LaneCursor):
@@ -108,30 +137,57 @@ class WaitsForXmax(LaneModel):
         return Snapshot(snapshot.xmin, snapshot.xmax)
 
 
-class BlocksNoKey(Lane):
+class BlocksNoKey(Deferrals):
     """Lets a key go on behind a refused message."""
 
     @override
-    def block(self, key: str, created_at: datetime, *, most: int) -> None:
+    def block(self, key: str) -> None:
         pass
 
 
-class DoesNotLookAgainWhenAKeyIsFree(Lane):
-    """Goes back to the message that is due, and not below it."""
+class FreesAKeyWhenItsHeadIsDue(Deferrals):
+    """Reads its log, and lets new messages go meanwhile."""
 
     @override
-    def free(
-        self, seq: int, key: str | None, created_at: datetime, *, refused: bool
+    def drain(self, key: str) -> None:
+        super().drain(key)
+        self.blocked.discard(key)
+
+
+class ForgetsWhatItClaimed(Deferrals):
+    """Doesn't read a key again of which the broker didn't take everything."""
+
+    @override
+    def release(self, place: Place) -> None:
+        if place.cause != "blocked":
+            super().release(place)
+
+
+class StopsThoughTheHeadIsDueByNow(Deferrals):
+    """Believes what it read, though a scan has found the head in the meantime."""
+
+    @override
+    def claimed(
+        self, draining: Draining, left: Container[UUID], *, is_free: bool
     ) -> None:
-        before = self.needs_refresh
-        super().free(seq, key, created_at, refused=refused)
-        self.needs_refresh = before
+        self._restarted.clear()
+        super().claimed(draining, left, is_free=is_free)
+
+
+class VerifiesAboveItsFloor(Lane):
+    """Believes that what follows what was verified has marks, too."""
+
+    @override
+    def note_verified(self, up_to: int, messages: Mapping[datetime, int]) -> None:
+        super().note_verified(up_to + 1, messages)
 
 
 LATE = LaneModel(["k.", "k.", "xk."])
 REFUSED = LaneModel(["k.", "k.k."], Budget(refusals=1))
 NO_KEY = LaneModel(["-.", "-.-."], Budget(refusals=1))
-TAKEN_OVER = LaneModel(["jj.", "kk."], Budget(takeovers=1, refusals=1))
+LOST = LaneModel(["k.j.", "k."], Budget(outages=1))
+DRAINS = LaneModel(["kkk.", "k."], Budget(refusals=1))
+TAKEN_OVER = LaneModel(["kkk."], Budget(takeovers=1, refusals=1))
 
 
 @pytest.mark.parametrize(
@@ -139,33 +195,49 @@ TAKEN_OVER = LaneModel(["jj.", "kk."], Budget(takeovers=1, refusals=1))
     [
         replace(LATE, cursor=RisesToTheLastRow),
         replace(LATE, cursor=IgnoresHowFarTheLookGot),
-        replace(REFUSED, cursor=KeepsItsFloorAtARewind),
-        replace(NO_KEY, cursor=ForgetsTheLookUnderWay),
+        replace(LOST, cursor=KeepsItsFloorAtARewind),
         ComparesXmax(LATE.scripts),
         WaitsForXmax(LATE.scripts),
-        replace(REFUSED, lane=BlocksNoKey),
+        replace(REFUSED, deferrals=BlocksNoKey),
+        replace(DRAINS, deferrals=FreesAKeyWhenItsHeadIsDue),
         LaneModel(
-            ["k.j.", "k.k."], Budget(refusals=1), lane=DoesNotLookAgainWhenAKeyIsFree
+            ["kk."], Budget(1, outages=1, sweeps=1), deferrals=ForgetsWhatItClaimed
         ),
+        replace(DRAINS, reads_to_the_end=False),
         LaneModel(["kx.", "kx."], number_first=True),
-        replace(TAKEN_OVER, settles_after_loss=True),
-        replace(TAKEN_OVER, looks_on_takeover=False),
+        LaneModel(["jj.", "k.k."], TAKEN_OVER.budget, settles_after_loss=True),
+        replace(TAKEN_OVER, reads_log=False),
+        LaneModel(["kk."], TAKEN_OVER.budget, one_transaction=False),
+        LaneModel(["k.", "xk."], Budget(takeovers=1, raises=1), up_to_floor=False),
+        LaneModel(["k.", "xk."], Budget(sweeps=1), asks_who_drew=False),
+        LaneModel(["k.k."], Budget(takeovers=1, refusals=1, raises=1), verifies=False),
+        LaneModel(["k."], Budget(raises=1, crashes=1), forgets_at_a_crash=False),
+        LaneModel(
+            ["k.", "xk."], Budget(sweeps=1, raises=1), lane=VerifiesAboveItsFloor
+        ),
     ],
     ids=lambda broken: "-".join(
         part
         for part in (
             type(broken).__name__.removeprefix("LaneModel"),
             broken.cursor.__name__.removeprefix("LaneCursor"),
-            broken.lane.__name__.removeprefix("Lane"),
+            broken.deferrals.__name__.removeprefix("Deferrals"),
             "number_first" * broken.number_first,
             "settles_after_loss" * broken.settles_after_loss,
-            "does_not_look_on_takeover" * (not broken.looks_on_takeover),
+            "does_not_read_the_log" * (not broken.reads_log),
+            "marks_without_entry" * (not broken.one_transaction),
+            "does_not_read_to_the_end" * (not broken.reads_to_the_end),
+            "does_not_ask_who_drew" * (not broken.asks_who_drew),
+            "raises_unverified" * (not broken.verifies),
+            "raises_above_the_floor" * (not broken.up_to_floor),
+            "remembers_beyond_a_crash" * (not broken.forgets_at_a_crash),
+            broken.lane.__name__.removeprefix("Lane"),
         )
         if part
     ),
 )
 def test_a_violated_rule_is_found(broken: LaneModel) -> None:
     with pytest.raises(
-        BrokenPromiseError, match=r"the floor is|was published before|never"
+        BrokenPromiseError, match=r"the (floor|watermark) is|was published before|never"
     ):
         explore(broken.start(), broken.steps)

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outbox.duration import (
+    brief_duration,
     exact_duration,
     read_duration,
     read_rate,
@@ -84,3 +85,11 @@ def test_a_rate_is_a_number_per_time(text: str, per_second: float) -> None:
 def test_the_error_for_an_invalid_rate_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--rate .*write 10/s"):
         read_rate("--rate", text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0384, "38ms"), (1.25, "1.2s"), (61, "1m"), (7300, "2h"), (-0.5, "-500ms")],
+)
+def test_what_took_long_or_short_is_written_briefly(seconds: float, said: str) -> None:
+    assert brief_duration(timedelta(seconds=seconds)) == said

@@ -281,19 +281,21 @@ def test_a_loss_is_logged_and_warned_about_with_topic_and_remedy(
     monkeypatch.setattr(unsent, "on_unsent", [])
 
     with (
-        caplog.at_level(logging.WARNING, "outbox"),
-        pytest.warns(UnsentMessagesWarning, match="orders.placed"),
+        caplog.at_level(logging.WARNING, "pillarbox"),
+        pytest.warns(UnsentMessagesWarning, match="of topic 'orders.placed': their"),
         Session() as session,
     ):
         outbox.add(session, ORDER)
 
     (record,) = caplog.records
-    assert record.name == "outbox"
+    assert (record.name, record.levelname) == ("pillarbox", "WARNING")
     assert record.getMessage() == (
-        "lost 1 message of topic 'orders.placed': their session was closed without a "
-        "commit; commit the session that outbox.add was given (with Session.begin() as "
-        "session: …), or roll it back on purpose"
+        "MessagesUnsent messages=1 topics=('orders.placed',) reason='their session was"
+        " closed' remedy='commit the session that outbox.add was given, or roll it back"
+        " on purpose'"
     )
+    assert record.__dict__["event"] == "MessagesUnsent"
+    assert record.__dict__["values"]["topics"] == ("orders.placed",)
 
 
 def test_a_session_closes_even_if_warnings_are_errors(
@@ -334,5 +336,7 @@ def test_a_script_that_forgets_the_commit_is_warned_at_exit(
         check=False,
     )
 
-    told = "lost 1 message of topic 'orders.placed': the process ended" in (done.stderr)
-    assert told == is_reported
+    said = (
+        "MessagesUnsent messages=1 topics=('orders.placed',) reason='the process ended'"
+    )
+    assert (said in done.stderr) == is_reported

@@ -24,23 +24,37 @@ PARENTS = """
       FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid
       JOIN pg_class parent ON parent.oid = inhparent
      WHERE child.relkind = 'i' AND parent.relnamespace = 'outbox'::regnamespace
-       AND parent.relname LIKE 'message%'
 """
 FILL = """
-    INSERT INTO outbox.message
-           (id, created_at, lane, topic, key, content_type, payload,
-            published_at, available_at, attempts)
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
     SELECT outbox.uuid7(), day + n * interval '500 milliseconds',
-           16 + n %% 16, 't', 'k' || n %% 100, 'text/plain', %(payload)s,
-           CASE WHEN n %% 10 > 1 THEN now() END,
-           CASE WHEN n %% 10 = 1 THEN now() + (n - 1000) * interval '1 second' END,
-           CASE WHEN n %% 1000 = 1 THEN 1 ELSE 0 END
+           16 + n %% 16, 't', 'k' || n %% 100, 'text/plain', %(payload)s
       FROM generate_series(%(today)s - %(back)s * interval '24 hours', %(today)s,
                            interval '24 hours') AS day
      -- Yesterday has as many rows as make an index worth its while.
      CROSS JOIN generate_series(1, CASE WHEN day = %(today)s - interval '24 hours'
                                         THEN 60000 ELSE 3000 END) AS n
 """
+# Of ten messages nine have a mark. One of these waits, a hundredth was refused.
+MARK = """
+    INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome, ids)
+    SELECT bin, lane, min(seq), max(seq), outcome, array_agg(id ORDER BY seq)
+      FROM (SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00') AS bin,
+                   lane, seq, id,
+                   CASE WHEN seq % 10 = 1 THEN 'deferred' ELSE 'published' END AS outcome
+              FROM outbox.message WHERE seq % 10 > 0) AS marked
+     GROUP BY bin, lane, seq / 500, outcome
+"""  # noqa: E501
+DEFER = """
+    INSERT INTO outbox.deferral
+           (created_at, due_at, seq, id, attempts, lane, cause, key)
+    SELECT created_at,
+           CASE WHEN seq % 1000 <> 11 THEN now() + (seq % 2000 - 1000) * interval '1 second' END,
+           seq, id, (seq % 1000 = 1)::integer, lane,
+           CASE seq % 1000 WHEN 1 THEN 'refused' WHEN 11 THEN 'blocked' ELSE 'scheduled' END,
+           key
+      FROM outbox.message WHERE seq % 10 = 1
+"""  # noqa: E501
 
 AUTO_EXPLAIN = """
     SET auto_explain.log_min_duration = 0;
@@ -63,20 +77,21 @@ class Explained:
         for child in node.get("Plans", ()):
             yield from self._walk(child)
 
-    def scans(self) -> list[Node]:
-        """Those that read a partition of outbox.message and were executed."""
+    def scans(self, *tables: str) -> list[Node]:
+        """Those that read a partition of these tables, of outbox.message by default."""
+        prefixes = tuple(f"{table}_p" for table in tables or ("message",))
         return [
             node
             for node in self.nodes
-            if str(node.get("Relation Name", "")).startswith("message_p")
+            if str(node.get("Relation Name", "")).startswith(prefixes)
             and "Scan" in node["Node Type"]
         ]
 
-    def partitions(self) -> set[str]:
+    def partitions(self, *tables: str) -> set[str]:
         """The days read: those whose node was not left out at execution."""
         return {
             re.sub(r"\D", "", node["Relation Name"])
-            for node in self.scans()
+            for node in self.scans(*tables)
             if node["Actual Loops"] > 0
         }
 
@@ -84,7 +99,7 @@ class Explained:
         """The partitions read from end to end, unless they are empty."""
         return [
             node["Relation Name"]
-            for node in self.scans()
+            for node in self.scans("message", "settlement", "deferral", "watermark")
             if node["Node Type"] == "Seq Scan"
             and node["Actual Rows"] + node.get("Rows Removed by Filter", 0) > 0
         ]
@@ -101,7 +116,7 @@ class Explained:
         return [str(node["Index Cond"]) for node in self.nodes if "Index Cond" in node]
 
     def indexes(self) -> set[str]:
-        """The indexes of outbox.message, by the names that they have there."""
+        """The indexes of our tables, by the names that they have there."""
         return {
             self._parents[node["Index Name"]]
             for node in self.nodes
@@ -133,7 +148,10 @@ def filled_url(
             connection.execute(
                 FILL, {"today": today, "back": DAYS_BACK, "payload": b"x" * 300}
             )
-            connection.execute("ANALYZE outbox.message")
+            connection.execute(MARK)
+            connection.execute(DEFER)
+            for table in ("message", "settlement", "deferral"):
+                connection.execute(f"ANALYZE outbox.{table}".encode())
         yield url
 
 

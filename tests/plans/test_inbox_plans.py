@@ -1,5 +1,6 @@
 """The statements on deliveries use their index, and none walks another's flood."""
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from tests.fixtures.postgres import Template, new_database
 from tests.plans.conftest import Explained, Node, executed_plans
 
 DAY = timedelta(days=1)
+SECOND = timedelta(seconds=1)
 LANES = list(range(16))
 # The rows of a scan are told as a rounded mean over its loops.
 FEW = 60
@@ -23,15 +25,14 @@ PARENTS = """
       FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid
       JOIN pg_class parent ON parent.oid = inhparent
      WHERE child.relkind = 'i' AND parent.relnamespace = 'inbox'::regnamespace
-       AND parent.relname LIKE 'delivery%'
+       AND parent.relname ~ '^(delivery|ack|redelivery|watermark)_'
 """
 FILL = """
     INSERT INTO inbox.delivery
            (message_id, created_at, lane, schema_version, consumer, topic, key, tenant,
-            content_type, headers, payload, acked_at)
+            content_type, headers, payload)
     SELECT outbox.uuid7(), %(at)s + n * interval '1 second', n %% 16, 1, 'billing', 't',
-           'k' || n %% 500, %(tenant)s, 'text/plain', '{}', 'x',
-           CASE WHEN n <= %(acked)s THEN now() END
+           'k' || n %% 500, %(tenant)s, 'text/plain', '{}', 'x'
       FROM generate_series(1, %(count)s) AS n
 """
 
@@ -40,13 +41,24 @@ class Deliveries(Explained):
     """A plan over the partitions of inbox.delivery."""
 
     @override
-    def scans(self) -> list[Node]:
+    def scans(self, *tables: str) -> list[Node]:
         return [
             node
             for node in self.nodes
-            if str(node.get("Relation Name", "")).startswith("delivery_p")
+            if re.match(
+                "(delivery|ack|redelivery|watermark)_p", node.get("Relation Name", "")
+            )
             and "Scan" in node["Node Type"]
         ]
+
+    @override
+    def indexes(self) -> set[str]:
+        """Those that were read: a partition may have been left out at execution."""
+        return {
+            self._parents[node["Index Name"]]
+            for node in self.scans()
+            if node["Actual Loops"] > 0 and node.get("Index Name") in self._parents
+        }
 
     def rows_read(self) -> int:
         """Rows that were fetched from partitions, whatever became of them."""
@@ -57,6 +69,26 @@ class Deliveries(Explained):
         return read
 
 
+ACK = """
+    INSERT INTO inbox.ack (created_at, consumer, lane, first_seq, last_seq, seqs,
+                           moments)
+    SELECT date_bin('15 minutes', created_at, '2000-01-01Z') AS bin, consumer, lane,
+           min(seq), max(seq), array_agg(seq ORDER BY seq),
+           array_agg(created_at ORDER BY seq)
+      FROM inbox.delivery
+     WHERE seq <= %(acked)s
+     GROUP BY bin, consumer, lane, seq / 500
+"""
+REFUSE = """
+    INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer, key, attempts,
+                                  due_at)
+    SELECT created_at, seq, lane, 'refused', consumer, key, n, now()
+      FROM inbox.delivery, generate_series(1, 3) AS n
+     WHERE seq % 100 = 0
+"""
+ACKED = 22_000
+"""Of the first day all, and of the flood half."""
+
 Explain: TypeAlias = Callable[..., Deliveries]
 
 
@@ -65,9 +97,12 @@ def today() -> datetime:
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "never read"])
 def flooded_url(
-    server: PostgresServer, template: Template, today: datetime
+    request: pytest.FixtureRequest,
+    server: PostgresServer,
+    template: Template,
+    today: datetime,
 ) -> Iterator[str]:
     """A flood of one tenant, known to the planner; then five rows of another."""
     with new_database(server, "pillarbox_inbox_plans", template) as name:
@@ -76,15 +111,18 @@ def flooded_url(
             connection.execute("SET timezone = 'UTC'")
             connection.execute("SET ROLE pillarbox_owner")
             connection.execute(
-                "SELECT partman.create_partition_time('inbox.delivery', %s)",
+                "SELECT outbox.make_partitions_at('inbox.delivery', %s)",
                 ([today - DAY, today - 2 * DAY],),
             )
             for at, count in ((today - DAY, 2_000), (today, 40_000)):
-                flood = {"at": at, "tenant": "flood", "count": count, "acked": 20_000}
+                flood = {"at": at, "tenant": "flood", "count": count}
                 connection.execute(FILL, flood)
-            connection.execute("ANALYZE inbox.delivery")
+            connection.execute(ACK, {"acked": ACKED})
+            connection.execute(REFUSE)
+            if request.param:
+                connection.execute("ANALYZE inbox.delivery")
             for tenant in ("a tenant before", "some tenant behind"):
-                few = {"at": today, "tenant": tenant, "count": 5, "acked": 0}
+                few = {"at": today, "tenant": tenant, "count": 5}
                 connection.execute(FILL, few)
         yield url
 
@@ -106,9 +144,8 @@ def explain(flooded_url: str) -> Iterator[Explain]:
 def claim(today: datetime, **changes: object) -> dict[str, Any]:
     return {
         "lanes": LANES,
-        "floors": [-1] * len(LANES),
-        "held": [],
-        "blocked": [],
+        "floors": [ACKED] * len(LANES),
+        "passed": [],
         "oldest": today,
         "newest": today + DAY,
         "max_rows": 256,
@@ -122,14 +159,14 @@ def look(today: datetime, **changes: object) -> dict[str, Any]:
     return claim(today, **(more | changes))
 
 
-def test_a_claim_reads_the_days_between_its_bounds_by_the_ready_index(
+def test_a_claim_reads_the_days_between_its_bounds_by_the_index_of_lanes(
     explain: Explain, today: datetime
 ) -> None:
     plan = explain("claim_deliveries", **claim(today))
 
     assert plan.sequential() == []
     assert plan.partitions() == {today.strftime("%Y%m%d")}
-    assert plan.indexes() == {"delivery_ready_idx"}
+    assert plan.indexes() == {"delivery_lane_idx"}
 
 
 def test_no_plan_of_the_source_is_generic(explain: Explain, today: datetime) -> None:
@@ -138,11 +175,11 @@ def test_no_plan_of_the_source_is_generic(explain: Explain, today: datetime) -> 
 
     assert not any("$" in said for plan in plans for said in plan.conditions())
     assert {index for plan in plans for index in plan.indexes()} == {
-        "delivery_ready_idx"
+        "delivery_lane_idx"
     }
 
 
-@pytest.mark.parametrize("floor", [-1, 10])
+@pytest.mark.parametrize("floor", [ACKED, ACKED + 10])
 def test_a_look_for_tenants_skips_the_flood(
     explain: Explain, today: datetime, floor: int
 ) -> None:
@@ -157,7 +194,7 @@ def test_a_look_for_tenants_skips_the_flood(
 def test_a_look_reads_no_more_than_its_share_of_an_unknown_flood(
     explain: Explain, today: datetime
 ) -> None:
-    plan = explain("claim_tenants", **look(today, known=[], blocked=["k1", "k2"]))
+    plan = explain("claim_tenants", **look(today, known=[]))
 
     assert plan.indexes() == {"delivery_tenant_idx"}
     assert plan.rows_read() <= 300
@@ -172,3 +209,88 @@ def test_a_look_over_all_partitions_still_skips_the_flood(
     assert plan.sequential() == []
     assert plan.indexes() == {"delivery_tenant_idx"}
     assert plan.rows_read() <= FEW
+
+
+def test_a_claim_reads_nothing_that_was_acked(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain("claim_deliveries", **claim(today, passed=[ACKED + 1, ACKED + 17]))
+
+    assert plan.rows_read() <= 260
+
+
+def test_however_much_a_claim_has_passed_it_is_looked_up_in_a_table(
+    explain: Explain, today: datetime
+) -> None:
+    passed = list(range(ACKED, ACKED + 15_000))
+    plan = explain("claim_deliveries", **claim(today, passed=passed))
+
+    filters = [str(node.get("Filter", "")) for node in plan.scans()]
+    assert any("hashed SubPlan" in said for said in filters)
+
+
+def test_what_waits_is_claimed_by_its_place(explain: Explain, today: datetime) -> None:
+    plan = explain(
+        "claim_waiting",
+        lanes=[4],
+        keys=["k100"],
+        aboves=[-1],
+        seqs=[2_100, 2_200],
+        moments=[today + 100 * SECOND, today + 200 * SECOND],
+        attempts=[1, 1],
+        max_rows_each=10,
+        max_bytes=8_000_000,
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {
+        "redelivery_key_idx",
+        "redelivery_delivery_idx",
+        "ack_lane_idx",
+        "delivery_pkey",
+    }
+    assert plan.rows_read() <= 1_000
+
+
+def test_the_heads_are_read_by_the_watermarks_and_the_index_of_lanes(
+    explain: Explain,
+) -> None:
+    plan = explain("find_heads", lanes=LANES, cluster="here")
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"watermark_pkey", "delivery_lane_idx"}
+    assert plan.rows_read() <= 2 * len(LANES)
+
+
+def test_a_stretch_is_verified_with_one_table_of_its_marks(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "verify_stretch",
+        lane=3,
+        starts_at=today,
+        ends_at=today + DAY,
+        above=-1,
+        up_to=ACKED,
+        max_open=1,
+    )
+
+    assert plan.sequential() == []
+    assert plan.partitions() == {today.strftime("%Y%m%d")}
+    assert plan.indexes() <= {"delivery_lane_idx", "ack_lane_idx", "redelivery_pkey"}
+    # Each delivery once, and each of the marks: none is read for each of the others.
+    assert plan.rows_read() <= 3_000
+
+
+def test_what_is_covered_is_read_above_the_floors(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "list_covered",
+        lanes=LANES,
+        floors=[ACKED - 1_000] * len(LANES),
+        oldest=today,
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() <= {"ack_lane_idx", "redelivery_pkey"}

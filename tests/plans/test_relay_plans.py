@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from outbox.testing.postgres import PostgresServer
 from relay.relay import WORKER_SETTINGS
 from tests.fixtures.postgres import Template, new_database
-from tests.plans.conftest import DAYS_BACK, Explain, explaining
+from tests.plans.conftest import DAYS_BACK, Explain, Explained, explaining
 
 DAY = timedelta(days=1)
 PARTITIONS = 80
@@ -37,8 +36,6 @@ def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, An
         "floors": [-1] * 16,
         "oldest": oldest,
         "newest": newest,
-        "blocked": [],
-        "only": None,
         "max_rows": 500,
         "aside": [],
         "max_bytes": 8_000_000,
@@ -52,17 +49,51 @@ def claim(oldest: datetime, newest: datetime, **changes: object) -> dict[str, An
     }
 
 
-@pytest.mark.parametrize("blocked", [[], [f"k{n}" for n in range(50)]])
-def test_a_claim_reads_the_days_between_its_bounds_by_the_ready_index(
-    explain: Explain, today: datetime, blocked: list[str]
+CLAIMS = {"message_lane_idx", "settlement_lane_idx"}
+
+
+def test_a_claim_reads_the_days_between_its_bounds_by_the_indexes_of_lanes(
+    explain: Explain, today: datetime
 ) -> None:
     bounds = (today, today + DAY - timedelta(hours=1))
 
-    plan = explain("claim_batch", **claim(*bounds, blocked=blocked))
+    plan = explain("claim_batch", **claim(*bounds))
 
     assert plan.sequential() == []
-    assert plan.partitions() == {day(today)}
-    assert plan.indexes() == {"message_ready_idx"}
+    assert plan.partitions("message", "settlement") == {day(today)}
+    assert plan.indexes() == CLAIMS
+
+
+def hashed(plan: Explained) -> list[str]:
+    """The lists of marks that are searched by hash, each built once."""
+    return [
+        node["Filter"]
+        for node in plan.nodes
+        if "hashed SubPlan" in str(node.get("Filter"))
+    ]
+
+
+def test_marks_are_searched_by_hash_whatever_the_statistics_say(
+    explain: Explain, backlog_url: str, today: datetime
+) -> None:
+    bounds = (today - DAY, today + DAY)
+    assert hashed(explain("claim_batch", **claim(*bounds)))
+    with explaining(backlog_url, WORKER_SETTINGS) as without_statistics:
+        plan = without_statistics("claim_batch", **claim(*bounds))
+        assert hashed(plan)
+        (marks,) = (
+            node
+            for node in plan.nodes
+            if str(node.get("Subplan Name")).startswith("InitPlan")
+        )
+        assert marks["Actual Loops"] == 1
+
+
+@pytest.fixture
+def explain(filled_url: str) -> Iterator[Explain]:
+    """Explain as a relay executes: its connections all have these settings."""
+    with explaining(filled_url, WORKER_SETTINGS) as run:
+        yield run
 
 
 @pytest.fixture(scope="module", params=["with statistics", "without statistics"])
@@ -103,35 +134,10 @@ def test_a_worker_claims_a_backlog_in_the_order_of_the_index_without_sorting_a_l
 
     assert plan.sorts() == []
     assert plan.sequential() == []
-    assert plan.indexes() == {"message_ready_idx"}
+    assert plan.indexes() == CLAIMS
     # Beside those of the batch, the first of each partition that has some.
     read = sum(node["Actual Rows"] * node["Actual Loops"] for node in plan.scans())
     assert read <= 500 + 2 * len(lanes)
-
-
-@pytest.mark.parametrize("count", [1, 500])
-def test_a_worker_settles_by_key_in_the_days_of_the_batch(
-    backlog_url: str, today: datetime, count: int
-) -> None:
-    with psycopg.connect(backlog_url) as connection:
-        rows = connection.execute(
-            "SELECT id, created_at FROM outbox.message"
-            " WHERE created_at >= %s ORDER BY seq LIMIT %s",
-            (today, count),
-        ).fetchall()
-    moments = [moment for _, moment in rows]
-
-    with explaining(backlog_url, WORKER_SETTINGS) as explain:
-        plan = explain(
-            "mark_published",
-            ids=[id for id, _ in rows],
-            first=min(moments),
-            last=max(moments),
-        )
-
-    assert plan.sequential() == []
-    assert plan.partitions() == {day(today)}
-    assert plan.indexes() == {"message_pkey"}
 
 
 def test_a_claim_that_is_not_bounded_still_uses_the_index(
@@ -142,7 +148,7 @@ def test_a_claim_that_is_not_bounded_still_uses_the_index(
     )
 
     assert plan.sequential() == []
-    assert plan.indexes() == {"message_ready_idx"}
+    assert plan.indexes() == CLAIMS
 
 
 def test_a_claim_above_the_floor_reads_no_row_below_it(
@@ -150,66 +156,182 @@ def test_a_claim_above_the_floor_reads_no_row_below_it(
 ) -> None:
     plan = explain("claim_batch", **claim(today, today + DAY, floors=[10**9] * 16))
 
-    assert sum(node["Actual Rows"] for node in plan.scans()) == 0
+    scans = plan.scans("message", "settlement")
+    assert sum(node["Actual Rows"] for node in scans) == 0
     assert plan.rows_removed() == 0
     assert all("floor" in condition for condition in plan.conditions())
 
 
-@pytest.mark.parametrize("name", ["mark_published", "schedule_retry"])
-@pytest.mark.parametrize("count", [1, 500])
-def test_settling_finds_the_rows_by_key_in_the_days_of_the_batch(
-    explain: Explain, filled_url: str, today: datetime, name: str, count: int
-) -> None:
-    yesterday = today - DAY
-    with psycopg.connect(filled_url) as connection:
-        rows = connection.execute(
-            "SELECT id, created_at FROM outbox.message"
-            " WHERE created_at >= %s AND created_at < %s LIMIT %s",
-            (yesterday, today, count),
-        ).fetchall()
-    ids: list[UUID] = [id for id, _ in rows]
-    moments = [moment for _, moment in rows]
-    nacked = {"delays": [1.0] * count, "reasons": ["no"] * count}
-    more = (
-        {}
-        if name == "mark_published"
-        else {**nacked, "attempts": [0] * count, "charge": 1}
+def read_log(plan: Explained) -> int:
+    """The entries of the log that were read."""
+    return sum(
+        node["Actual Rows"] * node["Actual Loops"] for node in plan.scans("deferral")
     )
 
-    plan = explain(name, ids=ids, first=min(moments), last=max(moments), **more)
+
+LANES = [*range(16, 32)]
+
+
+def test_due_messages_are_found_by_the_moment_at_which_they_are_due(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "find_due",
+        lanes=LANES,
+        moments=[today - 30 * DAY] * 16,
+        entries=[-1] * 16,
+        since=today - 30 * DAY,
+        max_rows=50,
+    )
 
     assert plan.sequential() == []
-    assert plan.partitions() == {day(yesterday)}
-    assert plan.indexes() == {"message_pkey"}
+    assert plan.indexes() == {"deferral_due_idx", "deferral_message_idx"}
+    assert plan.partitions() == set()
 
 
-def test_due_messages_are_found_by_the_waiting_index(explain: Explain) -> None:
-    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500, max_total=1000)
-
-    assert plan.sequential() == []
-    assert plan.indexes() == {"message_waiting_idx", "message_pkey"}
-
-
-def test_delayed_messages_do_not_slow_down_a_claim(explain: Explain) -> None:
-    plan = explain("ready_due", lanes=[*range(16, 32)], max_rows=500, max_total=1000)
-
-    assert any("available_at" in condition for condition in plan.conditions())
-    assert plan.rows_removed() == 0
-
-
-def test_blocked_keys_are_found_by_their_index(explain: Explain) -> None:
-    plan = explain("list_blocked_keys", lanes=[*range(16, 32)], max_keys=101)
+def test_a_scan_for_due_messages_reads_nothing_that_it_has_found_before(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "find_due",
+        lanes=LANES,
+        moments=[datetime.now(UTC) + timedelta(seconds=30)] * 16,
+        entries=[-1] * 16,
+        since=today - 30 * DAY,
+        max_rows=50,
+    )
 
     assert plan.sequential() == []
-    # A day with few rows that wait may be read by the index of those.
-    assert "message_blocked_idx" in plan.indexes()
+    assert read_log(plan) == 0
 
 
-def test_the_heads_of_lanes_are_found_by_the_ready_index(explain: Explain) -> None:
-    plan = explain("find_heads", lanes=[*range(16, 32)], blocked=["k1", "k2"])
+def test_the_messages_of_keys_are_found_in_the_log_by_key(
+    explain: Explain, today: datetime
+) -> None:
+    plan = explain(
+        "find_next_of_keys",
+        lanes=[17] * 4,
+        keys=["k1", "k17", "k33", "k49"],
+        seqs=[-1] * 4,
+        since=today - DAY,
+        max_rows=250,
+    )
 
     assert plan.sequential() == []
-    assert plan.indexes() == {"message_ready_idx"}
+    assert plan.indexes() == {"deferral_key_idx", "deferral_message_idx"}
+    assert min(plan.partitions("deferral")) == day(today - DAY)
+
+
+def test_messages_that_waited_are_loaded_by_primary_key(
+    explain: Explain, filled_url: str, today: datetime
+) -> None:
+    with psycopg.connect(filled_url) as connection:
+        rows = connection.execute(
+            "SELECT id, created_at, lane::integer, seq, run, entry FROM outbox.deferral"
+            " WHERE created_at >= %s AND created_at < %s ORDER BY entry LIMIT 100",
+            (today - DAY, today),
+        ).fetchall()
+    ids, created_ats, lanes, seqs, runs, entries = map(list, zip(*rows, strict=True))
+    bounds = claim(today, today)
+    for name in ("lanes", "floors", "oldest", "newest", "max_rows", "aside"):
+        del bounds[name]
+
+    plan = explain(
+        "claim_deferred",
+        ids=ids,
+        created_ats=created_ats,
+        lanes=lanes,
+        seqs=seqs,
+        runs=runs,
+        entries=entries,
+        first=min(created_ats),
+        last=max(created_ats),
+        **bounds,
+    )
+
+    assert plan.sequential() == []
+    assert plan.partitions("message", "deferral", "settlement") == {day(today - DAY)}
+    assert plan.indexes() == {
+        "message_pkey",
+        "deferral_message_idx",
+        "settlement_lane_idx",
+    }
+
+
+def test_the_log_is_read_from_where_it_was_read_before(explain: Explain) -> None:
+    plan = explain("read_deferrals", lanes=LANES, entries=[10**9] * 16)
+
+    assert plan.sequential() == []
+    assert plan.indexes() == {"deferral_pkey"}
+    assert read_log(plan) == 0
+
+
+def test_the_first_message_without_a_mark_is_found_by_the_indexes_of_lanes(
+    explain: Explain,
+) -> None:
+    plan = explain("find_unmarked", lanes=LANES, aboves=[-1] * 16, up_tos=[2**18] * 16)
+
+    assert plan.sequential() == []
+    assert plan.indexes() == CLAIMS
+
+
+def test_marks_are_verified_by_the_indexes_of_lanes(explain: Explain) -> None:
+    plan = explain(
+        "verify_marks",
+        lanes=LANES,
+        aboves=[1000] * 48,
+        up_tos=[1500] * 48,
+        above=1000,
+        up_to=1500,
+    )
+
+    assert plan.sequential() == []
+    assert plan.indexes() == CLAIMS
+    read = sum(
+        node["Actual Rows"] * node["Actual Loops"] for node in plan.scans("message")
+    )
+    assert read <= 2 * 500 + len(plan.scans()) * len(LANES)
+
+
+def test_without_statistics_marks_are_verified_by_hash_and_by_index(
+    backlog_url: str,
+) -> None:
+    with explaining(backlog_url, WORKER_SETTINGS) as explain:
+        plan = explain(
+            "verify_marks",
+            lanes=LANES,
+            aboves=[10_000] * 48,
+            up_tos=[14_000] * 48,
+            above=10_000,
+            up_to=14_000,
+        )
+
+    assert plan.sequential() == []
+    assert plan.indexes() == CLAIMS
+
+
+def test_a_stretch_is_checked_in_its_partition(
+    explain: Explain, today: datetime
+) -> None:
+    stretch = {
+        "lane": 17,
+        "starts_at": today - DAY,
+        "ends_at": today,
+        "up_to": 10**6,
+    }
+    plan = explain("check_stretch", **stretch)
+    assert plan.sequential() == []
+    assert plan.partitions() == {day(today - DAY)}
+
+    plan = explain("find_passed_by", **stretch, max_indexed=2048, max_rows=100)
+    assert plan.sequential() == []
+    assert plan.partitions("message", "settlement") == {day(today - DAY)}
+
+
+def test_watermarks_are_read_by_lane(explain: Explain) -> None:
+    plan = explain("read_watermarks", lanes=LANES, drawn=10**9)
+
+    assert plan.sequential() == []
 
 
 def test_there_are_partitions_to_skip(filled_url: str) -> None:
@@ -218,119 +340,3 @@ def test_there_are_partitions_to_skip(filled_url: str) -> None:
             "SELECT count(DISTINCT created_at::date) FROM outbox.message"
         ).fetchone()
     assert row == (DAYS_BACK + 1,)
-
-
-def test_refused_messages_are_found_by_their_index(explain: Explain) -> None:
-    plan = explain("list_refused", max_rows=50)
-
-    assert plan.sequential() == []
-    assert "message_blocked_idx" in plan.indexes()
-
-
-WHICH = dict.fromkeys(("topic", "topic_prefix", "key", "tenant"))
-
-
-@pytest.mark.parametrize("name", ["find_published", "count_published"])
-@pytest.mark.parametrize("topic", [None, "t"])
-def test_a_replay_reads_only_the_requested_days(
-    explain: Explain, today: datetime, name: str, topic: str | None
-) -> None:
-    bounds = {"since": today - 2 * DAY + timedelta(hours=1), "until": today}
-    more = {"max_rows": None} if name == "find_published" else {}
-
-    plan = explain(name, **{**WHICH, "topic": topic}, **bounds, **more)
-
-    assert plan.partitions() == {day(today - 2 * DAY), day(today - DAY)}
-
-
-@pytest.mark.parametrize("count", [1, 1000])
-def test_a_batch_of_a_replay_is_found_by_primary_key_in_its_partitions(
-    explain: Explain, filled_url: str, today: datetime, count: int
-) -> None:
-    with psycopg.connect(filled_url) as connection:
-        rows = connection.execute(
-            "SELECT id, created_at FROM outbox.message"
-            " WHERE created_at >= %s AND created_at < %s"
-            " AND published_at IS NOT NULL ORDER BY seq LIMIT %s",
-            (today - DAY, today, count),
-        ).fetchall()
-    moments = [moment for _, moment in rows]
-
-    plan = explain(
-        "replay_published",
-        ids=[id for id, _ in rows],
-        first=min(moments),
-        last=max(moments),
-    )
-
-    assert plan.sequential() == []
-    assert plan.partitions() == {day(today - DAY)}
-    assert plan.indexes() == {"message_pkey"}
-
-
-CROWDED: dict[str, Any] = {
-    "lanes": [*range(16, 32)],
-    "floors": [-1] * 16,
-    "returning": ["k1", "k2"],
-    "aside": [],
-    "max_examined": 625,
-    "max_rows": 500,
-}
-
-
-def days_of(today: datetime) -> dict[str, Any]:
-    return {
-        "oldest": today,
-        "newest": today + DAY - timedelta(hours=1),
-        "refused_since": today,
-    }
-
-
-def test_a_congested_lane_is_examined_row_by_row_and_heads_are_found_by_their_index(
-    explain: Explain, today: datetime
-) -> None:
-    plan = explain("find_unblocked", **CROWDED, **days_of(today))
-
-    assert plan.sequential() == []
-    assert plan.partitions() == {day(today)}
-    assert plan.indexes() == {"message_ready_idx", "message_blocked_idx"}
-
-
-def test_keys_that_catch_up_are_found_among_what_was_passed(
-    explain: Explain, today: datetime
-) -> None:
-    plan = explain(
-        "find_returning",
-        **{**CROWDED, "floors": [10**9] * 16},
-        **days_of(today),
-        positions=[-1] * 16,
-        readied=[5],
-    )
-
-    assert plan.sequential() == []
-    assert plan.partitions() == {day(today)}
-    assert "message_ready_idx" in plan.indexes()
-
-
-def test_the_reach_of_a_look_is_read_from_the_ready_index(
-    explain: Explain, today: datetime
-) -> None:
-    plan = explain(
-        "find_reach",
-        lanes=[*range(16, 32)],
-        starts=[-1] * 16,
-        ends=[10**9] * 16,
-        oldest=today,
-        newest=today + DAY - timedelta(hours=1),
-        max_examined=625,
-    )
-
-    assert plan.sequential() == []
-    assert plan.indexes() == {"message_ready_idx"}
-
-
-def test_the_first_refusal_is_found_without_reading_them_all(explain: Explain) -> None:
-    plan = explain("find_first_refusal", lanes=[*range(16, 32)], max_days=40)
-
-    assert plan.sequential() == []
-    assert all(node["Actual Rows"] <= 1 for node in plan.scans())

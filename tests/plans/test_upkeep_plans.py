@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures import marks
 from tests.fixtures.postgres import Template, new_database
 
 ROWS = 5_000
@@ -19,6 +20,7 @@ TABLES = (
     "outbox.dead_letter",
     "outbox.message",
 )
+LEADERS = ("inbox.delivery", "outbox.message")
 FILL_DEAD_LETTERS = """
 INSERT INTO {} (created_at, origin, message_id, topic, attempts, schema_version,
                 content_type, headers, payload, error_reason)
@@ -27,19 +29,17 @@ SELECT %(at)s + n * interval '1 second', 'o', n::text, 't', 1, 1, 'c', '{{}}', '
 """
 FILL = {
     "outbox.message": """
-INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload,
-                            available_at)
-SELECT gen_random_uuid(), %(at)s + n * interval '1 second', n %% 48, 't', 'c', '',
-       CASE WHEN n %% 2 = 0 THEN now() END
+INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
+SELECT gen_random_uuid(), %(at)s + n * interval '1 second', n %% 48, 't', 'c', ''
   FROM generate_series(1, %(rows)s) AS n
 """,
     "outbox.dead_letter": FILL_DEAD_LETTERS.format("outbox.dead_letter"),
     "inbox.dead_letter": FILL_DEAD_LETTERS.format("inbox.dead_letter"),
     "inbox.delivery": """
 INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version, consumer,
-                            topic, content_type, headers, payload, available_at)
+                            topic, content_type, headers, payload)
 SELECT %(at)s + n * interval '1 second', gen_random_uuid(), n %% 16, 1, 'billing',
-       't', 'c', '{}', '', CASE WHEN n %% 2 = 0 THEN now() END
+       't', 'c', '{}', ''
   FROM generate_series(1, %(rows)s) AS n
 """,
     # The moment in milliseconds, then what makes it a UUIDv7.
@@ -52,11 +52,18 @@ SELECT id, inbox.moment_of(id), 'reports'
 """,
 }
 SETTLE = {
-    "outbox.message": "published_at = now()",
-    "outbox.dead_letter": "status = 'SUCCEEDED'",
-    "inbox.dead_letter": "status = 'SUCCEEDED'",
-    "inbox.delivery": "acked_at = now()",
-    "inbox.job": "state = 'success', finished_at = now()",
+    "outbox.dead_letter": "UPDATE {} SET status = 'SUCCEEDED'",
+    "inbox.dead_letter": "UPDATE {} SET status = 'SUCCEEDED'",
+    "inbox.delivery": """
+INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
+SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), min(seq), max(seq),
+       lane, consumer, array_agg(seq), array_agg(created_at)
+  FROM {} GROUP BY 1, lane, consumer, seq / 4096;
+INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane, consumer)
+SELECT date_trunc('day', min(created_at), 'UTC'), -1, max(seq), count(*), lane, consumer
+  FROM inbox.delivery GROUP BY lane, consumer
+""",
+    "inbox.job": "UPDATE {} SET state = 'success', finished_at = now()",
 }
 # How the planner came to know the partition: when it was analyzed.
 STATISTICS = ("none", "before they were settled", "settled")
@@ -67,7 +74,7 @@ SELECT seq_scan, seq_tup_read, idx_scan > 0 FROM pg_stat_xact_user_tables
 """
 CALLS = """
 SELECT funcname, calls FROM pg_stat_xact_user_functions
- WHERE funcname IN ('upkeep_plan', 'count_unsettled')
+ WHERE funcname IN ('upkeep_plan', 'count_unsettled', 'describe_unsettled')
 """
 QUIET_HOUR = """
 SELECT outbox.make_partitions(%(table)s),
@@ -94,14 +101,18 @@ def settled(
             connection.execute("SET ROLE pillarbox_owner")
             for table in TABLES:
                 connection.execute(
-                    "SELECT partman.create_partition_time(%s, %s)", (table, [at])
+                    "SELECT outbox.make_partitions_at(%s, %s)", (table, [at])
                 )
                 day = old_day(connection, table)
                 run(connection, f"ALTER TABLE {day} SET (autovacuum_enabled = off)")
                 connection.execute(FILL[table].encode(), {"at": at, "rows": ROWS})
                 if request.param == "before they were settled":
                     run(connection, f"ANALYZE {day}")
-                run(connection, f"UPDATE {day} SET {SETTLE[table]}")
+                if table == "outbox.message":
+                    marks.publish(url)
+                    marks.verify(url)
+                else:
+                    run(connection, SETTLE[table].format(day))
                 if request.param == "settled":
                     run(connection, f"ANALYZE {day}")
         yield url
@@ -134,7 +145,7 @@ def test_every_table_with_rows_is_tested(
 ) -> None:
     held = looking.execute(
         "SELECT parent_table FROM outbox.partition_policy"
-        " WHERE unsettled IS NOT NULL ORDER BY 1"
+        " WHERE unsettled IS NOT NULL OR gate IS NOT NULL ORDER BY 1"
     ).fetchall()
 
     assert held == [(table,) for table in TABLES]
@@ -192,7 +203,7 @@ def test_each_partition_is_visited_once(
     looking.execute("SELECT outbox.finish_detached('outbox.message')")
 
     calls = dict(looking.execute(CALLS).fetchall())
-    assert calls == {"upkeep_plan": 1, "count_unsettled": 1}
+    assert calls == {"upkeep_plan": 1, "describe_unsettled": 1}
 
 
 def count_calls(connection: psycopg.Connection[Any]) -> dict[str, int]:
@@ -204,9 +215,18 @@ def count_calls(connection: psycopg.Connection[Any]) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("table", [*TABLES, "inbox.receipt"])
+@pytest.mark.parametrize(
+    ("table", "readings"),
+    [
+        *((table, 2) for table in TABLES if table not in LEADERS),
+        ("inbox.receipt", 2),
+        # A follower reads the bounds of its leader, too, and goes with it.
+        ("outbox.settlement", 3),
+        *((table, 2 + 3 * 2) for table in LEADERS),
+    ],
+)
 def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
-    table: str, database_url: str
+    table: str, readings: int, database_url: str
 ) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("SET track_functions = 'all'")
@@ -217,7 +237,7 @@ def test_an_upkeep_with_nothing_to_do_does_not_call_pg_partman(
         connection.execute(QUIET_HOUR, {"table": table})
 
         after = count_calls(connection)
-        assert after["partitions"] - before["partitions"] == 2
+        assert after["partitions"] - before["partitions"] == readings
         assert after["create_partition_time"] == before["create_partition_time"]
 
 

@@ -12,6 +12,7 @@ from outbox.retry import RetryPolicy
 from relay.events import BatchSettled, KeyBlocked, MessageDelayed
 from relay.publisher import Acked, Confirmation, Nacked
 from tests.acceptance.relays import as_role
+from tests.fixtures.marks import defer
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, running
 from tests.fixtures.waiting import wait_for
@@ -32,7 +33,7 @@ async def test_a_blocked_key_is_listed_with_its_head(
     insert(database_url, Message("orders", b"", key="sound"), Message("orders", b""))
     publisher = ScriptedPublisher(refuse_poison)
     retry = RetryPolicy(first_delay=HOUR, max_delay=HOUR)
-    waits = "SELECT 1 FROM outbox.message WHERE attempts = 1"
+    waits = "SELECT 1 FROM outbox.message_status WHERE attempts = 1"
     async with running(database_url, publisher, retry=retry):
         await asyncio.to_thread(
             wait_for, "the head waits", lambda: execute(database_url, waits), seconds=60
@@ -88,11 +89,9 @@ async def test_a_refused_message_without_a_key_is_reported_listed_and_counted(
     assert said["messages"][0]["key"] is None
 
 
-REFUSED = """
-    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload,
-                                attempts, available_at, last_error)
-    SELECT outbox.uuid7(), now() - interval '20 minutes', 16, 'orders', key, 'a/b', '',
-           3, now() + interval '1 hour', 'no such queue'
+OLD = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
+    SELECT outbox.uuid7(), now() - interval '20 minutes', 16, 'orders', key, 'a/b', ''
       FROM unnest(ARRAY['a', 'b', NULL]) AS key
 """
 
@@ -100,28 +99,35 @@ REFUSED = """
 def test_the_doctor_counts_what_has_been_refused_for_long(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    execute(database_url, REFUSED)
+    execute(database_url, OLD)
+    defer(database_url, "refused", attempts=3, reason="no such queue")
     main(["doctor", "--json", "--database", database_url])
     report = json.loads(capsys.readouterr().out)
     (finding,) = [f for f in report["findings"] if f["check"] == "backlog"]
-    assert "2 blocked keys, 1 messages without a key" in finding["finding"]
-    assert "up to 3 attempts" in finding["finding"]
+    assert "2 blocked keys, 1 message without a key" in finding["finding"]
     assert finding["remedy"].startswith("pillarbox blocked")
 
 
 DELIVERY_REFUSED = """
-    INSERT INTO inbox.delivery (message_id, lane, schema_version, attempts,
-                                available_at, consumer, topic, key, content_type,
-                                headers, payload)
-    VALUES (outbox.uuid7(), 1, 1, 2, now() + interval '1 hour', 'billing', 'orders',
-            'k', 'a/b', '{}', '')
+    WITH refused AS (
+        INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic,
+                                    key, content_type, headers, payload)
+        VALUES (outbox.uuid7(), 1, 1, 'billing', 'orders', 'k', 'a/b', '{}', '')
+        RETURNING seq, created_at, lane, consumer, key
+    )
+    INSERT INTO inbox.redelivery (seq, created_at, lane, consumer, key, attempts, cause,
+                                  due_at)
+    SELECT seq, created_at, lane, consumer, key, 2, 'refused',
+           now() + interval '1 hour'
+      FROM refused
 """
 
 
 def test_deliveries_nacked_by_a_consumer_are_listed_too(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    execute(database_url, REFUSED)
+    execute(database_url, OLD)
+    defer(database_url, "refused", attempts=3, reason="no such queue")
     execute(database_url, DELIVERY_REFUSED)
     url = as_role(database_url, "pillarbox_monitor")
     assert main(["blocked", "--json", "--database", url]) == 0

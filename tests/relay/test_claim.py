@@ -1,6 +1,5 @@
 """A claim while somebody else settles."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -10,18 +9,13 @@ import relay.claim
 from outbox import Message, uuid7
 from outbox.lane import PRIORITIES, Priority, lane_of, lanes_of
 from outbox.postgres.connection import Connection, connect, conninfo
-from relay.claim import Batch, claim_batch
+from relay.claim import Batch, claim_batch, raise_watermarks
 from relay.config import RelayConfig
 from relay.lanes.board import LaneBoard
-from relay.settle import mark_published
 from tests.fixtures.claimed import HeldLease
 from tests.fixtures.limits import lift_limits
-from tests.fixtures.relay import execute, insert
-
-NACK = """
-    UPDATE outbox.message SET attempts = 1, available_at = now() + interval '1 hour'
-     WHERE topic = 'head'
-"""
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import defer, execute, insert, mark_published, running
 
 INSERT = """
     INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
@@ -29,8 +23,16 @@ INSERT = """
             'k', 'text/plain', '')
 """
 
+WATERMARKS = "SELECT above, up_to, messages FROM outbox.watermark ORDER BY above"
+OTHER_DAYS = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
+    SELECT outbox.uuid7(), date_trunc('day', now(), 'UTC') + days * interval '25 hours',
+           20, 't', 'text/plain', ''
+      FROM unnest(ARRAY[-1, 0, 0, 1, 1, 1]) AS days
+"""
 
-@pytest.mark.parametrize("moment", ["_list_blocked_keys", "_refresh"])
+
+@pytest.mark.parametrize("moment", ["_find_unmarked", "_read_deferrals", "_refresh"])
 async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_its_head(
     moment: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,8 +41,7 @@ async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_it
 
     async def interrupted(*arguments: object) -> object:
         result = await original(*arguments)
-        with psycopg.connect(conninfo(database_url)) as late:
-            late.execute(NACK)
+        defer(database_url, "head")
         return result
 
     monkeypatch.setattr(relay.claim, moment, interrupted)
@@ -50,42 +51,184 @@ async def test_a_nack_that_is_settled_late_does_not_let_the_key_go_on_without_it
     assert [row.topic for row in batch.rows] == ["head", "next"]
 
 
-async def test_messages_passed_while_their_key_was_blocked_come_first(
+async def test_a_relay_that_takes_over_starts_at_the_watermark(
     database_url: str,
 ) -> None:
-    board = board_of_all_lanes()
-    with psycopg.connect(conninfo(database_url)) as late:
-        late.execute(INSERT, (uuid7(), datetime.now(UTC)))
-        insert(database_url, Message("head", b"", key="k"))
+    insert(database_url, *(Message("t", b"", key="same") for _ in range(20)))
+    mark_published(database_url, "t")
+    insert(database_url, Message("scheduled", b"", key="same"))
+    defer(database_url, "scheduled")
+    async with await connect(database_url, application_name="test") as connection:
+        assert not (await claim(connection, board_of_all_lanes())).rows
+        insert(database_url, Message("next", b"", key="other"))
+        board = board_of_all_lanes()
+        assert [row.topic for row in (await claim(connection, board)).rows] == ["next"]
+
+    lane = board.find(lane_of("same", uuid7(), Priority.DEFAULT))
+    assert lane is not None
+    assert lane.watermark == lane.floor >= 21
+    assert lane.deferrals.blocked == {"same"}
+    stretches = execute(
+        database_url, "SELECT lane, above, up_to, messages FROM outbox.watermark"
+    )
+    assert stretches == [(lane.number, -1, 21, 21)]
+
+
+async def test_a_watermark_stops_below_a_message_without_a_mark(
+    database_url: str,
+) -> None:
+    messages = [Message(f"t/{n}", b"", key="same") for n in range(5)]
+    insert(database_url, *messages)
+    async with await connect(database_url, application_name="test") as connection:
+        board = board_of_all_lanes()
+        assert len((await claim(connection, board)).rows) == 5
+        # All but one were marked, and the relay was killed.
+        for n in (0, 1, 3, 4):
+            mark_published(database_url, f"t/{n}")
+        batch = await claim(connection, board_of_all_lanes())
+
+    assert [row.topic for row in batch.rows] == ["t/2"]
+    assert execute(database_url, "SELECT up_to, messages FROM outbox.watermark") == [
+        (2, 2)
+    ]
+
+
+async def test_a_watermark_does_not_rise_over_a_transaction_that_is_open(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("first", b"", key="k"))
+    with psycopg.connect(conninfo(database_url)) as writer:
+        writer.execute(INSERT, (uuid7(), datetime.now(UTC)))
+        insert(database_url, Message("last", b"", key="k"))
+        mark_published(database_url, "first")
+        mark_published(database_url, "last")
         async with await connect(database_url, application_name="test") as connection:
-            (head,) = (await claim(connection, board)).rows
-            execute(database_url, NACK)
-            lane = board.find(head.lane)
-            assert lane is not None
-            lane.block("k", head.created_at, most=100)
-            late.commit()
-            # The floor rises over it, for claims leave its key out.
-            beside = Message("beside", b"", key=key_of_lane(head.lane))
-            for _ in range(3):
-                insert(database_url, replace(beside, id=uuid7()))
-                batch = await claim(connection, board)
-                assert [row.topic for row in batch.rows] == ["beside"]
-                await mark_published(connection, batch.rows)
-            assert lane.floor > head.seq
-            insert(database_url, Message("next", b"", key="k"))
-            execute(database_url, "UPDATE outbox.message SET available_at = NULL")
-            lane.free(head.seq, "k", head.created_at, refused=True)
+            assert not (await claim(connection, board_of_all_lanes())).rows
+            assert execute(database_url, "SELECT FROM outbox.watermark") == []
+            writer.commit()
 
-            board.wake()
-            batch = await claim(connection, board)
-
-    assert [row.topic for row in batch.rows] == ["orders.placed", "head", "next"]
+            batch = await claim(connection, board_of_all_lanes())
+    assert [row.topic for row in batch.rows] == ["orders.placed"]
 
 
-def key_of_lane(lane: int) -> str:
-    """Another key of the same lane as `k`."""
-    keys = (f"k{n}" for n in range(10_000))
-    return next(key for key in keys if lane_of(key, uuid7(), Priority.DEFAULT) == lane)
+async def test_a_transaction_that_stays_open_keeps_no_message_from_being_claimed_once(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay.claim, "_MOST_AHEAD", 5)
+    monkeypatch.setattr(relay.claim, "_STEP", 4)
+    publisher = ScriptedPublisher()
+    with psycopg.connect(conninfo(database_url)) as writer:
+        writer.execute(INSERT, (uuid7(), datetime.now(UTC)))
+        async with running(database_url, publisher, batch_size=3):
+            for n in range(0, 40, 10):
+                insert(
+                    database_url,
+                    *[Message(f"k/{n + i}", b"", key="k") for i in range(10)],
+                )
+                await publisher.until_acked(n + 10)
+            writer.commit()
+            insert(database_url, Message("k/40", b"", key="k"))
+            await publisher.until_acked(42)
+
+    topics = publisher.topics()
+    assert topics == [*topics[:40], "orders.placed", "k/40"]
+    assert publisher.of_key("k")[:40] == [f"k/{n}" for n in range(40)]
+    assert len(publisher.acked) == 42
+
+
+async def test_messages_are_verified_step_by_step(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay.claim, "_STEP", 3)
+    insert(database_url, *(Message("t", b"", key="same") for _ in range(20)))
+    mark_published(database_url, "t")
+    execute(database_url, "SELECT setval('outbox.message_seq', 1000000000)")
+    insert(database_url, Message("far", b"", key="same"))
+    async with await connect(database_url, application_name="test") as connection:
+        board = board_of_all_lanes()
+        batch = await claim(connection, board)
+        assert [row.topic for row in batch.rows] == ["far"]
+        assert execute(database_url, WATERMARKS) == [(-1, 2, 2)]
+        mark_published(database_url, "far")
+        execute(database_url, "SELECT nextval('outbox.message_seq')")
+        lanes = [lane for n in board.numbers() if (lane := board.find(n)) is not None]
+        await raise_watermarks(connection, board, lanes)
+
+    # One watermark for each day of the messages: midnight may be among them.
+    _, *raised = execute(database_url, WATERMARKS)
+    assert {above for above, _, _ in raised} == {2}
+    assert sum(messages for _, _, messages in raised) == 19
+    assert max(up_to for _, up_to, _ in raised) > 1_000_000_000
+
+
+async def test_a_watermark_covers_the_messages_of_other_days(
+    database_url: str,
+) -> None:
+    execute(database_url, OTHER_DAYS)
+    mark_published(database_url, "t")
+    async with await connect(database_url, application_name="test") as connection:
+        await claim(connection, board_of_all_lanes())
+
+    assert execute(
+        database_url,
+        "SELECT w.messages, count(*) FROM outbox.watermark w"
+        "  JOIN outbox.message m ON m.lane = w.lane"
+        "   AND date_trunc('day', m.created_at, 'UTC') = w.created_at"
+        " GROUP BY w.lane, w.created_at, w.messages ORDER BY w.created_at",
+    ) == [(n, n) for n in (1, 2, 3)]
+
+
+async def test_what_was_seen_on_a_connection_that_broke_is_verified_again(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message(f"t/{n}", b"", key="same") for n in range(3)))
+    mark_published(database_url, "t/0")
+    board = board_of_all_lanes()
+    async with await connect(database_url, application_name="test") as connection:
+        await claim(connection, board)
+        for n in (1, 2):
+            mark_published(database_url, f"t/{n}")
+        board.wake(refresh=True)
+        await claim(connection, board)
+    lane = board.find(lane_of("same", uuid7(), Priority.DEFAULT))
+    assert lane is not None
+    assert (lane.watermark, lane.verified) == (1, 3)
+
+    # A crash of the server loses marks: their commits didn't wait for the disk.
+    execute(
+        database_url,
+        "DELETE FROM outbox.settlement s USING outbox.message m"
+        " WHERE m.topic = 't/1' AND m.id = ANY (s.ids)",
+    )
+    async with await connect(database_url, application_name="test") as connection:
+        board.wake(refresh=True)
+        await claim(connection, board)
+        batch = await claim(connection, board)
+
+    assert [row.topic for row in batch.rows] == ["t/1"]
+    assert (lane.watermark, lane.verified) == (1, 1)
+
+
+async def test_a_watermark_above_the_sequence_counts_for_nothing(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message("t", b"", key="same") for _ in range(3)))
+    mark_published(database_url, "t")
+    async with await connect(database_url, application_name="test") as connection:
+        board = board_of_all_lanes()
+        await claim(connection, board)
+        execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
+        insert(database_url, Message("again", b"", key="same"))
+
+        batches = [await claim(connection, b) for b in (board_of_all_lanes(), board)]
+        board.wake(refresh=True)
+        batches.append(await claim(connection, board))
+
+    assert [[row.topic for row in batch.rows] for batch in batches] == [
+        ["again"],
+        [],
+        ["again"],
+    ]
 
 
 async def test_a_transaction_that_wrote_hours_ago_is_seen_as_soon_as_it_commits(

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 from prometheus_client import CollectorRegistry
 
 from outbox import Message
 from outbox.events import Observer
 from outbox.observability.prometheus import OTHER, TopicLabels
+from outbox.postgres.connection import conninfo
 from outbox.testing.events import RecordedEvents
 from relay.activity import RelayCounts
 from relay.events import (
@@ -25,8 +27,9 @@ from relay.events import (
 from relay.metrics import RelayMetrics
 from relay.publisher import Acked, Nacked
 from relay.relay import Relay
+from relay.replay import Choice, replay_published
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import QUICK, insert
+from tests.fixtures.relay import QUICK, execute, insert
 
 MINUTE = timedelta(minutes=1)
 
@@ -38,7 +41,7 @@ class Observed:
         self.events = RecordedEvents()
         self.counts = RelayCounts()
         self.registry = CollectorRegistry()
-        self.metrics = RelayMetrics(self.registry, TopicLabels(topics))
+        self.metrics = RelayMetrics(self.registry, TopicLabels(topics), self.counts)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"pillarbox_relay_{name}", labels)
@@ -156,11 +159,78 @@ async def test_topics_beyond_the_limit_are_counted_as_other(
         assert seen.value("messages_published_total", topic=OTHER) == 4
 
 
+DUE = "SELECT available_at FROM outbox.message"
+CREATED = "SELECT created_at FROM outbox.message"
+REPLAYED = "SELECT due_at FROM outbox.deferral WHERE cause = 'replayed'"
+
+
+def due_at(seen: Observed) -> list[datetime]:
+    return [at for event in seen.events.of(BatchPublished) for at in event.due_at]
+
+
+async def test_a_message_counts_from_when_it_was_added_also_if_it_is_refused(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b"1", key="k"), Message("t", b"2"))
+    publisher = ScriptedPublisher(
+        lambda _: Nacked("not now") if len(publisher.calls) < 3 else Acked()
+    )
+    async with running(database_url, publisher) as seen:
+        await publisher.until_acked(2)
+    # In the order of their retries, which is random.
+    assert {(at,) for at in due_at(seen)} == {*execute(database_url, CREATED)}
+
+
+async def test_a_scheduled_message_counts_from_when_it_was_due(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b"1"))
+    execute(
+        database_url,
+        "UPDATE outbox.message SET available_at = clock_timestamp() + interval '1 s'",
+    )
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as seen:
+        await publisher.until_acked(1)
+    assert [(at,) for at in due_at(seen)] == execute(database_url, DUE)
+    assert seen.counts.take(MINUTE).lag is not None
+
+
+async def test_a_message_that_came_due_without_a_relay_counts_from_then(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b"1"))
+    execute(
+        database_url,
+        "UPDATE outbox.message"
+        " SET available_at = created_at + interval '1 microsecond'",
+    )
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as seen:
+        await publisher.until_acked(1)
+    assert [(at,) for at in due_at(seen)] == execute(database_url, DUE)
+
+
+async def test_a_replayed_message_counts_from_the_replay(database_url: str) -> None:
+    insert(database_url, Message("t", b"1"))
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as seen:
+        await seen.events.wait_for(BatchSettled)
+        now = datetime.now(UTC)
+        choice = Choice(since=now - timedelta(hours=1), until=now + timedelta(hours=1))
+        with psycopg.connect(conninfo(database_url), autocommit=True) as connection:
+            assert replay_published(connection, choice) == 1
+        await publisher.until_acked(2)
+    ((replayed,),) = execute(database_url, REPLAYED)
+    ((created,),) = execute(database_url, CREATED)
+    assert due_at(seen) == [created, replayed]
+
+
 def test_a_database_whose_clock_is_ahead_makes_no_time_negative() -> None:
     seen = Observed()
     ahead = datetime.now(UTC) + timedelta(hours=1)
     event = BatchPublished(
-        messages=1, acked=1, seconds=0.1, topics=["t"], added_at=[ahead]
+        messages=1, acked=1, seconds=0.1, topics=["t"], due_at=[ahead]
     )
     seen.metrics(event)
     seen.counts(event)

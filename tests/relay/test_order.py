@@ -9,8 +9,11 @@ from relay.publisher import Acked, Confirmation, Nacked
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import (
     dead_letters,
+    defer,
+    end_runs,
     execute,
     insert,
+    make_due,
     numbered,
     running,
     unsettled,
@@ -31,13 +34,6 @@ def refuse(*topics: str, times: int = 1) -> ScriptedPublisher:
         return Acked()
 
     return ScriptedPublisher(script)
-
-
-def make_due(url: str) -> None:
-    execute(
-        url,
-        "UPDATE outbox.message SET available_at = now() WHERE available_at IS NOT NULL",
-    )
 
 
 async def test_everything_is_published_once_and_in_order_per_key(
@@ -106,8 +102,8 @@ async def test_a_refusal_is_recorded(database_url: str) -> None:
 
     ((attempts, error, waits),) = execute(
         database_url,
-        "SELECT attempts, last_error, available_at > now() + interval '50 minutes'"
-        " FROM outbox.message",
+        "SELECT attempts, reason, due_at > now() + interval '50 minutes'"
+        " FROM outbox.deferral WHERE cause = 'refused'",
     )
     assert (attempts, error, waits) == (1, "not now", True)
 
@@ -217,9 +213,10 @@ async def test_a_scheduled_message_delays_no_other_of_its_key(
     )
     publisher = ScriptedPublisher()
 
-    async with running(database_url, publisher):
+    async with running(database_url, publisher) as relay:
         await publisher.until_acked(2)
         assert sorted(publisher.topics()) == ["now", "overdue"]
+        await relay.events.wait_for(BatchSettled)
         make_due(database_url)
         await publisher.until_acked(3)
 
@@ -232,12 +229,11 @@ async def test_an_old_message_that_is_due_goes_before_younger_ones_of_its_key(
     insert(database_url, Message("old", b"", key="k"))
     execute(
         database_url,
-        "UPDATE outbox.message SET created_at = created_at - interval '3 hours',"
-        " attempts = 1, available_at = now() + interval '1 hour'",
+        "UPDATE outbox.message SET created_at = created_at - interval '3 hours'",
     )
+    defer(database_url, "old")
     publisher = ScriptedPublisher()
-    # The first sweep finds nothing ready and bounds created_at; no other comes.
-    async with running(database_url, publisher, sweep_interval=LONG) as relay:
+    async with running(database_url, publisher) as relay:
         insert(database_url, Message("warm up", b""))
         await publisher.until_acked(1)
         await relay.events.wait_for(BatchSettled)
@@ -258,10 +254,7 @@ async def test_a_key_goes_on_when_another_relay_settles_its_head(
 
     async with running(database_url, publisher, retry=PATIENT) as relay:
         await relay.events.wait_for(BatchSettled)
-        execute(
-            database_url,
-            "UPDATE outbox.message SET published_at = now() WHERE topic = 'a/0'",
-        )
+        end_runs(database_url, "a/0")
         await publisher.until_acked(2)
 
     assert publisher.topics() == ["a/1", "a/2"]

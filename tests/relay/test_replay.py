@@ -11,19 +11,17 @@ import pytest
 from outbox import Message
 from outbox.cli.main import main
 from outbox.postgres.connection import conninfo
+from relay.publisher import Acked, Nacked
 from relay.replay import Choice, replay_published
 from tests.acceptance.relays import as_role
+from tests.fixtures.marks import defer, give_up, publish
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, numbered, running, unsettled
 from tests.fixtures.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 
-PUBLISH = "UPDATE outbox.message SET published_at = now()"
-READY = """
-    SELECT topic FROM outbox.message
-     WHERE published_at IS NULL AND dead_lettered_at IS NULL ORDER BY seq
-"""
+READY = "SELECT topic FROM outbox.message_status WHERE state = 'ready' ORDER BY seq"
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def published(url: str, *messages: Message) -> None:
     insert(url, *messages)
-    execute(url, PUBLISH)
+    publish(url)
 
 
 def ready(url: str) -> list[str]:
@@ -104,10 +102,7 @@ def test_a_dry_run_counts_by_topic_and_changes_nothing(
 
 def test_waiting_and_dead_lettered_messages_are_left_alone(url: str) -> None:
     insert(url, Message("waits", b""), Message("given up", b""))
-    execute(
-        url,
-        "UPDATE outbox.message SET dead_lettered_at = now() WHERE topic = 'given up'",
-    )
+    give_up(url, "topic = 'given up'")
 
     assert main(["replay", "--since", "1h"]) == 0
 
@@ -116,12 +111,62 @@ def test_waiting_and_dead_lettered_messages_are_left_alone(url: str) -> None:
 
 def test_a_replayed_message_starts_with_no_attempts(url: str) -> None:
     insert(url, Message("orders", b"", key="k"))
-    execute(url, f"{PUBLISH}, attempts = 7, last_error = 'no', available_at = now()")
+    defer(url, "refused", attempts=7)
+    publish(url)
 
     assert main(["replay", "--since", "1h"]) == 0
 
-    kept = "SELECT attempts, last_error, available_at FROM outbox.message"
-    assert execute(url, kept) == [(0, None, None)]
+    status = "SELECT state, run, attempts, last_error FROM outbox.message_status"
+    assert execute(url, status) == [("ready", 1, 0, None)]
+
+
+def test_a_replay_keeps_the_history(url: str) -> None:
+    published(url, Message("orders", b"", key="k"))
+    first = "SELECT published_at FROM outbox.message_status"
+    before = execute(url, first)
+
+    for _ in range(2):
+        assert main(["replay", "--since", "1h"]) == 0
+        publish(url)
+
+    assert execute(url, first) == before
+    assert execute(url, "SELECT run FROM outbox.message_status") == [(2,)]
+    requests = (
+        "SELECT requested_by = session_user FROM outbox.deferral"
+        " WHERE cause = 'replayed'"
+    )
+    assert execute(url, requests) == [(True,)] * 2
+
+
+def test_what_waits_to_be_published_again_is_not_requested_twice(url: str) -> None:
+    """A replay that was interrupted is completed by the same command."""
+    published(url, *numbered("a", 4))
+    assert main(["replay", "--since", "1h", "--limit", "2"]) == 0
+
+    assert main(["replay", "--since", "1h"]) == 0
+
+    assert execute(url, "SELECT seq, run FROM outbox.deferral ORDER BY entry") == [
+        (seq, 1) for (seq,) in execute(url, "SELECT seq FROM outbox.message ORDER BY 1")
+    ]
+
+
+async def test_a_replay_that_is_refused_is_retried(url: str) -> None:
+    message = Message("orders", b"", key="k")
+    insert(url, message)
+    publish(url)
+    publisher = ScriptedPublisher(
+        lambda _: Nacked("not now") if len(publisher.calls) == 1 else Acked()
+    )
+    async with running(url, publisher):
+        assert await asyncio.to_thread(main, ["replay", "--since", "1h"]) == 0
+        await publisher.until_acked(1)
+        await asyncio.to_thread(
+            wait_for, "it is settled", partial(lambda: unsettled(url) == 0), seconds=90
+        )
+
+    assert [m.id for m in publisher.acked] == [message.id]
+    status = "SELECT state, run, attempts, last_error FROM outbox.message_status"
+    assert execute(url, status) == [("published", 1, 1, "not now")]
 
 
 async def test_a_relay_at_work_publishes_it_again_with_each_key_in_order(

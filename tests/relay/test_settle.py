@@ -1,12 +1,12 @@
 """From answers to what is written down."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from outbox.retry import RetryPolicy
 from relay.claim import Claimed
 from relay.publish import Answer
 from relay.publisher import Acked, Nacked
-from relay.settle import Settlement, decide
+from relay.settle import Settlement, decide, marks
 from tests.fixtures.claimed import claimed
 
 SECOND = timedelta(seconds=1)
@@ -49,7 +49,7 @@ def test_only_the_first_refused_message_of_a_key_is_charged() -> None:
     settlement = settle((first, REFUSED), (second, REFUSED), (third, None))
 
     assert settlement.retried == [(first, "no", 1.0)]
-    assert settlement.untouched == [second, third]
+    assert settlement.held == [second, third]
 
 
 def test_messages_without_key_are_charged_each() -> None:
@@ -103,7 +103,7 @@ def test_a_spent_message_behind_a_waiting_head_is_not_charged() -> None:
 
     settlement = settle((head, REFUSED), (behind, REFUSED))
 
-    assert settlement.untouched == [behind]
+    assert settlement.held == [behind]
     assert settlement.dead_lettered == []
 
 
@@ -123,6 +123,42 @@ def test_the_message_behind_a_spent_head_is_not_charged() -> None:
     assert settlement.dead_lettered == [(head, "no")]
     assert settlement.retried == []
     assert settlement.untouched == [behind]
+
+
+def test_a_message_without_an_answer_waits_behind_a_refused_one() -> None:
+    before, head, behind = (claimed(topic, "k") for topic in "abc")
+
+    settlement = settle((before, None), (head, REFUSED), (behind, None))
+
+    assert settlement.untouched == [before]
+    assert settlement.held == [behind]
+
+
+def test_a_mark_covers_the_messages_of_a_lane_and_of_a_quarter_of_an_hour() -> None:
+    quarter = datetime(2026, 1, 1, 12, 15, tzinfo=UTC)
+    row = claimed("a")._replace(lane=16, seq=4095, created_at=quarter)
+    rows = [
+        row,
+        row._replace(seq=4096),
+        row._replace(seq=4097, created_at=quarter - timedelta(microseconds=1)),
+        row._replace(seq=4098, created_at=quarter + timedelta(minutes=14)),
+        row._replace(seq=4098, lane=17),
+        row._replace(seq=-1),
+    ]
+
+    found = [
+        (mark.lane, mark.bin, [row.seq for row in mark.rows])
+        for mark in marks(rows, "published")
+    ]
+
+    before = quarter - timedelta(minutes=15)
+    assert found == [
+        (16, quarter, [-1]),
+        (16, quarter, [4095]),
+        (16, quarter, [4096, 4098]),
+        (16, before, [4097]),
+        (17, quarter, [4098]),
+    ]
 
 
 def test_a_postponed_message_is_retried_after_the_requested_time() -> None:
@@ -150,6 +186,6 @@ def test_messages_behind_a_postponed_one_wait_without_charge() -> None:
     settlement = settle((head, LATER), (behind, REFUSED), (last, LATER))
 
     assert settlement.put_off == [(head, "later", 7.0)]
-    assert settlement.untouched == [behind, last]
+    assert settlement.held == [behind, last]
     assert settlement.retried == []
     assert settlement.dead_lettered == []

@@ -10,6 +10,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from outbox import Message
 from outbox.errors import BrokerUnavailableError
+from outbox.events import TracingFailed
 from outbox.testing.samples import TRACEPARENT
 from relay.adaptive_batch import BatchLimit
 from relay.claim import Claimed
@@ -201,7 +202,7 @@ async def test_refusals_and_dead_letters_are_seen_in_the_messages_trace(
     assert attempts == [1, 2, 3]
 
 
-async def test_a_failing_exporter_stops_no_relay(
+async def test_a_failing_exporter_stops_no_relay_and_is_reported(
     database_url: str, spans: Spans
 ) -> None:
     def answer(message: Message) -> Confirmation:
@@ -214,7 +215,9 @@ async def test_a_failing_exporter_stops_no_relay(
     async with running(database_url, publisher) as relay:
         await relay.events.wait_for(MessageDeadLettered)
         await publisher.until_acked(1)
+        (failed, *_) = await relay.events.wait_for(TracingFailed)
     assert publisher.topics() == ["good"]
+    assert "the collector is away" in failed.reason
 
 
 async def test_a_message_added_in_sql_begins_its_trace_at_the_relay(

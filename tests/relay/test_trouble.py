@@ -16,6 +16,8 @@ from relay.events import (
     BatchSettled,
     BrokerFound,
     BrokerLost,
+    DatabaseFound,
+    DatabaseLost,
     KeyBlocked,
     LeaseLost,
     LeaseTaken,
@@ -61,7 +63,7 @@ async def test_a_refusal_after_the_lease_is_lost_blocks_no_key(
 
     assert publisher.topics() == ["a/0", "a/1", "a/2"]
     assert relay.events.of(KeyBlocked) == []
-    assert execute(database_url, "SELECT max(attempts) FROM outbox.message") == [(0,)]
+    assert execute(database_url, "SELECT FROM outbox.deferral") == []
 
 
 async def test_an_unavailable_broker_costs_no_attempts_and_is_found_again(
@@ -81,9 +83,7 @@ async def test_an_unavailable_broker_costs_no_attempts_and_is_found_again(
 
     for key in "ab":
         assert publisher.of_key(key) == [f"{key}/{n}" for n in range(20)]
-    assert execute(database_url, "SELECT DISTINCT attempts FROM outbox.message") == [
-        (0,)
-    ]
+    assert execute(database_url, "SELECT FROM outbox.deferral") == []
     assert dead_letters(database_url) == []
 
 
@@ -264,6 +264,32 @@ async def test_a_relay_survives_the_loss_of_its_connections(database_url: str) -
     order = ["before/0", "after/0", "before/1", "after/1"]
     assert publisher.of_key("k") == order
     assert unsettled(database_url) == 0
+
+
+async def test_a_relay_that_can_not_lease_lanes_says_so(database_url: str) -> None:
+    # Nothing is claimed without lanes, so nothing else would fail.
+    publisher = ScriptedPublisher()
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(LeaseTaken)
+        execute(
+            database_url,
+            """
+            ALTER TABLE outbox.message RENAME TO gone;
+            SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
+             WHERE application_name LIKE 'pillarbox relay % lease'
+               AND datname = current_database();
+            """,
+        )
+        lost = "does not exist"
+        await relay.events.wait_for(LeaseLost)
+        async with asyncio.timeout(60):
+            while not any(lost in e.reason for e in relay.events.of(DatabaseLost)):
+                seen = len(relay.events.of(DatabaseLost))
+                await relay.events.wait_for(DatabaseLost, seen + 1)
+        execute(database_url, "ALTER TABLE outbox.gone RENAME TO message")
+        await relay.events.wait_for(DatabaseFound)
+        insert(database_url, Message("t", b""))
+        await publisher.until_acked(1)
 
 
 async def test_a_database_without_the_schema_is_refused_at_start(

@@ -1,18 +1,26 @@
 """What a replica knows of the lanes that it leases from the postgres broker.
 
-Claiming writes nothing. Deliveries that are *held* (claimed, with no outcome written
-yet) are known only here; whoever has the lane next finds them again. Claims start above
-a lane's *floor*; `outbox/postgres/lane_cursor.py` says how it rises. Whatever makes a
-delivery claimable again rewinds it, and a sweep every few seconds finds what was
-changed by hand.
+Claiming writes nothing. Each delivery passes the claim of its lane once, in order of
+seq, and from then on it is known here: it is *held* (claimed, with no outcome written
+yet), acked, or it *waits*: it was given back, or it came while a delivery of its key
+waited, which *blocks* the key. Marks and the log in the database say the same, so that
+whoever has the lane next finds what is left.
 
-A key is *blocked* while one of its deliveries waits to be tried again.
+Claims start above a lane's *floor* and leave out what they have *passed* above it.
+`outbox/postgres/lane_cursor.py` says how the floor rises. What waits is claimed by its
+place instead, when its time has come. The key of a delivery that was given back then
+*drains*: its deliveries are read from the log in order of seq, and until none is left,
+what the claim finds of the key goes behind them.
 """
 
+import heapq
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
 from inbox.sources.postgres.ready import Ready
@@ -22,6 +30,8 @@ from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 # seq and created_at are drawn by one statement, but not in the same instant.
 SKEW: Final = timedelta(hours=1)
+# What drains may be in a lane that is about to go, so it isn't looked for at once.
+_SOON: Final = 0.05
 
 
 class ClaimedDelivery(NamedTuple):
@@ -33,6 +43,49 @@ class ClaimedDelivery(NamedTuple):
     attempts: int
     message: Message
     problem: str | None
+    is_logged: bool = False
+    """The log has an entry of it, so its ack goes there, too."""
+
+
+class Place(NamedTuple):
+    """A delivery that waits alone: it has no key, or was found by a check."""
+
+    lane: int
+    seq: int
+    created_at: datetime
+    attempts: int
+    is_logged: bool
+
+
+class FreedKey(NamedTuple):
+    """A key that drains: its deliveries above this seq come next."""
+
+    lane: int
+    key: str
+    above: int
+
+
+class _Due(NamedTuple):
+    """When to look at something that waits; by the monotonic clock."""
+
+    at: float
+    lane: int
+    seq: int
+    key: str | None
+
+
+def _is_of(lane: int, key: str, row: ClaimedDelivery) -> bool:
+    return row.lane == lane and row.message.key == key
+
+
+@dataclass(slots=True)
+class _Key:
+    """A key that is blocked, or drains."""
+
+    above: int
+    """What waits of it at or below this seq has been claimed."""
+    due: dict[int, float] = field(default_factory=dict)
+    """The deliveries that block it, and when each is due; inf: not written yet."""
 
 
 @dataclass(slots=True)
@@ -42,10 +95,18 @@ class _Lane:
     cursor: LaneCursor = field(default_factory=LaneCursor)
     highest: int = -1
     """The last seq that was claimed."""
-    waiting: dict[str, set[int]] = field(default_factory=dict)
-    """The blocked keys, each with the seqs of the deliveries that block it."""
+    passed: set[int] = field(default_factory=set)
+    """What was claimed, or has a mark or an entry, above the floor."""
+    keys: dict[str, _Key] = field(default_factory=dict)
+    alone: dict[int, tuple[Place, float]] = field(default_factory=dict)
+    """What waits alone, and when each is due."""
+    kept: list[ClaimedDelivery] = field(default_factory=list)
+    """What was claimed, but may not be handed out: the lane is about to go."""
     is_new: bool = True
-    """Its blocked keys and its first delivery must be read from the database."""
+    """What was left of it must be read from the database."""
+    claimed: int = 0
+    """How many were claimed since the lane was verified."""
+    verified_at: float = field(default_factory=time.monotonic)
 
 
 class DeliveryLanes:
@@ -54,29 +115,38 @@ class DeliveryLanes:
     Args:
         on_use, on_leave: called with a lane when its first delivery is held, and when
             none is held any more.
+        clock: that of every moment here.
     """
 
     def __init__(
-        self, on_use: Callable[[int], None], on_leave: Callable[[int], None]
+        self,
+        on_use: Callable[[int], None],
+        on_leave: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.oldest = BEGINNING
         self._on_use = on_use
         self._on_leave = on_leave
+        self._clock = clock
         self._lanes: dict[int, _Lane] = {}
-        self._held: dict[int, int] = {}
+        self._held: dict[int, tuple[int, float]] = {}
         self._count: Counter[int] = Counter()
         self._ready: Ready[ClaimedDelivery] = Ready()
         self._first = 0
+        self._due: list[_Due] = []
+        self._draining: dict[tuple[int, str], None] = {}
+        self._behind: list[ClaimedDelivery] = []
+        self._logged: set[int] = set()
 
     @property
     def new(self) -> list[int]:
-        """Lanes that were taken and have not been swept yet."""
+        """Lanes that were taken and have not been read yet."""
         return [number for number, lane in self._lanes.items() if lane.is_new]
 
     @property
     def blocked(self) -> list[str]:
-        """The keys of which nothing may be claimed."""
-        return [key for lane in self._lanes.values() for key in lane.waiting]
+        """The keys of which nothing may be handed out but what waits."""
+        return [key for lane in self._lanes.values() for key in lane.keys]
 
     @property
     def ready(self) -> int:
@@ -87,6 +157,18 @@ class DeliveryLanes:
     def ready_tenants(self) -> list[str]:
         """The tenants of those."""
         return self._ready.tenants
+
+    @property
+    def next_due(self) -> float:
+        """When something that waits is due; inf if nothing is."""
+        if self._draining:
+            return self._clock() + _SOON
+        return self._due[0].at if self._due else math.inf
+
+    @property
+    def held(self) -> Collection[int]:
+        """The seqs of the deliveries that are held."""
+        return self._held.keys()
 
     def is_stuck(self, without: Collection[str]) -> bool:
         """Return whether something is ready, but only from these tenants."""
@@ -101,7 +183,24 @@ class DeliveryLanes:
         """Forget lanes whose lease is gone; what was handed out stays held."""
         for number in lanes:
             self._lanes.pop(number, None)
-        self._drop(lambda row: row.lane in lanes)
+        for row in self._ready.remove(lambda row: row.lane in lanes):
+            self.let_go(row)
+        self._behind = [row for row in self._behind if row.lane not in lanes]
+
+    def start(self, number: int, floor: int, passed: Iterable[int]) -> None:
+        """Begin to claim from a new lane.
+
+        Args:
+            number: the lane.
+            floor: each delivery at or below it has a mark or an entry.
+            passed: what else has one.
+        """
+        lane = self._lanes.get(number)
+        if lane is not None:
+            lane.is_new = False
+            lane.cursor.floor = lane.highest = floor
+            lane.passed.update(passed)
+            lane.verified_at = self._clock()
 
     def floors(self, leased: Collection[int]) -> dict[int, int]:
         """Return the floors of the lanes to claim from, in turns."""
@@ -114,9 +213,9 @@ class DeliveryLanes:
         turn = ours[start:] + ours[:start]
         return {number: self._lanes[number].cursor.floor for number in turn}
 
-    def held_above(self, floors: dict[int, int]) -> list[int]:
-        """Return the held deliveries that a claim above these floors would find."""
-        return [seq for seq, lane in self._held.items() if seq > floors.get(lane, seq)]
+    def passed(self, floors: Collection[int]) -> list[int]:
+        """Return what a claim from these lanes has to leave out."""
+        return [seq for number in floors for seq in self._lanes[number].passed]
 
     def claimed(
         self,
@@ -125,12 +224,17 @@ class DeliveryLanes:
         snapshot: Snapshot | None,
         *,
         full: bool,
+        drawn: int = -1,
     ) -> None:
         """Hold what was claimed from `lanes`, in that order, and raise their floors.
 
         A full claim says nothing about the lanes after its last row.
+
+        Args:
+            drawn: see `LaneCursor.looked`.
         """
         last = {row.lane: row.seq for row in rows}
+        self.claimed_aside(rows)
         seen = not full
         for number in reversed(lanes):
             lane = self._lanes.get(number)
@@ -138,19 +242,105 @@ class DeliveryLanes:
                 continue
             lane.highest = max(lane.highest, last.get(number, -1))
             if snapshot is not None and (seen or number in last):
-                up_to = lane.highest if seen else last[number]
-                lane.cursor.looked(up_to, snapshot)
+                up_to = max(lane.highest, drawn) if seen else last[number]
+                before = lane.cursor.floor
+                lane.cursor.looked(up_to, snapshot, drawn)
+                if lane.cursor.floor > before:
+                    floor = lane.cursor.floor
+                    lane.passed = {seq for seq in lane.passed if seq > floor}
             seen = seen or number in last
         if rows:
             self._first = rows[-1].lane + 1
-        self.claimed_aside(rows)
 
     def claimed_aside(self, rows: Iterable[ClaimedDelivery]) -> None:
-        """Hold what was claimed out of order; the floors stay."""
+        """Hold what was claimed, or put it behind its key; the floors stay."""
         for row in rows:
-            if row.lane in self._lanes and row.seq not in self._held:
-                self._hold(row)
+            lane = self._lanes.get(row.lane)
+            if lane is None:
+                continue
+            lane.claimed += 1
+            if row.seq > lane.cursor.floor:
+                lane.passed.add(row.seq)
+            if row.seq in self._held:
+                continue
+            if row.message.key in lane.keys:
+                self._put_behind(lane, row)
+            else:
+                self._make_ready(row)
+
+    def freed(
+        self, leased: Collection[int], max_keys: int, max_places: int
+    ) -> tuple[list[FreedKey], list[Place]]:
+        """Return what waited in these lanes until now, or is next of its key."""
+        now = self._clock()
+        places: list[Place] = []
+        while self._due and self._due[0].at <= now and len(places) < max_places:
+            due = heapq.heappop(self._due)
+            lane = self._lanes.get(due.lane)
+            if lane is None:
+                continue
+            if due.key is not None:
+                self._draining[due.lane, due.key] = None
+            elif due.seq in lane.alone and lane.alone[due.seq][1] <= now:
+                places.append(lane.alone.pop(due.seq)[0])
+        keys: list[FreedKey] = []
+        for number, key in list(self._draining):
+            lane = self._lanes.get(number)
+            known = None if lane is None else lane.keys.get(key)
+            if known is None or any(at > now for at in known.due.values()):
+                del self._draining[number, key]
+            elif number in leased and len(keys) < max_keys:
+                keys.append(FreedKey(number, key, known.above))
+        for place in [place for place in places if place.lane not in leased]:
+            places.remove(place)
+            self.found(place)
+        return keys, places
+
+    def claimed_waiting(
+        self,
+        keys: Sequence[FreedKey],
+        rows: Sequence[ClaimedDelivery | None],
+        *,
+        since: float,
+        held: Collection[int],
+        max_rows_each: int,
+    ) -> None:
+        """Hold what was claimed of keys that drain; a key without more is free.
+
+        Args:
+            keys: those that were asked for.
+            rows: what was found of them, each in order of seq; None: there was no room
+                for the rest.
+            since: when they were asked for.
+            held: what was held then: its outcome may have been written meanwhile.
+            max_rows_each: as many were asked for of each.
+        """
+        found: dict[tuple[int, str | None], list[ClaimedDelivery]] = {}
+        for row in rows:
+            if row is not None:
+                found.setdefault((row.lane, row.message.key), []).append(row)
+        cut = None in rows
+        for number, key, _ in keys:
+            lane = self._lanes.get(number)
+            known = None if lane is None else lane.keys.get(key)
+            if lane is None or known is None:
+                continue
+            known.due = {seq: at for seq, at in known.due.items() if at > since}
+            if known.due:
+                continue  # given back meanwhile: the key is blocked again
+            of_key = found.get((number, key), [])
+            # What was given back meanwhile is among these, in order.
+            later = self._ready.remove(partial(_is_of, number, key))
+            for row in of_key:
+                known.above = row.seq
+                if row.seq not in held and row.seq not in self._held:
+                    self._hold(row)
+                    later.append(row)
+            for row in sorted(later, key=lambda row: row.seq):
                 self._ready.add(row)
+            if len(of_key) < max_rows_each and not cut:
+                del lane.keys[key]
+                self._draining.pop((number, key), None)
 
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str] = ()
@@ -160,72 +350,182 @@ class DeliveryLanes:
         Tenants take turns; those in `without` get none. So the order of a key holds
         only if all its messages belong to one tenant.
         """
-        self._drop(lambda row: row.lane not in leased or self._is_blocked(row))
+        for number in leased:
+            lane = self._lanes.get(number)
+            if lane is not None and lane.kept:
+                kept, lane.kept = lane.kept, []
+                for row in kept:
+                    self._make_ready(row)
+        for row in self._ready.remove(
+            lambda row: row.lane not in leased or self._is_blocked(row)
+        ):
+            self._release(row)
+            lane = self._lanes.get(row.lane)
+            if lane is None:
+                continue
+            if self._is_blocked(row):
+                self._put_behind(lane, row)
+            else:
+                lane.kept.append(row)
         return self._ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
         """Hold back the rest of a key until a delivery of it is tried again."""
         lane = self._lanes.get(row.lane)
         if lane is not None and row.message.key is not None:
-            lane.waiting.setdefault(row.message.key, set()).add(row.seq)
+            self._key(lane, row.message.key, row.seq).due[row.seq] = math.inf
 
-    def found_waiting(self, rows: Iterable[tuple[int, int, str]]) -> None:
-        """Note lane, seq and key of deliveries that wait in new lanes."""
-        for number, seq, key in rows:
-            if number in self._lanes:
-                self._lanes[number].waiting.setdefault(key, set()).add(seq)
+    def refused(self, row: ClaimedDelivery, due: float) -> None:
+        """Note when a delivery is tried again, of which the log says so now."""
+        place = Place(row.lane, row.seq, row.created_at, row.attempts + 1, True)
+        self._wait(place, row.message.key, due)
 
-    def made_ready(self, lane: int, seq: int, key: str | None, at: datetime) -> None:
-        """Note that a waiting delivery can be claimed again."""
-        self.rewind(lane, seq, at)
-        if key is None or lane not in self._lanes:
-            return
-        waiting = self._lanes[lane].waiting
-        waiting.get(key, set()).discard(seq)
-        if not waiting.get(key):
-            waiting.pop(key, None)
+    def found(self, place: Place) -> None:
+        """Have a delivery claimed that no claim has found."""
+        self._wait(place, None, self._clock())
 
-    def found_head(self, lane: int, seq: int | None) -> None:
-        """Note the first ready delivery of a lane; claims start there at the latest."""
-        if lane in self._lanes:
-            self._lanes[lane].is_new = False
-            if seq is not None and seq <= self._lanes[lane].cursor.floor:
-                self._lanes[lane].cursor.rewind(seq)
+    def found_waiting(self, place: Place, key: str | None, due: float) -> None:
+        """Note what waits according to the log."""
+        if place.seq not in self.held and not self._is_kept(place):
+            self._wait(place, key, due)
 
-    def rewind(self, lane: int, seq: int, at: datetime) -> None:
-        """Make a delivery claimable again."""
-        known = self._lanes.get(lane)
-        if known is not None:
-            known.cursor.rewind(seq)
-            self.oldest = min(self.oldest, at - SKEW)
+    def found_behind(self, number: int, key: str) -> None:
+        """Note a key of which something waits that doesn't block it."""
+        lane = self._lanes.get(number)
+        if lane is not None:
+            self._key(lane, key, 0)
+            self._draining[number, key] = None
 
     def give_back(self, row: ClaimedDelivery) -> None:
-        """Make a delivery claimable that was handed out, ahead of its key's rest."""
-        self.let_go(row)
-        self.rewind(row.lane, row.seq, row.created_at)
-        key = row.message.key
-        if key is not None:
-            self._drop(lambda other: other.message.key == key)
+        """Hand a delivery out again, ahead of its key's rest."""
+        if row.lane not in self._lanes:
+            self.let_go(row)  # for the lane's next owner
+        elif row.seq in self._held:
+            key = row.message.key
+            self._ready.put_back(
+                row,
+                lambda other: (
+                    key is not None and other.message.key == key and other.seq < row.seq
+                ),
+            )
 
     def let_go(self, row: ClaimedDelivery) -> None:
         """Hold a delivery no longer: its outcome is written, or it has none."""
+        self._release(row)
+        self._logged.discard(row.seq)
+
+    def take_behind(self, limit: int) -> list[ClaimedDelivery]:
+        """Take out deliveries that wait behind their key, but not in the log yet.
+
+        Those behind one whose refusal isn't written yet stay: the lane's next owner
+        would find them in the log, and deliver them before it.
+        """
+        taken: list[ClaimedDelivery] = []
+        left: list[ClaimedDelivery] = []
+        for row in self._behind:
+            can_go = len(taken) < limit and not self._is_behind_unwritten(row)
+            (taken if can_go else left).append(row)
+        self._behind = left
+        return taken
+
+    def put_back_behind(self, rows: Sequence[ClaimedDelivery]) -> None:
+        """Put them back: they couldn't be written."""
+        self._behind = [
+            *(row for row in rows if row.lane in self._lanes),
+            *self._behind,
+        ]
+
+    def is_logged(self, row: ClaimedDelivery) -> bool:
+        """Return whether its ack goes to the log."""
+        return row.is_logged or row.seq in self._logged
+
+    def known(self) -> set[int]:
+        """Return the seqs of which no mark and no entry is to be expected yet."""
+        return {
+            *self._held,
+            *(row.seq for row in self._behind),
+            *(row.seq for lane in self._lanes.values() for row in lane.kept),
+            *(seq for lane in self._lanes.values() for seq in lane.alone),
+        }
+
+    def held_since(self, before: float, seqs: Iterable[int]) -> set[int]:
+        """Return those that have been held for long, and that the log doesn't have."""
+        return {
+            seq
+            for seq in seqs
+            if seq in self._held
+            and self._held[seq][1] <= before
+            and seq not in self._logged
+        }
+
+    def logged(self, seqs: Iterable[int]) -> None:
+        """Note that the log has entries of these, so that their acks go there."""
+        self._logged.update(seq for seq in seqs if seq in self._held)
+
+    def is_verification_due(self, number: int, rows: int, interval: float) -> bool:
+        """Return whether to verify a lane: after many claims, or after a long time."""
+        lane = self._lanes.get(number)
+        return lane is not None and (
+            lane.claimed >= rows or self._clock() - lane.verified_at >= interval
+        )
+
+    def verified(self, number: int) -> None:
+        """Note that a lane was verified."""
+        lane = self._lanes.get(number)
+        if lane is not None:
+            lane.claimed = 0
+            lane.verified_at = self._clock()
+
+    def _make_ready(self, row: ClaimedDelivery) -> None:
+        self._hold(row)
+        self._ready.add(row)
+
+    def _hold(self, row: ClaimedDelivery) -> None:
+        self._held[row.seq] = (row.lane, self._clock())
+        self._count[row.lane] += 1
+        if self._count[row.lane] == 1:
+            self._on_use(row.lane)
+
+    def _release(self, row: ClaimedDelivery) -> None:
         if self._held.pop(row.seq, None) is None:
             return
         self._count[row.lane] -= 1
         if not self._count[row.lane]:
             self._on_leave(row.lane)
 
-    def _hold(self, row: ClaimedDelivery) -> None:
-        self._held[row.seq] = row.lane
-        self._count[row.lane] += 1
-        if self._count[row.lane] == 1:
-            self._on_use(row.lane)
+    def _put_behind(self, lane: _Lane, row: ClaimedDelivery) -> None:
+        assert row.message.key is not None
+        self._key(lane, row.message.key, row.seq)
+        if not row.is_logged:
+            self._behind.append(row)
+
+    def _key(self, lane: _Lane, key: str, seq: int) -> _Key:
+        """Block a key, if it isn't; what waits of it from this seq on comes next."""
+        known = lane.keys.setdefault(key, _Key(above=seq - 1))
+        known.above = min(known.above, seq - 1)
+        return known
+
+    def _wait(self, place: Place, key: str | None, due: float) -> None:
+        lane = self._lanes.get(place.lane)
+        if lane is None:
+            return
+        if key is None:
+            lane.alone[place.seq] = (place, due)
+        else:
+            self._key(lane, key, place.seq).due[place.seq] = due
+        heapq.heappush(self._due, _Due(due, place.lane, place.seq, key))
+
+    def _is_kept(self, place: Place) -> bool:
+        lane = self._lanes.get(place.lane)
+        return lane is not None and any(row.seq == place.seq for row in lane.kept)
+
+    def _is_behind_unwritten(self, row: ClaimedDelivery) -> bool:
+        lane, key = self._lanes.get(row.lane), row.message.key
+        known = None if lane is None or key is None else lane.keys.get(key)
+        return known is not None and math.inf in known.due.values()
 
     def _is_blocked(self, row: ClaimedDelivery) -> bool:
-        lane = self._lanes.get(row.lane)
-        return lane is not None and row.message.key in lane.waiting
-
-    def _drop(self, unwanted: Callable[[ClaimedDelivery], bool]) -> None:
-        for row in self._ready.remove(unwanted):
-            self.let_go(row)
-            self.rewind(row.lane, row.seq, row.created_at)
+        lane, key = self._lanes.get(row.lane), row.message.key
+        if lane is None or key is None or key not in lane.keys:
+            return False
+        return bool(lane.keys[key].due)

@@ -1,17 +1,24 @@
-"""The statements on `inbox.delivery`, and what their answers mean for the lanes."""
+"""The statements on `inbox.delivery` and what is written beside it."""
 
 import asyncio
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
 from inbox.poison.history import FIRST_DELIVERY, REDELIVERED, History, TakenOver
-from inbox.sources.postgres.lanes import SKEW, ClaimedDelivery, DeliveryLanes
+from inbox.sources.postgres.lanes import (
+    SKEW,
+    ClaimedDelivery,
+    DeliveryLanes,
+    FreedKey,
+    Place,
+)
 from inbox.sources.postgres.tenants import Tenants
 from inbox.subscriptions import subscribe
 from outbox.errors import (
@@ -21,7 +28,7 @@ from outbox.errors import (
 )
 from outbox.message import Message
 from outbox.postgres.connection import Link
-from outbox.postgres.lane_cursor import Snapshot
+from outbox.postgres.lane_cursor import Drawn, Snapshot
 from outbox.postgres.sql_files import load
 
 # Also a server that became a standby, and a table or a right that is gone: no message
@@ -34,9 +41,18 @@ AWAY: Final = (
     psycopg.ProgrammingError,
 )
 _MAX_BYTES: Final = 8 * 1024 * 1024
-_MAX_DUE: Final = 1000
 # Of each lane that this replica takes.
 _MAX_SUSPECTS: Final = 256
+# How many keys drain in one claim, and how many entries one statement writes.
+_MAX_KEYS: Final = 64
+_MAX_ENTRIES: Final = 1000
+# A watermark rises with so many deliveries, or after so long.
+_STRETCH: Final = 4096
+_VERIFY_INTERVAL: Final = timedelta(minutes=1)
+# So many numbers of the sequence are verified by one statement.
+_MAX_VERIFIED: Final = 200_000
+# So many that have neither a mark nor an entry are looked at by one statement.
+_MAX_OPEN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,34 @@ class _TakenOver:
     history: TakenOver
 
 
+class _Part(NamedTuple):
+    """A lane in one partition, and what was verified of it."""
+
+    lane: int
+    starts_at: datetime
+    ends_at: datetime
+    watermark: int
+    head: int | None
+    """The first seq above the watermark."""
+
+
+class _Stretch(NamedTuple):
+    """What was read of a lane in one partition.
+
+    Attributes:
+        deliveries: how many there are before the first that is open.
+        last: the last seq of them; None: there are none.
+        open: seq, moment and key of those that have neither a mark nor an entry, in
+            order; only the first of them, if there are many.
+        xmin: that of the snapshot.
+    """
+
+    deliveries: int
+    last: int | None
+    open: list[tuple[int, datetime, str | None]]
+    xmin: int
+
+
 class Queue:
     """The deliveries of one consumer, seen from one replica. For one event loop.
 
@@ -71,6 +115,8 @@ class Queue:
         prefetch: int,
         sweep_interval: timedelta,
         answer_timeout: timedelta,
+        verify_interval: timedelta = _VERIFY_INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._lanes = lanes
@@ -80,10 +126,30 @@ class Queue:
         self._tenants = Tenants(prefetch)
         self._sweep_interval = sweep_interval.total_seconds()
         self._answer_timeout = answer_timeout.total_seconds()
+        self._verify_interval = verify_interval.total_seconds()
+        self._now = clock
         self._turn = asyncio.Lock()
         self._clock_offset = timedelta(0)
-        self.sweep_at = 0.0
-        """When to look everywhere again, by the monotonic clock."""
+        self._drawn = Drawn()
+        self._clock = _Clock(datetime.now(UTC), -1, -1, 0, "")
+        self._entries_read = [-1, -1]
+        self._checked = 0
+        self._to_verify: deque[_Part] = deque()
+        self._sweep_at = 0.0
+
+    @property
+    def look_at(self) -> float:
+        """When to look again although nobody rang, by the monotonic clock."""
+        return min(self._sweep_at, self._lanes.next_due)
+
+    @property
+    def is_verifying(self) -> bool:
+        """Whether the next claim verifies something."""
+        return bool(self._to_verify)
+
+    def sweep_soon(self) -> None:
+        """Look everywhere with the next claim."""
+        self._sweep_at = 0.0
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Have the consumer's deliveries made from now on."""
@@ -91,18 +157,98 @@ class Queue:
             await subscribe(await self._link.connection(), self._consumer, topics)
 
     async def claim(self, leased: Collection[int]) -> None:
-        """Read what is next in these lanes; at most `prefetch`."""
-        if self._lanes.new or time.monotonic() >= self.sweep_at:
+        """Read what is next in these lanes; at most `prefetch`, and what waited."""
+        if self._lanes.new or self._now() >= self._sweep_at:
             await self._sweep(leased)
+        # One at a time: whoever waits for deliveries hardly notices.
+        await self._verify_next()
+        await self._log_behind()
+        await self._claim_freed(leased)
+        # A claim may find nothing but what waits behind blocked keys.
+        while await self._claim_next(leased) and not self._lanes.ready:
+            pass
+
+    def _plan_verification(self, lanes: Sequence[int], parts: Sequence[_Part]) -> None:
+        for lane in lanes:
+            if self._lanes.is_verification_due(lane, _STRETCH, self._verify_interval):
+                self._lanes.verified(lane)
+                self._to_verify += [
+                    part
+                    for part in parts
+                    if part.lane == lane and part.head is not None
+                ]
+
+    async def _verify_next(self) -> None:
+        if self._to_verify:
+            part = self._to_verify.popleft()
+            await self._verify([part], self._lanes.floors([part.lane]))
+
+    async def _claim_next(self, leased: Collection[int]) -> bool:
+        """Read what is next in these lanes; return whether there is more."""
         floors = self._lanes.floors(leased)
         if not floors:
-            return
+            return False
         rows = await self._execute("claim_deliveries", **self._bounds(floors))
         claimed = [read_delivery(row) for row in rows]
         full = self._is_full(claimed)
         snapshot = Snapshot.read(rows[0][-1]) if rows else None
-        self._lanes.claimed(claimed, list(floors), snapshot, full=full)
+        drawn = -1 if snapshot is None else self._drawn.before(snapshot)
+        self._lanes.claimed(claimed, list(floors), snapshot, full=full, drawn=drawn)
         self._tenants.claimed([row.message.tenant for row in claimed], full=full)
+        await self._log_behind()
+        return full
+
+    async def _claim_freed(self, leased: Collection[int]) -> None:
+        """Read what has waited until now."""
+        since, held = self._now(), frozenset(self._lanes.held)
+        keys, places = self._lanes.freed(leased, _MAX_KEYS, self._prefetch)
+        if not keys and not places:
+            return
+        each = max(1, self._prefetch // max(1, len(keys)))
+        try:
+            rows = await self._execute(
+                "claim_waiting",
+                lanes=[freed.lane for freed in keys],
+                keys=[freed.key for freed in keys],
+                aboves=[freed.above for freed in keys],
+                seqs=[place.seq for place in places],
+                moments=[place.created_at for place in places],
+                attempts=[place.attempts for place in places],
+                max_rows_each=each,
+                max_bytes=_MAX_BYTES,
+            )
+        except BaseException:
+            for place in places:
+                self._lanes.found(place)
+            raise
+        self._read_freed(keys, places, rows, since, held, each)
+
+    def _read_freed(
+        self,
+        keys: Sequence[FreedKey],
+        places: Sequence[Place],
+        rows: Sequence[Sequence[Any]],
+        since: float,
+        held: Collection[int],
+        each: int,
+    ) -> None:
+        alone = {place.seq: place for place in places}
+        of_keys: list[ClaimedDelivery | None] = []
+        for row in rows:
+            place = alone.get(row[1])
+            if place is None:
+                of_keys.append(
+                    read_delivery(row, is_logged=True) if row[8] is not None else None
+                )
+            elif row[8] is None:
+                self._lanes.found(place)
+            else:
+                self._lanes.claimed_aside(
+                    [read_delivery(row, is_logged=place.is_logged)]
+                )
+        self._lanes.claimed_waiting(
+            keys, of_keys, since=since, held=held, max_rows_each=each
+        )
 
     async def claim_tenants(
         self, leased: Collection[int], without: Collection[str]
@@ -129,6 +275,7 @@ class Queue:
         )
         claimed = [read_delivery(row[1:]) for row in rows if row[1] is not None]
         self._lanes.claimed_aside(claimed)
+        await self._log_behind()
         self._tenants.looked(
             [row[0] for row in rows],
             [row[8] for row in rows if row[1] is not None],
@@ -158,21 +305,31 @@ class Queue:
             BrokerUnavailableError: the database is away; to be called again.
         """
         acked = [s.row for s in batch if s.delay is None]
-        failed = [(s.row, s.delay) for s in batch if s.delay is not None]
+        marked = [row for row in acked if not self._lanes.is_logged(row)]
+        entries = [_acked(row) for row in acked if self._lanes.is_logged(row)]
+        entries += [_refused(s.row, s.delay) for s in batch if s.delay is not None]
         try:
-            if acked:
-                await self._execute("mark_acked", **_span(acked))
-            if failed:
+            if marked:
                 await self._execute(
-                    "schedule_redelivery",
-                    **_span([row for row, _ in failed]),
-                    delays=[delay.total_seconds() for _, delay in failed],
-                    attempts=[row.attempts for row, _ in failed],
+                    "mark_acked",
+                    lanes=[row.lane for row in marked],
+                    seqs=[row.seq for row in marked],
+                    moments=[row.created_at for row in marked],
                 )
+            await self._log(entries)
         except AWAY as error:
             raise BrokerUnavailableError(message_of(error)) from error
+        now = self._now()
         for settled in batch:
             self._lanes.let_go(settled.row)
+            if settled.delay is not None:
+                self._lanes.refused(settled.row, now + settled.delay.total_seconds())
+
+    async def raise_watermarks(self, leased: Collection[int]) -> None:
+        """Write down what is settled, so that the next owner of a lane skips it."""
+        lanes = [lane for lane in leased if lane not in self._lanes.new]
+        if lanes:
+            await self._verify(await self._parts(lanes), self._lanes.floors(lanes))
 
     async def close(self) -> None:
         """Disconnect; the next call connects again."""
@@ -182,8 +339,7 @@ class Queue:
         return {
             "lanes": list(floors),
             "floors": list(floors.values()),
-            "held": self._lanes.held_above(floors),
-            "blocked": self._lanes.blocked,
+            "passed": self._lanes.passed(floors),
             "oldest": self._lanes.oldest,
             "newest": datetime.now(UTC) + self._clock_offset + SKEW,
             "max_rows": self._prefetch,
@@ -196,30 +352,237 @@ class Queue:
             or sum(len(row.message.payload) for row in claimed) >= _MAX_BYTES
         )
 
+    async def _log_behind(self) -> None:
+        """Write down what waits behind blocked keys."""
+        while rows := self._lanes.take_behind(_MAX_ENTRIES):
+            try:
+                await self._log([_blocked(row) for row in rows])
+            except BaseException:
+                self._lanes.put_back_behind(rows)
+                raise
+
+    async def _log(self, entries: Sequence["_Entry"]) -> None:
+        if entries:
+            await self._execute(
+                "log_redeliveries",
+                **{
+                    name: [getattr(entry, name[:-1]) for entry in entries]
+                    for name in _ENTRY_ARRAYS
+                },
+            )
+
     async def _sweep(self, leased: Collection[int]) -> None:
-        """Look everywhere: for what is due, for late commits, into new lanes."""
+        """Look everywhere: into new lanes, into the log, for what no claim found."""
         new = self._lanes.new
         lanes = sorted({*leased, *new})
-        self.sweep_at = time.monotonic() + self._sweep_interval
-        if new:
-            waiting = await self._execute("list_waiting", lanes=new)
-            self._lanes.found_waiting((lane, seq, key) for lane, seq, key in waiting)
+        self._sweep_at = self._now() + self._sweep_interval
         # Also without lanes: leases end with the database, and somebody has to say so.
-        due = await self._execute("ready_due", lanes=lanes, max_rows=_MAX_DUE)
+        ((now, seq, entry, transaction_id, cluster),) = await self._execute(
+            "read_clock"
+        )
+        went_back = seq < self._clock.seq
+        self._clock = _Clock(now, seq, entry, transaction_id, cluster)
+        self._clock_offset = now - datetime.now(UTC)
+        self._drawn.note(seq, transaction_id)
         if not lanes:
             return
-        heads = await self._execute("find_heads", lanes=lanes)
-        now = heads[0][3]
-        self._clock_offset = now - datetime.now(UTC)
         for lane in new:
             self._taken_over[lane] = _TakenOver(now, TakenOver(_MAX_SUSPECTS))
-        self._lanes.oldest = min([now, *(at for _, _, at, _ in heads if at)]) - SKEW
-        for lane, seq, _, _ in heads:
-            self._lanes.found_head(lane, seq)
-        for lane, seq, key, at in due:
-            self._lanes.made_ready(lane, seq, key, at)
-        if len(due) == _MAX_DUE:
-            self.sweep_at = 0.0
+        parts = await self._parts(lanes)
+        if new:
+            parts = await self._take_over(new, lanes, parts)
+        known = [lane for lane in lanes if lane not in new]
+        if known:
+            entered = self._entries_read[0]
+            self._note_waiting(
+                await self._read_log(known, after=entered, with_blocked=False)
+            )
+            self._plan_verification(known, parts)
+        # Who enters something by hand may take a while to commit.
+        self._entries_read = [self._entries_read[1], entry]
+        begins = [p.starts_at for p in parts if p.head is not None]
+        self._lanes.oldest = min([now - SKEW, *begins])
+        checked = [p for p in parts if p.watermark >= 0]
+        if went_back or self._clock.seq < max((p.watermark for p in parts), default=-1):
+            for part in checked:
+                await self._check(part)
+        elif checked:
+            self._checked = (self._checked + 1) % len(checked)
+            await self._check(checked[self._checked])
+
+    async def _parts(self, lanes: Sequence[int]) -> list[_Part]:
+        rows = await self._execute(
+            "find_heads", lanes=list(lanes), cluster=self._clock.cluster
+        )
+        return [_Part(*row) for row in rows]
+
+    async def _take_over(
+        self, new: Sequence[int], lanes: Sequence[int], parts: Sequence[_Part]
+    ) -> list[_Part]:
+        """Find what is left of new lanes, from their watermarks on.
+
+        Whatever the lanes' previous owner writes meanwhile is found by one of these
+        statements, since none of them begins before the one ahead of it has ended.
+        """
+        drawn = self._clock.seq
+        await self._verify(
+            [part for part in parts if part.lane in new],
+            dict.fromkeys(new, drawn),
+            finally_from=self._clock.transaction_id,
+        )
+        parts = await self._parts(lanes)
+        floors: dict[int, int] = {}
+        for lane in new:
+            own = [part for part in parts if part.lane == lane]
+            # No open transaction may commit anything at or below a watermark.
+            floor = min(drawn, max((part.watermark for part in own), default=-1))
+            heads = [part.head - 1 for part in own if part.head is not None]
+            floors[lane] = min([floor, *heads])
+        begins = [p.starts_at for p in parts if p.head is not None]
+        rows = await self._execute(
+            "list_covered",
+            lanes=list(floors),
+            floors=list(floors.values()),
+            oldest=min([self._clock.now - SKEW, *begins]),
+        )
+        passed: dict[int, set[int]] = {lane: set() for lane in floors}
+        for lane, seq in rows:
+            passed[lane].add(seq)
+        waiting = await self._read_log(new, after=-1, with_blocked=True)
+        for lane, floor in floors.items():
+            self._lanes.start(lane, floor, passed[lane])
+        self._note_waiting(waiting)
+        return parts
+
+    async def _read_log(
+        self, lanes: Sequence[int], *, after: int, with_blocked: bool
+    ) -> Sequence[Any]:
+        return await self._execute(
+            "list_waiting", lanes=list(lanes), after=after, with_blocked=with_blocked
+        )
+
+    def _note_waiting(self, rows: Sequence[Sequence[Any]]) -> None:
+        now = self._now()
+        for lane, key, seq, created_at, attempts, due_in in rows:
+            if seq is None:
+                self._lanes.found_behind(lane, key)
+            else:
+                place = Place(lane, seq, created_at, attempts, is_logged=True)
+                self._lanes.found_waiting(place, key, now + due_in)
+
+    async def _verify(
+        self,
+        parts: Sequence[_Part],
+        up_to: dict[int, int],
+        *,
+        finally_from: int | None = None,
+    ) -> None:
+        """Raise the watermarks over what has a mark or an entry.
+
+        Args:
+            parts: what to verify.
+            up_to: how far, for each lane: its floor, at most.
+            finally_from: if these aren't floors: a transaction whose id was assigned
+                when all numbers up to them had been drawn.
+        """
+        for part in parts:
+            watermark, target = part.watermark, up_to.get(part.lane, -1)
+            head = part.head
+            while head is not None and head <= target:
+                end = min(target, head + _MAX_VERIFIED)
+                known = self._lanes.known()
+                most = _MAX_OPEN if finally_from is None else 1
+                stretch = await self._read_stretch(part, watermark, end, most)
+                if finally_from is not None and stretch.xmin < finally_from:
+                    break
+                if stretch.last is not None:
+                    await self._execute(
+                        "raise_watermark",
+                        lane=part.lane,
+                        starts_at=part.starts_at,
+                        above=watermark,
+                        up_to=stretch.last,
+                        deliveries=stretch.deliveries,
+                    )
+                    watermark = stretch.last
+                if stretch.open:
+                    if finally_from is None:
+                        await self._look_at_open(part.lane, stretch.open, known)
+                    break
+                head = end + 1
+
+    async def _look_at_open(
+        self,
+        lane: int,
+        rows: Sequence[tuple[int, datetime, str | None]],
+        known: Collection[int],
+    ) -> None:
+        """Write down what has been at work for long, and claim what nobody knows.
+
+        Args:
+            lane: where.
+            rows: what has neither a mark nor an entry.
+            known: what was known before that was read.
+        """
+        long_ago = self._now() - self._verify_interval
+        known = {*known, *self._lanes.known()}
+        started = self._lanes.held_since(long_ago, [seq for seq, _, _ in rows])
+        entries = [
+            _Entry(lane, seq, at, 0, "open", 0.0, key)
+            for seq, at, key in rows
+            if seq in started or seq not in known
+        ]
+        self._lanes.logged(started)
+        # What was held has been settled meanwhile, or still is held.
+        unknown = [entry for entry in entries if entry.seq not in started]
+        await self._log_and_wait(entries, unknown)
+
+    async def _log_and_wait(
+        self, entries: Sequence["_Entry"], found: Sequence["_Entry"]
+    ) -> None:
+        """Have what was found claimed, unless it is held."""
+        await self._log(entries)
+        for lane, seq, at, attempts, _, _, key in found:
+            place = Place(lane, seq, at, attempts, is_logged=True)
+            self._lanes.found_waiting(place, key, self._now())
+
+    async def _check(self, part: _Part) -> None:
+        """Look for deliveries that were inserted below a watermark."""
+        ((rows, known),) = await self._execute(
+            "count_verified",
+            lane=part.lane,
+            starts_at=part.starts_at,
+            ends_at=part.ends_at,
+            up_to=part.watermark,
+            cluster=self._clock.cluster,
+        )
+        above = -1
+        while rows > known and above < part.watermark:
+            end = min(part.watermark, above + _MAX_VERIFIED)
+            stretch = await self._read_stretch(part, above, end, _MAX_OPEN)
+            entries = [
+                _Entry(part.lane, seq, at, 0, "found", 0.0, key)
+                for seq, at, key in stretch.open
+            ]
+            await self._log_and_wait(entries, entries)
+            # What was found has an entry now, so the next look goes on behind it.
+            if len(stretch.open) < _MAX_OPEN:
+                above = end
+
+    async def _read_stretch(
+        self, part: _Part, above: int, up_to: int, max_open: int
+    ) -> _Stretch:
+        ((rows, last, seqs, moments, keys, text),) = await self._execute(
+            "verify_stretch",
+            lane=part.lane,
+            starts_at=part.starts_at,
+            ends_at=part.ends_at,
+            above=above,
+            up_to=up_to,
+            max_open=max_open,
+        )
+        found = list(zip(seqs, moments, keys, strict=True))
+        return _Stretch(rows, last, found, Snapshot.read(text).xmin)
 
     async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:
         async with self._turn:
@@ -239,16 +602,52 @@ class Queue:
             return await cursor.fetchall() if cursor.description else []
 
 
-def _span(rows: Sequence[ClaimedDelivery]) -> dict[str, Any]:
-    """Return what an UPDATE needs to find rows without looking into every partition."""
-    return {
-        "seqs": [row.seq for row in rows],
-        "first": min(row.created_at for row in rows),
-        "last": max(row.created_at for row in rows),
-    }
+class _Clock(NamedTuple):
+    """What `read_clock.sql` gave."""
+
+    now: datetime
+    seq: int
+    entry: int
+    transaction_id: int
+    cluster: str
 
 
-def read_delivery(row: Sequence[Any]) -> ClaimedDelivery:
+class _Entry(NamedTuple):
+    """An entry of the log."""
+
+    lane: int
+    seq: int
+    moment: datetime
+    attempt: int
+    cause: str
+    delay: float | None
+    key: str | None
+
+
+_ENTRY_ARRAYS: Final = tuple(f"{name}s" for name in _Entry._fields)
+
+
+def _acked(row: ClaimedDelivery) -> _Entry:
+    return _entry(row, "acked", row.attempts, None)
+
+
+def _refused(row: ClaimedDelivery, delay: timedelta) -> _Entry:
+    return _entry(row, "refused", row.attempts + 1, delay.total_seconds())
+
+
+def _blocked(row: ClaimedDelivery) -> _Entry:
+    return _entry(row, "blocked", row.attempts, None)
+
+
+def _entry(
+    row: ClaimedDelivery, cause: str, attempts: int, delay: float | None
+) -> _Entry:
+    return _Entry(
+        row.lane, row.seq, row.created_at, attempts, cause, delay, row.message.key
+    )
+
+
+def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDelivery:
     """Make a delivery of a row of the statement `claim_deliveries`."""
     (
         lane,
@@ -278,7 +677,7 @@ def read_delivery(row: Sequence[Any]) -> ClaimedDelivery:
         content_type=content_type,
         schema_version=schema_version,
     )
-    return ClaimedDelivery(lane, seq, created_at, attempts, message, problem)
+    return ClaimedDelivery(lane, seq, created_at, attempts, message, problem, is_logged)
 
 
 def _read_headers(text: str) -> tuple[dict[str, str], str | None]:

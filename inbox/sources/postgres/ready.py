@@ -41,6 +41,14 @@ class Ready(Generic[T]):
         """Add an item behind those of its tenant."""
         self._lines.setdefault(item.message.tenant, deque()).append(item)
 
+    def put_back(self, item: T, follows: Callable[[T], bool]) -> None:
+        """Put an item first among those of its tenant, but behind what it follows."""
+        line = self._lines.setdefault(item.message.tenant, deque())
+        place = max(
+            (n + 1 for n, other in enumerate(line) if follows(other)), default=0
+        )
+        line.insert(place, item)
+
     def take(self, limit: int, without: Collection[str]) -> list[T]:
         """Take out at most `limit`, one of each tenant after the other."""
         given: list[T] = []

@@ -7,7 +7,7 @@ a time. Claiming writes nothing; see `lanes` for what is known in the process.
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Final, Self
 
@@ -41,6 +41,13 @@ SESSION_SETTINGS: Final = {
     # A generic plan of a claim finds the order of its rows in the primary key and reads
     # past everything that is acked or of another lane: 350,000 rows for 256.
     "plan_cache_mode": "force_custom_plan",
+    # The estimated cost of a look into many partitions is high enough for it, and
+    # compiling takes longer than the look.
+    "jit": "off",
+    # Each statement finds its rows by an index, and in its order. Before a partition
+    # was analyzed, the planner would rather read and sort all of a tenant's flood.
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
 }
 _FIRST_LOOK: Final = 0.005
 _LAST_LOOK: Final = 0.05
@@ -92,9 +99,12 @@ class PostgresSource:
             limit=options.lease,
             application_name=f"{self._application} lease",
             relation="inbox.delivery",
+            marks="inbox.ack",
             on_take=self._lanes.take,
             on_lose=self._lanes.lose,
+            on_fail=self._lease_failed,
         )
+        self._lease_failure: str | None = None
         self._queue = Queue(
             Link(url, application_name=self._application, settings=SESSION_SETTINGS),
             self._lanes,
@@ -165,6 +175,7 @@ class PostgresSource:
         """Write what was settled, then give the lanes back."""
         _, writing = self._tasks
         self._settled.close()
+        lanes = self._lease.lanes
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._queue.close)
             leaving.push_async_callback(self._bell.close)
@@ -172,6 +183,9 @@ class PostgresSource:
             leaving.push_async_callback(self._lease.close)
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
+            if writing.done() and not writing.cancelled() and self._lease.holds(lanes):
+                with suppress(*AWAY, BrokerUnavailableError):
+                    await self._queue.raise_watermarks(lanes)
 
     def leave_out(self, tenants: Collection[str]) -> None:
         """Receive nothing of these tenants until another call says otherwise."""
@@ -194,6 +208,11 @@ class PostgresSource:
                 f" {', '.join(map(str, foreign))}; end them, and"
                 " REVOKE CONNECT ON DATABASE … FROM PUBLIC"
             )
+        if self._lease_failure is not None:
+            raise BrokerUnavailableError(
+                f"broker {without_password(self._url)}: can't lease lanes:"
+                f" {self._lease_failure}"
+            )
         await self._settled.check()
         try:
             return await self._receive(limit)
@@ -215,8 +234,9 @@ class PostgresSource:
             return
         self._lanes.block(row)
         self._settled.add(Settled(row, delay))
-        due = time.monotonic() + delay.total_seconds() + _LAST_LOOK
-        self._queue.sweep_at = min(self._queue.sweep_at, due)
+
+    def _lease_failed(self, reason: str | None) -> None:
+        self._lease_failure = reason
 
     def _away(self, error: Exception) -> BrokerUnavailableError:
         said = message_of(error)
@@ -245,7 +265,7 @@ class PostgresSource:
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
             elif not (given := await self._look(limit)):
-                until = min(deadline, self._queue.sweep_at)
+                until = min(deadline, self._queue.look_at)
                 await self._bell.wait(max(0.0, until - time.monotonic()))
             given = given or await self._look(limit)
         return given

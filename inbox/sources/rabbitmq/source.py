@@ -28,7 +28,7 @@ from outbox.brokers.rabbitmq.connection import (
     rabbitmq_parameters,
     rabbitmq_unavailable,
 )
-from outbox.brokers.rabbitmq.message import from_delivery
+from outbox.brokers.rabbitmq.message import from_delivery, published_at
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.errors import BrokerUnavailableError, ConfigError
 from outbox.message import Message
@@ -49,8 +49,10 @@ class RabbitMQDelivery:
         problem: str | None,
         *,
         redelivered: bool,
+        published_at: float | None,
     ) -> None:
         self.message = message
+        self.published_at = published_at
         self.attempts = 0
         self.problem = problem
         self.history = REDELIVERED if redelivered else FIRST_DELIVERY
@@ -248,7 +250,13 @@ class RabbitMQSource:
             queue.ack(tag)  # the first ack was lost with its connection
             return
         delivery = RabbitMQDelivery(
-            self, queue, tag, message, problem, redelivered=bool(method.redelivered)
+            self,
+            queue,
+            tag,
+            message,
+            problem,
+            redelivered=bool(method.redelivered),
+            published_at=published_at(properties),
         )
         self.reclaimed += bool(method.redelivered)
         delivery.attempts, due = self._failures.get(message.id) or (0, 0.0)

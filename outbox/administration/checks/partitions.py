@@ -47,14 +47,20 @@ def check_partitions(
     misfits: defaultdict[str, dict[Misfit, str]] = defaultdict(dict)
     in_the_way, strays = set(), set()
     # A wrong partition may take the place of a missing one.
-    for table, partition, start, end in connection.execute(
+    for table, partition, start, end, follows in connection.execute(
         load("outbox", "list_strays")
     ):
         strays.add(partition)
+        advice = (
+            "move what you want to keep to a schema of your own"
+            if follows is None
+            else f"don't move it before those of {follows} are gone, which without it"
+            " count as unsettled and may be delivered again"
+        )
         yield _found(
             f"{partition} was detached from {table}, and no upkeep knows of it: queries"
             " don't see its rows. Attached again, it is dropped after its retention;"
-            " move what you want to keep to a schema of your own",
+            f" {advice}",
             f"SET ROLE {here.owner}; ALTER TABLE {table} ATTACH PARTITION {partition}"
             f" FOR VALUES FROM ('{start}') TO ('{end}'); RESET ROLE;",
         )
@@ -80,15 +86,20 @@ def check_partitions(
                 yield from _judge(judged)
     for table, reasons in misfits.items():
         yield _found("; ".join(reasons.values()), replacement(table, list(reasons)))
-    for table, missing, first, ahead, has_today in connection.execute(
+    for table, missing, first, ahead, has_today, followed in connection.execute(
         load("outbox", "list_missing_partitions")
     ):
-        refused = not has_today or ahead < _FEW
+        refused = followed is not None or not has_today or ahead < _FEW
         yield Finding(
             check="partitions",
             severity=Severity.ERROR if refused else Severity.WARNING,
             finding=f"{table} lacks {missing} partitions, from {first:%Y-%m-%d} on"
-            + ("" if has_today else ", and today's is among them: rows are refused"),
+            + ("" if has_today else ", and today's is among them: rows are refused")
+            + (
+                ""
+                if followed is None
+                else f": rows that {followed} has there can't be settled"
+            ),
             remedy=f"SELECT outbox.make_partitions('{table}');",
         )
     for table, start, end, name in connection.execute(load("outbox", "list_gaps")):

@@ -17,9 +17,20 @@ _OPEN: Final = (
     " WHERE xact_start < now() - interval '1 hour';  -- then: pillarbox maintain"
 )
 _CONDITION: Final = (
-    "SELECT unsettled FROM outbox.partition_policy WHERE parent_table = '{}';"
-    "  -- fix the condition, which can't be evaluated"
+    "SELECT coalesce(unsettled, gate) FROM outbox.partition_policy"
+    " WHERE parent_table = '{}';"
+    "  -- fix the condition or the function, which fails"
 )
+
+
+_SETTLING: Final = {
+    "outbox.message": "  -- a running relay settles them; see also: pillarbox blocked",
+    "outbox.dead_letter": "  -- then: pillarbox dead-letters retry, or discard",
+    "inbox.delivery": "  -- their running consumer acks them; if it is gone for good:"
+    " docs/brokers/postgres.md, In production",
+    "inbox.dead_letter": "  -- then: pillarbox dead-letters retry, or discard",
+    "inbox.job": "  -- then: pillarbox cancel",
+}
 
 
 def check_retention(
@@ -27,7 +38,7 @@ def check_retention(
 ) -> Iterator[Finding]:
     """Find partitions past their retention, and retentions that are too short."""
     for row in connection.execute(load("outbox", "list_late_partitions")):
-        step, table, partition, unsettled, statement, late, owner = row
+        step, table, partition, unsettled, reason, statement, late, owner = row
         if step == "attach" and unsettled == 0:
             yield _found(
                 Severity.WARNING,
@@ -36,9 +47,8 @@ def check_retention(
                 f"{statement};",
             )
         elif step in {"hold", "attach"}:
-            many = "unknown" if unsettled is None else unsettled
             if unsettled is not None:
-                remedy = f"{statement};"
+                remedy = f"{statement};{_SETTLING.get(table, '')}"
             elif owner is not None:
                 remedy = f"ALTER TABLE {partition} OWNER TO {owner};"
             else:
@@ -48,8 +58,7 @@ def check_retention(
             )
             yield _found(
                 Severity.WARNING,
-                f"{partition} is past its retention and held{detached};"
-                f" unsettled rows: {many}",
+                f"{partition} is past its retention and held{detached}: {reason}",
                 remedy,
             )
         elif late:

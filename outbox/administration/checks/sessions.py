@@ -1,49 +1,11 @@
-"""Other sessions: no relay publishes, or something keeps dead rows from vacuum."""
+"""Other sessions: what keeps dead rows from vacuum, and a detach from ending."""
 
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Final
 
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.duration import write_duration
 from outbox.postgres.sql_files import load
-
-_BACKLOG: Final = timedelta(minutes=15)
-
-
-def check_backlog(
-    connection: AdministrationConnection, _here: Installation
-) -> Iterator[Finding]:
-    """Find messages that are due but not published, or that the broker refused."""
-    waited, retention = connection.execute(
-        load("outbox", "measure_backlog")
-    ).fetchone() or (None, None)
-    if waited is not None and waited > _BACKLOG:
-        late = retention is not None and waited > retention / 2
-        yield Finding(
-            check="backlog",
-            severity=Severity.ERROR if late else Severity.WARNING,
-            finding=f"the oldest due message has waited for {write_duration(waited)}"
-            + (
-                ", more than half its retention: its partition will be held"
-                if late
-                else ""
-            ),
-            remedy="pillarbox relay  # or, if one is running, read its log",
-        )
-    keys, without_key, age, attempts = connection.execute(
-        load("outbox", "measure_refused")
-    ).fetchone() or (0, 0, None, 0)
-    if age is not None and age > _BACKLOG:
-        yield Finding(
-            check="backlog",
-            severity=Severity.WARNING,
-            finding=f"the broker refused messages that now wait for another attempt: "
-            f"{keys} blocked keys, {without_key} messages without a key, the oldest "
-            f"added {write_duration(age)} ago, up to {attempts} attempts",
-            remedy="pillarbox blocked  # lists them with the broker's reason",
-        )
 
 
 def check_pins(

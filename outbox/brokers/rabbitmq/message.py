@@ -1,9 +1,12 @@
 """A message as RabbitMQ carries it: properties, headers, body and routing key.
 
 `message_id` is the id and `content_type` the content type; the rest are CloudEvents
-attributes among the headers, under the prefix of the binding for AMQP.
+attributes among the headers, under the prefix of the binding for AMQP. The moment of
+publishing is where a server has it that stamps messages itself: in whole seconds in
+`timestamp`, and in milliseconds in a header.
 """
 
+import time
 from typing import Final
 
 from pika import BasicProperties
@@ -16,6 +19,7 @@ from outbox.message import Message
 from outbox.message_id import uuid7
 
 PREFIX: Final = "cloudEvents:"
+_MOMENT: Final = "timestamp_in_ms"
 _PERSISTENT: Final = 2
 # Where a quorum queue counts how often a message came back.
 _OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
@@ -28,15 +32,26 @@ _SHORT: Final = MAX_NAME_BYTES // 4
 
 
 def to_properties(message: Message) -> BasicProperties:
-    """Write everything but topic and payload."""
-    headers = to_headers(message, PREFIX)
+    """Write everything but topic and payload, and that it is published now."""
+    headers: dict[str, str | int] = {**to_headers(message, PREFIX)}
     del headers[CONTENT_TYPE]
+    now = time.time()
+    headers.setdefault(_MOMENT, int(now * 1000))
     return BasicProperties(  # type: ignore[no-untyped-call]
         content_type=message.content_type,
         headers=headers,
         delivery_mode=_PERSISTENT,
         message_id=str(message.id),
+        timestamp=int(now),
     )
+
+
+def published_at(properties: BasicProperties) -> float | None:
+    """Return when a message was published, in seconds since 1970; None if unknown."""
+    moment = (properties.headers or {}).get(_MOMENT)
+    if isinstance(moment, int):
+        return moment / 1000
+    return None if properties.timestamp is None else float(properties.timestamp)
 
 
 def from_delivery(
@@ -46,7 +61,8 @@ def from_delivery(
     headers = {
         _text(name): _text(value)
         for name, value in (properties.headers or {}).items()
-        if name not in _OWN
+        # A number in it is the moment of publishing; text is the user's own.
+        if name not in _OWN and not (name == _MOMENT and isinstance(value, int))
     }
     # It is a property, and no header has its place.
     headers.pop(CONTENT_TYPE, None)

@@ -6,6 +6,7 @@ differs from Kafka.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +66,8 @@ class KafkaCluster:
     def freeze(self) -> None:
         """Stop responding, with connections open."""
         self._process.send_signal(signal.SIGSTOP)
+        # It may still answer until all of its threads have stopped.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Respond again after `freeze`."""

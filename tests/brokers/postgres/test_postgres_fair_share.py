@@ -154,7 +154,8 @@ async def test_everything_is_delivered_once_whatever_the_order(
         assert await source.receive(limit=64) == []
     assert len({d.message.id for d in taken}) == len(taken) == 4_000
     assert execute(
-        database_url, "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+        database_url,
+        "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL",
     ) == [(0,)]
 
 

@@ -25,7 +25,13 @@ from tests.fixtures.relay import execute
 
 HOUR = timedelta(hours=1)
 ALL_LANES = range(16)
-FAILED = " WHERE attempts = 1"
+MAKE_DUE = """
+    INSERT INTO inbox.redelivery (created_at, seq, attempts, lane, cause, consumer, key,
+                                  due_at)
+    SELECT created_at, seq, attempts, lane, 'refused', consumer, key, now()
+      FROM inbox.delivery_status
+     WHERE attempts = 1 AND acked_at IS NULL
+"""
 INSERT = """
     INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic, key,
                                 content_type, headers, payload)
@@ -70,7 +76,7 @@ def payloads(deliveries: Sequence[Delivery]) -> list[int]:
 
 
 def unacked(url: str) -> int:
-    query = "SELECT count(*) FROM inbox.delivery WHERE acked_at IS NULL"
+    query = "SELECT count(*) FROM inbox.delivery_status WHERE acked_at IS NULL"
     ((count,),) = execute(url, query)
     return int(count)
 
@@ -156,10 +162,7 @@ async def test_a_nack_with_delay_blocks_its_key_and_no_other(
         # Whoever gets the lane next knows of it too.
         assert payloads(await receive(another, 1)) == [3]
         assert await nothing_comes(another)
-        execute(
-            database_url,
-            "UPDATE inbox.delivery SET available_at = now() WHERE attempts = 1",
-        )
+        execute(database_url, MAKE_DUE)
         again = await receive(another, 2)
     assert [int(delivery.message.payload) for delivery in again] == [0, 2]
     assert [delivery.attempts for delivery in again] == [1, 0]
@@ -243,9 +246,9 @@ async def test_what_was_passed_while_its_key_was_blocked_goes_before_what_follow
             await queue.write([Settled(row, None)])
         assert lanes.floors([lane])[lane] > failed.seq
         await publish(database_url, Message("orders", b"next", key="k"))
-        execute(database_url, "UPDATE inbox.delivery SET available_at = now()" + FAILED)
+        execute(database_url, MAKE_DUE)
 
-        queue.sweep_at = 0.0
+        queue.sweep_soon()
         rows = await claim()
 
     assert [row.message.id for row in rows[:2]] == [late.id, head.id]
@@ -277,7 +280,7 @@ async def test_a_refusal_that_comes_after_the_lease_is_lost_blocks_no_key(
         received = await receive(owner, 3)
 
     assert [int(delivery.message.payload) for delivery in received] == [0, 1, 2]
-    assert execute(database_url, "SELECT max(attempts) FROM inbox.delivery") == [(0,)]
+    assert execute(database_url, "TABLE inbox.redelivery") == []
 
 
 async def test_replicas_share_the_lanes_and_deliver_nothing_twice(

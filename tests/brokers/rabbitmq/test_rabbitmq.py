@@ -69,6 +69,9 @@ async def test_the_wire_format_is_as_documented(rabbitmq_url: str) -> None:
     assert properties.headers is not None
     time = properties.headers.pop("cloudEvents:time")
     assert time.endswith("+00:00")
+    published_in_ms = properties.headers.pop("timestamp_in_ms")
+    assert published_in_ms >= message.id.int >> 80
+    assert properties.timestamp == published_in_ms // 1000
     assert properties.headers == {
         "cloudEvents:specversion": "1.0",
         "cloudEvents:id": str(message.id),

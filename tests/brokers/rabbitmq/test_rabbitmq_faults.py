@@ -103,5 +103,6 @@ class TestRabbitMQ(RabbitMQFaults):
         self.expect_all(relay)
 
 
+@pytest.mark.variant
 class TestRabbitMQWithAClassicQueue(RabbitMQFaults):
     kind: ClassVar[str] = "classic"

@@ -9,6 +9,9 @@ from pika import BasicProperties
 from typing_extensions import override
 
 from inbox.sources.rabbitmq import RabbitMQSource
+from inbox.testing.source_outage import SourceOutage
+from inbox.testing.source_settling import SourceSettling
+from inbox.testing.source_sharing import SourceSharing
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
@@ -48,8 +51,10 @@ class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
         return Message(topic, b"1")
 
 
-class TestRabbitMQSource(ThroughProxy, SourceSuite):
-    capabilities = SourceCapabilities(dates_deliveries=False)
+class RabbitMQSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOutage):
+    """What the kinds of queues can differ in."""
+
+    capabilities = SourceCapabilities()
     settings: ClassVar[dict[str, Any]] = {}
     # As if nothing was said: a client that hangs for so long is no stalled broker.
     heartbeat = 20
@@ -114,10 +119,18 @@ class TestRabbitMQSource(ThroughProxy, SourceSuite):
         put_bytes(self.direct, topic, b"1")
 
 
-class TestRabbitMQSourceOfClassicQueue(TestRabbitMQSource):
+class TestRabbitMQSource(RabbitMQSourceCase, SourceSuite):
+    pass
+
+
+class TestRabbitMQSourceOfClassicQueue(RabbitMQSourceCase):
     settings: ClassVar[dict[str, Any]] = {"queue_type": "classic"}
 
+    test_a_message_is_delivered_unchanged = (
+        SourceSuite.test_a_message_is_delivered_unchanged
+    )
 
-class TestRabbitMQSourceWithSingleActiveConsumer(TestRabbitMQSource):
-    capabilities = SourceCapabilities(shares=False, dates_deliveries=False)
+
+class TestRabbitMQSourceWithSingleActiveConsumer(RabbitMQSourceCase):
+    capabilities = SourceCapabilities(shares=False)
     settings: ClassVar[dict[str, Any]] = {"single_active_consumer": True}

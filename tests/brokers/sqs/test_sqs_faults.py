@@ -117,10 +117,12 @@ class TestSqs(BrokerFaults):
         self.proxy.resume()
 
 
+@pytest.mark.variant
 class TestStandardSqs(TestSqs):
     ordered = False
     fifo = False
 
 
+@pytest.mark.variant
 class TestSns(TestSqs):
     scheme = "sns"

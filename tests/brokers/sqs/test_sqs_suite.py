@@ -8,6 +8,9 @@ import pytest
 from typing_extensions import override
 
 from inbox.sources.sqs import SqsSource
+from inbox.testing.source_outage import SourceOutage
+from inbox.testing.source_settling import SourceSettling
+from inbox.testing.source_sharing import SourceSharing
 from inbox.testing.source_suite import Capabilities as SourceCapabilities
 from inbox.testing.source_suite import SourceSuite
 from outbox import Message
@@ -17,6 +20,8 @@ from outbox.testing.samples import MAX_PAYLOAD_BYTES, numbered
 from outbox.testing.sqs import SqsServer
 from relay.publisher import Acked
 from relay.publishers.sqs import SqsPublisher
+from relay.testing.publisher_answers import PublisherAnswers
+from relay.testing.publisher_outage import PublisherOutage
 from relay.testing.publisher_suite import Capabilities, PublisherSuite
 from tests.fixtures.proxy import MakeProxy
 from tests.fixtures.sqs import Aws
@@ -26,13 +31,15 @@ from tests.fixtures.through_proxy import ThroughProxy
 SNS_PAYLOAD_BYTES = (256 - 16) * 1024 * 3 // 4
 
 
-class TestSqsFifoPublisher(ThroughProxy, PublisherSuite):
-    capabilities = Capabilities(deduplicates=True)
+class SqsPublisherCase(ThroughProxy, PublisherAnswers, PublisherOutage):
+    """What the kinds of queues and topics can differ in."""
+
+    capabilities = Capabilities(ordered_by_key=False)
 
     # What is binary goes as base64, which makes four bytes of three.
     max_payload_bytes = MAX_PAYLOAD_BYTES * 3 // 4
     scheme: ClassVar[str] = "sqs"
-    fifo: ClassVar[str] = ".fifo"
+    fifo: ClassVar[str] = ""
 
     @pytest.fixture(autouse=True)
     def broker(self, shared_sqs: SqsServer, aws: Aws, proxy: MakeProxy) -> None:
@@ -59,13 +66,20 @@ class TestSqsFifoPublisher(ThroughProxy, PublisherSuite):
         return Message(self.topic(), b"1")
 
 
-class TestSqsStandardPublisher(TestSqsFifoPublisher):
-    capabilities = Capabilities(ordered_by_key=False)
+@pytest.mark.variant
+class TestSqsStandardPublisher(SqsPublisherCase):
+    test_every_field_arrives_unchanged = (
+        PublisherSuite.test_every_field_arrives_unchanged
+    )
 
-    fifo = ""
+
+class TestSqsFifoPublisher(SqsPublisherCase, PublisherSuite):
+    capabilities = Capabilities(deduplicates=True)
+
+    fifo = ".fifo"
 
 
-class TestSnsPublisher(TestSqsFifoPublisher):
+class SnsPublisherCase(SqsPublisherCase):
     scheme = "sns"
     max_payload_bytes = SNS_PAYLOAD_BYTES
 
@@ -74,20 +88,31 @@ class TestSnsPublisher(TestSqsFifoPublisher):
         await self.aws.subscribe(topic + self.fifo, topic + self.fifo)
 
 
-class TestSnsStandardPublisher(TestSnsPublisher):
-    capabilities = Capabilities(ordered_by_key=False)
+@pytest.mark.variant
+class TestSnsStandardPublisher(SnsPublisherCase):
+    test_every_field_arrives_unchanged = (
+        PublisherSuite.test_every_field_arrives_unchanged
+    )
 
-    fifo = ""
+
+class TestSnsFifoPublisher(SnsPublisherCase, PublisherSuite):
+    capabilities = Capabilities(deduplicates=True)
+
+    fifo = ".fifo"
 
 
-class TestSqsFifoSource(ThroughProxy, SourceSuite):
+class SqsSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOutage):
+    """What the kinds of queues can differ in."""
+
     # Each consumer has its own queue of a topic, which SNS fills.
-    capabilities = SourceCapabilities(takes_bytes_as_topic=False)
+    capabilities = SourceCapabilities(
+        ordered_by_key=False, holds_back_keys=False, takes_bytes_as_topic=False
+    )
 
     hold = 2.0
     answer_timeout = 10.0
     max_payload_bytes = SNS_PAYLOAD_BYTES
-    end: ClassVar[str] = ".fifo"
+    end: ClassVar[str] = ""
 
     @pytest.fixture(autouse=True)
     def broker(self, shared_sqs: SqsServer, aws: Aws, proxy: MakeProxy) -> None:
@@ -150,9 +175,13 @@ class TestSqsFifoSource(ThroughProxy, SourceSuite):
         await self.aws.put_foreign(f"one-{topic}{self.end}", b"1", raw=raw)
 
 
-class TestSqsStandardSource(TestSqsFifoSource):
-    capabilities = SourceCapabilities(
-        ordered_by_key=False, holds_back_keys=False, takes_bytes_as_topic=False
+class TestSqsStandardSource(SqsSourceCase):
+    test_a_message_is_delivered_unchanged = (
+        SourceSuite.test_a_message_is_delivered_unchanged
     )
 
-    end = ""
+
+class TestSqsFifoSource(SqsSourceCase, SourceSuite):
+    capabilities = SourceCapabilities(takes_bytes_as_topic=False)
+
+    end = ".fifo"

@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
+from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.blocked_keys import BlockedKey, BlockedKeys
 from inbox.consuming.metrics import ConsumerMetrics
 from inbox.events import (
@@ -139,7 +140,7 @@ def test_the_longest_waiting_key_comes_first(keys: BlockedKeys, clock: Clock) ->
 
 def test_prometheus_has_their_number_and_age() -> None:
     registry = CollectorRegistry()
-    metrics = ConsumerMetrics(registry, TopicLabels())
+    metrics = ConsumerMetrics(registry, TopicLabels(), ConsumerCounts("billing"))
 
     def value(name: str) -> float | None:
         return registry.get_sample_value(

@@ -83,7 +83,7 @@ async def test_a_crash_between_dead_letter_and_ack_leaves_one_dead_letter(
         async with running(consumer) as events:
             await events.wait_for(DeadLetterRepeated, timeout=60)
     assert states(database_url, "inbox") == [("PENDING", 0, "no")]
-    query = "SELECT acked_at IS NOT NULL FROM inbox.delivery"
+    query = "SELECT acked_at IS NOT NULL FROM inbox.delivery_status"
     assert execute(database_url, query) == [(True,)]
 
 

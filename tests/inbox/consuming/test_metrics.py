@@ -36,8 +36,8 @@ class Observed:
 
     def __init__(self, consumer: Consumer | None = None) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = ConsumerMetrics(self.registry, TopicLabels())
         self.counts = ConsumerCounts("billing")
+        self.metrics = ConsumerMetrics(self.registry, TopicLabels(), self.counts)
         if consumer is not None:
             consumer.observe(self.metrics)
             consumer.observe(self.counts)
@@ -170,7 +170,7 @@ def test_a_message_with_an_id_of_its_own_has_no_moment_of_adding() -> None:
     seen = Observed()
     foreign = Message("t", b"1", id=id_of(datetime.now(UTC), version=4))
     seen(handled(foreign, published_at=time.time() - 10))
-    assert seen.value("add_to_handled_seconds_count") is None
+    assert seen.value("add_to_handled_seconds_count") == 0
     waited = seen.value("publish_to_handle_seconds_sum")
     assert waited is not None
     assert 9 < waited < 300

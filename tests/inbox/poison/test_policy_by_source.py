@@ -81,9 +81,9 @@ async def test_a_claim_writes_nothing_even_after_a_crash(database_url: str) -> N
     await die_holding(partial(source, database_url), 3)
     async with source(database_url) as consumer:
         assert {d.attempts for d in await receive(consumer, 3)} == {0}
-    assert execute(database_url, "SELECT DISTINCT attempts FROM inbox.delivery") == [
-        (0,)
-    ]
+    assert execute(
+        database_url, "SELECT DISTINCT attempts FROM inbox.delivery_status"
+    ) == [(0,)]
 
 
 async def test_deliveries_that_a_dead_replica_only_held_are_not_charged(

@@ -74,7 +74,8 @@ BROKEN = {
         SEEN.format(
             "pg_stat_activity",
             "SELECT datname, pid, usename, state, backend_type, application_name,"
-            " usesysid, client_addr, now() - interval '2 hours' AS xact_start"
+            " usesysid, client_addr, backend_start,"
+            " now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE pid = pg_backend_pid()",
         ),
         *("pins", "warning", "has been open for", "SELECT pg_terminate_backend("),
@@ -170,7 +171,7 @@ BROKEN = {
         " ARRAY[now() - interval '2 hours']);"
         " UPDATE outbox.message SET available_at = now() - interval '1 hour',"
         " created_at = now() - interval '2 hours'",
-        *("backlog", "warning", "has waited", "pillarbox relay"),
+        *("backlog", "error", "no relay is connected, and", "pillarbox relay"),
     ),
     "a replication slot is read by nobody": (
         "SELECT pg_create_physical_replication_slot('forgotten_' || pg_backend_pid())",

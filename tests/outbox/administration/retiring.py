@@ -18,13 +18,17 @@ EXPIRED = (
 )
 RETIRING = (
     "SELECT partition FROM outbox.retiring_partition WHERE planned_at IS NOT NULL"
+    " AND parent_table = 'outbox.message'"
 )
 AT_THE_NOTES = (
     "SELECT pg_advisory_xact_lock(hashtextextended("
     "'outbox.finish_detached outbox.message', 0))"
 )
 """As another upkeep holds it from its first note to its end."""
-NOTED = "SELECT partition FROM outbox.retiring_partition"
+NOTED = (
+    "SELECT partition FROM outbox.retiring_partition"
+    " WHERE parent_table = 'outbox.message'"
+)
 
 
 @contextmanager
@@ -45,6 +49,18 @@ def reader(url: str) -> Iterator[psycopg.Connection[Any]]:
         connection.rollback()
 
 
-def steps(url: str, *interesting: str) -> list[str]:
+def steps(
+    url: str, *interesting: str, table: str | None = "outbox.message"
+) -> list[str]:
+    """What the upkeep would do now with a table, or with all of them."""
     with psycopg.connect(url, autocommit=True) as connection:
-        return [s.step for s in plan_upkeep(connection) if s.step in interesting]
+        return [
+            s.step
+            for s in plan_upkeep(connection)
+            if s.step in interesting and table in {None, s.parent_table}
+        ]
+
+
+def about_messages(told: list[str]) -> list[str]:
+    """Of what an upkeep tells, the lines about outbox.message, not its followers."""
+    return [line for line in told if line.startswith("outbox.message_p")]

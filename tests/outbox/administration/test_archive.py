@@ -22,7 +22,8 @@ CREATE SCHEMA archive AUTHORIZATION {archivist};
 GRANT USAGE ON SCHEMA archive TO pillarbox_owner;
 SET ROLE {archivist};
 CREATE TABLE archive.call (ran_as text, path text, schema_name text, table_name text,
-                           starts_at timestamptz, ends_at timestamptz, rows int);
+                           starts_at timestamptz, ends_at timestamptz, rows int,
+                           called_at timestamptz DEFAULT clock_timestamp());
 CREATE FUNCTION archive.save(schema_name text, table_name text, starts_at timestamptz,
                              ends_at timestamptz) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $f$
@@ -39,7 +40,7 @@ RESET ROLE;
 USAGE: Final = "GRANT USAGE ON SCHEMA outbox, inbox TO {archivist}"
 CALLS: Final = (
     "SELECT ran_as, path, format('%I.%I', schema_name, table_name),"
-    " ends_at - starts_at, rows FROM archive.call ORDER BY starts_at"
+    " ends_at - starts_at, rows FROM archive.call ORDER BY starts_at, called_at"
 )
 
 
@@ -50,7 +51,7 @@ def exists(url: str, table: str) -> bool:
 def expired(url: str, days: int = 20) -> str:
     """An expired partition with a settled row; give its name."""
     old_partition(url, days)
-    add_old(url, days, settled="now()")
+    add_old(url, days, outcome="published")
     return str(execute(url, EXPIRED)[0][0])
 
 
@@ -189,9 +190,18 @@ def test_a_function_archives_as_its_owner_before_the_drop(
             maintainer.execute(UPKEEP)
 
     assert not exists(database_url, partition)
-    ((ran_as, path, table, span, rows),) = execute(database_url, CALLS)
-    assert (ran_as, path, table) == (archivist, "pg_catalog, pg_temp", partition)
-    assert (span.days, rows) == (1, 1)
+    calls = execute(database_url, CALLS)
+    assert [(table.partition("_p")[0], rows) for _, _, table, _, rows in calls] == [
+        # The messages first, then what became of them.
+        ("outbox.message", 1),
+        ("outbox.deferral", 0),
+        ("outbox.settlement", 1),
+        ("outbox.watermark", 0),
+    ]
+    assert calls[0][2] == partition
+    assert {(ran_as, path, span.days) for ran_as, path, _, span, _ in calls} == {
+        (archivist, "pg_catalog, pg_temp", 1)
+    }
 
 
 def test_a_failing_archive_keeps_the_rows_and_is_reported_until_it_works(

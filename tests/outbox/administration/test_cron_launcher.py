@@ -31,7 +31,7 @@ AHEAD: Final = (
 )
 BREAK_A_CONDITION: Final = (
     "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
-    " WHERE parent_table = 'inbox.delivery'"
+    " WHERE parent_table = 'inbox.job'"
 )
 OLD_RUNS: Final = (
     "INSERT INTO cron.job_run_details (jobid, runid, username, start_time)"
@@ -53,7 +53,7 @@ DETACHES: Final = (
 NO_DETACHES: Final = f"SELECT 1 WHERE NOT EXISTS ({DETACHES})"
 DETACH_RUNS: Final = (
     "SELECT status, return_message FROM cron.job_run_details"
-    " WHERE command LIKE '% CONCURRENTLY'"
+    " WHERE command LIKE 'ALTER TABLE outbox.message %CONCURRENTLY'"
 )
 DETACH_FAILURES: Final = f"{DETACH_RUNS} AND status = 'failed'"
 RESET_THE_DATABASE_S: Final = (
@@ -92,7 +92,7 @@ def prepare(url: str) -> None:
     migrate(url)
     execute(url, f"UPDATE cron.job SET schedule = '{NEVER}'")
     old_partition(url)
-    add_old(url, settled="now()")
+    add_old(url, outcome="published")
 
 
 def schedule(url: str, when: str, *jobs: str) -> None:
@@ -137,7 +137,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         assert runs[TRIM][:2] == ("pillarbox_maintainer", "succeeded")
         assert runs[PLAN][:2] == ("pillarbox_detacher", "succeeded")
         assert runs[UPKEEP][:2] == ("pillarbox_maintainer", "failed")
-        assert "upkeep: retention of inbox.delivery: column" in runs[UPKEEP][2]
+        assert "upkeep: retention of inbox.job: column" in runs[UPKEEP][2]
         # The failure did not keep the rest from being done.
         assert steps(url, "make") == []
         assert execute(url, LEFT_OF_OLD_RUNS) == [
@@ -153,7 +153,7 @@ def test_each_job_runs_as_its_role_and_a_failure_shows_as_failed(
         (finding,) = (f for f in findings if f["check"] == "cron")
         assert finding["severity"] == "error"
         assert f"the job {UPKEEP!r} has never succeeded" in finding["finding"]
-        assert "upkeep: retention of inbox.delivery: column" in finding["finding"]
+        assert "upkeep: retention of inbox.job: column" in finding["finding"]
 
 
 @pytest.mark.fault

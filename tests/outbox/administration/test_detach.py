@@ -16,6 +16,7 @@ from outbox.errors import UpkeepError
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from relay.config import RelayConfig
 from relay.dead_letters.retry import PublishingRetrier
+from tests.fixtures.marks import publish, replay
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
@@ -23,6 +24,7 @@ from tests.outbox.administration.retiring import (
     EXPIRED,
     PENDING,
     RETIRING,
+    about_messages,
     acting_as,
     reader,
     steps,
@@ -50,9 +52,10 @@ def test_the_command_detaches_and_drops_what_has_expired(
     maintain(dba, tell=told.append)
 
     assert len(execute(database_url, EXPIRED)) == 1
-    assert [line.partition(": ")[2] for line in told] == ["detached", "dropped"]
+    lines = [line.partition(": ")[2] for line in about_messages(told)]
+    assert lines == ["detached", "dropped"]
     assert execute(database_url, RETIRING) == []
-    assert steps(database_url, "detach", "hold") == ["hold"]
+    assert steps(database_url, "detach", "hold", table=None) == ["hold"]
 
 
 def test_writers_go_on_while_a_detach_waits_for_a_reader(
@@ -117,7 +120,7 @@ def test_an_interrupted_detach_is_finalized_by_the_routines_alone(
 def leave_detached(url: str) -> str:
     """End as a run does that is killed between its detach and its drop."""
     old_partition(url)
-    add_old(url, settled="now()")
+    add_old(url, outcome="published")
     with psycopg.connect(url, autocommit=True) as connection:
         (step,) = (s for s in plan_upkeep(connection) if s.step == "detach")
         connection.execute(
@@ -147,7 +150,7 @@ def test_a_row_that_became_unsettled_brings_its_partition_back(
     database_url: str, dba: psycopg.Connection[Any]
 ) -> None:
     name = leave_detached(database_url)
-    execute(database_url, f"UPDATE {name} SET published_at = NULL")
+    replay(database_url, table=name)
     assert steps(database_url, "attach") == ["attach"]
     told: list[str] = []
 
@@ -157,9 +160,9 @@ def test_a_row_that_became_unsettled_brings_its_partition_back(
     assert execute(database_url, EXPIRED) == [(name,)]
     assert steps(database_url, "attach", "detach", "hold") == ["hold"]
     # It is a partition like the others: found by its parent, its rows can be settled.
-    execute(database_url, "UPDATE outbox.message SET published_at = now()")
+    publish(database_url)
     maintain(dba, tell=told.append)
-    assert told[1:] == [f"{name}: detached", f"{name}: dropped"]
+    assert about_messages(told)[1:] == [f"{name}: detached", f"{name}: dropped"]
     assert execute(database_url, EXPIRED) == []
 
 
@@ -176,7 +179,7 @@ def test_a_detached_table_in_use_is_dropped_later(
 
     maintain(dba, tell=told.append)
 
-    assert told[-1] == f"{name}: dropped"
+    assert about_messages(told)[-1] == f"{name}: dropped"
 
 
 def test_a_maintainer_unable_to_detach_concurrently_uses_lock_and_retry(

@@ -37,7 +37,7 @@ def url(private_server: PostgresServer) -> str:
     migrate(private_server.url)
     old_partition(private_server.url, 20)
     old_partition(private_server.url, 25)
-    add_old(private_server.url, 25, settled="now()")
+    add_old(private_server.url, 25, outcome="published")
     return private_server.url
 
 

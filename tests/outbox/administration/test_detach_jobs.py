@@ -4,9 +4,15 @@ import psycopg
 
 from outbox.administration.migrate import migrate
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.marks import count_holding, replay
 from tests.fixtures.relay import execute
-from tests.outbox.administration.retiring import AT_THE_NOTES, EXPIRED, acting_as
-from tests.outbox.administration.test_upkeep import add_old, old_partition
+from tests.outbox.administration.retiring import (
+    AT_THE_NOTES,
+    EXPIRED,
+    acting_as,
+    steps,
+)
+from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition
 
 PLAN = "SELECT outbox.schedule_detaches()"
 UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
@@ -36,9 +42,20 @@ def test_pg_cron_gets_a_job_for_each_partition_and_loses_it_again(
             detacher.execute(command)
         maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
         assert execute(url, EXPIRED) == []
+        # The next plan is for the followers of the partitions that have gone.
+        detacher.execute("SELECT outbox.schedule_detaches()")
+        following = execute(url, jobs)
+        assert {
+            name.removeprefix("pillarbox detach ").partition("_p")[0]
+            for name, _, _ in following
+        } == set(FOLLOWERS)
+        for _, _, command in following:
+            detacher.execute(command)
+        maintainer.execute("CALL outbox.maintain(patience => '6 hours')")
         detacher.execute("SELECT outbox.schedule_detaches()")
 
     assert execute(url, jobs) == []
+    assert steps(url, "detach", "drop", "finalize", table=None) == []
 
 
 def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
@@ -48,7 +65,7 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
     migrate(url)
     for days in (20, 25):
         old_partition(url, days)
-        add_old(url, days, settled="now()")
+        add_old(url, days, outcome="published")
     with (
         acting_as(url, "pillarbox_detacher") as detacher,
         acting_as(url, "pillarbox_maintainer") as maintainer,
@@ -58,7 +75,7 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
             url, "SELECT command FROM cron.job WHERE jobname LIKE '% detach %'"
         )
         assert len(jobs) == 2
-        execute(url, "UPDATE outbox.message SET published_at = NULL")
+        replay(url)
         maintainer.execute(UPKEEP)
         for (command,) in jobs:
             detacher.execute(command)
@@ -67,8 +84,7 @@ def test_a_row_that_is_replayed_between_the_plan_and_its_job_is_not_lost(
         detacher.execute(PLAN)
 
     assert len(execute(url, EXPIRED)) == 2
-    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
-    assert execute(url, unsettled) == [(2,)]
+    assert count_holding(url) == 2
 
 
 def test_only_noted_partitions_are_given_to_a_job(

@@ -4,14 +4,17 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.message_id import uuid7
+from outbox.observability.overview import Scope, read_overview
 from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.fixtures.consumers import id_of
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.marks import defer, replay
 from tests.fixtures.relay import execute
 from tests.outbox.administration.broken import BROKEN
 from tests.outbox.administration.test_detach import leave_detached
@@ -65,7 +68,7 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
     _, findings = doctor(database_url)
 
     (held,) = (f for f in findings if "and held" in f["finding"])
-    assert held["remedy"].startswith("SELECT * FROM outbox.message_p")
+    assert held["remedy"].startswith("SELECT * FROM outbox.unsettled_messages(")
     (backlog,) = (f for f in findings if f["check"] == "backlog")
     assert backlog["severity"] == "error"
     # In the first hour of a day, it is an hour short of 20 days.
@@ -73,11 +76,33 @@ def test_the_remedy_shows_the_rows_that_hold_a_partition(
     assert re.search(waited, backlog["finding"])
 
 
+def test_the_doctor_says_of_waiting_messages_what_status_says(
+    database_url: str, doctor: Doctor
+) -> None:
+    for _ in range(2):
+        execute(database_url, BROKEN["nobody relays"][0])
+    first = "seq = (SELECT min(seq) FROM outbox.message)"
+    assert defer(database_url, "refused", first) == 1
+
+    _, found = doctor(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        overview = read_overview(
+            connection, Scope(parts=("processes", "backlogs", "blocked"))
+        )
+
+    # Their times differ by moments.
+    said = [re.sub(r"\d+\w+", "", it.finding) for it in overview.findings]
+    assert len(said) == 2
+    assert [
+        re.sub(r"\d+\w+", "", it["finding"]) for it in found if it["check"] == "backlog"
+    ] == said
+
+
 def test_a_row_that_appeared_in_a_detached_partition(
     database_url: str, doctor: Doctor
 ) -> None:
     name = leave_detached(database_url)
-    execute(database_url, f"UPDATE {name} SET published_at = NULL")
+    replay(database_url, table=name)
 
     _, findings = doctor(database_url)
 
@@ -100,19 +125,26 @@ def test_a_detached_partition_not_dropped_for_hours_is_found(
     assert "should have been dropped hours ago; next step: drop" in late["finding"]
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "broken"),
+    [
+        ("outbox.message", "gate", "outbox.nothing"),
+        ("inbox.job", "unsettled", "nothing IS NULL"),
+    ],
+)
 def test_an_invalid_unsettled_condition_is_found(
-    database_url: str, doctor: Doctor
+    table: str, column: str, broken: str, database_url: str, doctor: Doctor
 ) -> None:
-    old_partition(database_url)
+    old_partition(database_url, table=table)
     execute(
         database_url,
-        "UPDATE outbox.partition_policy SET unsettled = 'nothing IS NULL'"
-        " WHERE parent_table = 'outbox.message'",
+        f"UPDATE outbox.partition_policy SET {column} = %s WHERE parent_table = %s",
+        (broken, table),
     )
 
     _, findings = doctor(database_url)
 
-    assert any("unsettled rows: unknown" in f["finding"] for f in findings)
+    assert any("nobody can tell whether it has" in f["finding"] for f in findings)
 
 
 def test_a_dead_letter_that_waits_for_a_decision_holds_its_partition(

@@ -15,7 +15,7 @@ from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, reader
 from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
-from tests.outbox.administration.test_upkeep import add_old, old_partition
+from tests.outbox.administration.test_upkeep import TABLES, add_old, old_partition
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 FAILED: Final = (
@@ -53,13 +53,13 @@ def test_alarms_are_reported_to_the_monitor(
     private_server: PostgresServer, alarmed: str
 ) -> None:
     health, launcher, _ = blocks("database.md", "## What to alarm on", "\n## ")
-    upkeep, partitions, backlog = split_statements(health)
+    upkeep, partitions, _, backlog = split_statements(health)
     execute(private_server.url, "GRANT pillarbox_monitor TO my_alarms")
 
     assert execute(alarmed, upkeep) == []
     assert main(["maintain", "--database", private_server.url]) == 0
     assert len(execute(alarmed, upkeep)) == 1
-    assert len(execute(alarmed, partitions)) == 7
+    assert len(execute(alarmed, partitions)) == len(TABLES)
     assert execute(alarmed, backlog) == [(None,)]
     execute(private_server.url, "GRANT pg_monitor TO my_alarms")
     assert len(execute(alarmed, launcher)) == 1
@@ -88,10 +88,14 @@ def test_the_archive_function_archives(private_server: PostgresServer) -> None:
     command = ["retention", "set", "outbox.message", "--archive", "archive.save"]
     assert main([*command, "--database", url]) == 0
     old_partition(url)
-    add_old(url, settled="now()")
+    add_old(url, outcome="published")
     assert main(["maintain", "--database", url]) == 0
     assert execute(url, EXPIRED) == []
     assert execute(url, "SELECT topic FROM archive.message") == [("t",)]
+    outcomes = (
+        "SELECT outcome FROM archive.settlement JOIN archive.message ON id = ANY (ids)"
+    )
+    assert execute(url, outcomes) == [("published",)]
 
 
 def test_a_lock_timeout_is_an_ordinary_error_and_the_session_goes_on(

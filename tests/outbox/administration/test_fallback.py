@@ -5,6 +5,7 @@ import threading
 import psycopg
 import pytest
 
+from tests.fixtures.marks import replay
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
 from tests.outbox.administration.retiring import EXPIRED, RETIRING, reader, steps
@@ -22,7 +23,7 @@ ADD = "SET statement_timeout = '5s'; SELECT outbox.add('t', '{}'::jsonb)"
 def partition(database_url: str) -> str:
     """An expired day, whose only row is settled."""
     old_partition(database_url)
-    add_old(database_url, settled="now()")
+    add_old(database_url, outcome="published")
     ((name,),) = execute(database_url, EXPIRED)
     return str(name)
 
@@ -77,7 +78,7 @@ def test_a_row_reopened_during_the_detach_brings_its_partition_back(
     database_url: str, partition: str
 ) -> None:
     execute(database_url, DETACH)
-    execute(database_url, f"UPDATE {partition} SET published_at = NULL")
+    replay(database_url, table=partition)
 
     execute(database_url, "CALL outbox.maintain()")
 

@@ -1,5 +1,6 @@
 """A row that somebody still has to see to holds its day, in every table."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import pytest
 
 from outbox.postgres.sql_files import load
 from tests.fixtures.consumers import id_of
+from tests.fixtures.marks import give_up, publish
 from tests.fixtures.relay import execute
 from tests.outbox.administration.test_upkeep import old_partition
 
@@ -36,10 +38,34 @@ INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload,
                             available_at)
 VALUES (%s, %s, 0, 't', 'c', '', {})
 """
+WAITING = f"""
+WITH m AS ({MESSAGE.format("NULL")} RETURNING created_at, seq, id, lane),
+     s AS (
+    INSERT INTO outbox.settlement (created_at, first_seq, last_seq, lane, outcome, ids)
+    SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), seq, seq, lane,
+           '{{outcome}}', ARRAY[id] FROM m
+)
+INSERT INTO outbox.deferral (created_at, due_at, seq, id, lane, run, cause, key)
+SELECT created_at, {{due_at}}, seq, id, lane, {{run}}, '{{cause}}', 'k' FROM m
+"""
 DELIVERY = """
 INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
-                            topic, content_type, headers, payload, available_at)
-VALUES (%s, %s, 0, 1, 'billing', 't', 'c', '{{}}', '', {})
+                            topic, content_type, headers, payload)
+VALUES (%s, %s, 0, 1, 'billing', 't', 'c', '{}', '')
+"""
+GIVEN_BACK = f"""
+WITH d AS ({DELIVERY} RETURNING *)
+INSERT INTO inbox.redelivery (created_at, due_at, seq, lane, cause, consumer)
+SELECT created_at, now(), seq, lane, 'refused', consumer FROM d
+"""
+ACK = """
+INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
+SELECT date_bin('15 minutes', created_at, '2000-01-01 00:00:00+00'), seq, seq, lane,
+       consumer, ARRAY[seq], ARRAY[created_at] FROM inbox.delivery
+"""
+ACK_LATER = """
+INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer)
+SELECT created_at, seq, lane, 'acked', consumer FROM inbox.delivery
 """
 JOB = """
 INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,
@@ -53,43 +79,57 @@ class Held(NamedTuple):
 
     table: str
     insert: str
-    settle: str
+    settle: Callable[[str], object]
 
 
-def message(available_at: str, settled: str = "published_at") -> Held:
+def by(statement: str) -> Callable[[str], object]:
+    return lambda url: execute(url, statement)
+
+
+def message(available_at: str, outcome: str = "published") -> Held:
     return Held(
         "outbox.message",
         MESSAGE.format(available_at),
-        f"UPDATE outbox.message SET {settled} = now()",
+        publish if outcome == "published" else give_up,
     )
 
 
-def delivery(available_at: str) -> Held:
-    return Held(
-        "inbox.delivery",
-        DELIVERY.format(available_at),
-        "UPDATE inbox.delivery SET acked_at = now()",
-    )
+def waiting(
+    cause: str, *, due_at: str = "now()", run: int = 0, outcome: str = "deferred"
+) -> Held:
+    """A message whose mark alone doesn't say that it is settled."""
+    insert = WAITING.format(cause=cause, due_at=due_at, run=run, outcome=outcome)
+    return Held("outbox.message", insert, publish)
+
+
+def delivery(insert: str, settle: str) -> Held:
+    return Held("inbox.delivery", insert, by(settle))
 
 
 def dead_letter(table: str, decision: str) -> Held:
-    return Held(table, DEAD_LETTER.format(table), f"UPDATE {table} SET {decision}")
+    settled = by(f"UPDATE {table} SET {decision}")
+    return Held(table, DEAD_LETTER.format(table), settled)
 
 
 def job(state: str) -> Held:
     return Held(
         "inbox.job",
         JOB.format(state),
-        "UPDATE inbox.job SET state = 'cancelled', finished_at = now()",
+        by("UPDATE inbox.job SET state = 'cancelled', finished_at = now()"),
     )
 
 
 HELD = {
     "a message that is ready": message("NULL"),
-    "a message that waits for its retry": message("now()"),
-    "a message that is given up later": message("NULL", "dead_lettered_at"),
-    "a delivery that is ready": delivery("NULL"),
-    "a delivery that was given back": delivery("now()"),
+    "a message that is scheduled": message("now()"),
+    "a message that is given up later": message("NULL", "dead_lettered"),
+    "a message that waits for its retry": waiting("refused"),
+    "a message whose key is blocked": waiting("blocked", due_at="NULL"),
+    "a message that is to be published again": waiting(
+        "replayed", run=1, outcome="published"
+    ),
+    "a delivery that is ready": delivery(DELIVERY, ACK),
+    "a delivery that was given back": delivery(GIVEN_BACK, ACK_LATER),
     "a dead letter of the outbox": dead_letter(
         "outbox.dead_letter", "status = 'SUCCEEDED'"
     ),
@@ -112,7 +152,7 @@ def noon() -> datetime:
 def test_its_partition_is_held_until_it_is_settled_and_others_are_dropped(
     name: str, database_url: str
 ) -> None:
-    table, insert, settle = HELD[name]
+    table, insert, settle_it = HELD[name]
     for days in (DAYS_AGO - 1, DAYS_AGO, DAYS_AGO + 1):
         old_partition(database_url, days, table)
     at = noon()
@@ -122,9 +162,9 @@ def test_its_partition_is_held_until_it_is_settled_and_others_are_dropped(
     execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, LEFT, (table,)) == [held]
-    assert execute(database_url, HOLDS, (table, "%has unsettled rows")) == [(1,)]
+    assert execute(database_url, HOLDS, (table, "%has 1 unsettled row%")) == [(1,)]
 
-    execute(database_url, settle)
+    settle_it(database_url)
     execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, LEFT, (table,)) == []

@@ -12,6 +12,7 @@ from outbox.administration.retention import change_policy
 from outbox.cli.main import main
 from outbox.errors import ConfigError
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.marks import publish
 from tests.fixtures.relay import execute
 from tests.outbox.administration.retiring import EXPIRED
 
@@ -165,7 +166,7 @@ def test_old_partitions_are_dropped_and_held_individually(
 
     upkeep(database_url)
     assert len(execute(database_url, EXPIRED)) == 1
-    execute(database_url, "UPDATE outbox.message SET published_at = now()")
+    publish(database_url)
     upkeep(database_url)
 
     assert execute(database_url, EXPIRED) == []

@@ -8,6 +8,7 @@ import pytest
 from outbox.administration.upkeep import maintain
 from outbox.cli.main import main
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.marks import REPLAY
 from tests.fixtures.relay import execute
 from tests.outbox.administration.retiring import (
     AT_THE_NOTES,
@@ -26,7 +27,6 @@ PLAN = (
     " ORDER BY parent_table"
 )
 UPKEEP = "CALL outbox.maintain(patience => '6 hours')"
-REPLAY = "UPDATE outbox.message SET published_at = NULL"
 KEEP = "UPDATE outbox.partition_policy SET retention = '60 days'"
 KEEP_LESS = (
     "UPDATE outbox.partition_policy SET retention = '7 days'"
@@ -39,7 +39,7 @@ ROWS = "SELECT count(*) FROM outbox.message"
 def planned(database_url: str) -> str:
     """An expired partition with a settled row, noted and given to a job to detach."""
     old_partition(database_url)
-    add_old(database_url, settled="now()")
+    add_old(database_url, outcome="published")
     plan(database_url)
     execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
     assert execute(database_url, RETIRING) == execute(database_url, EXPIRED)
@@ -103,7 +103,7 @@ def test_a_retention_raised_while_a_detach_waits_is_respected(
     database_url: str,
 ) -> None:
     old_partition(database_url)
-    add_old(database_url, settled="now()")
+    add_old(database_url, outcome="published")
     with (
         psycopg.connect(database_url, autocommit=True) as dba,
         reader(database_url),

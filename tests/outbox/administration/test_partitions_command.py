@@ -39,7 +39,8 @@ def test_the_timeline_shows_past_held_today_and_ahead(
     assert re.fullmatch(r"  !·+#o{7,8}", lines[start + 1])
     held = lines[start + 2]
     assert "held" in held
-    assert "1 unsettled: SELECT * FROM outbox.message_p" in held
+    assert "1 unsettled: SELECT * FROM outbox.unsettled_messages('outbox." in held
+    assert "1 unsettled row (1 unclaimed) in lane 0 of topic t: " in lines[start + 3]
     query = held.partition("unsettled: ")[2]
     assert len(execute(database_url, query)) == 1
 
@@ -106,6 +107,41 @@ def test_the_timeline_shows_the_whole_retention(
     drawn = outbox(database_url, capsys, "partitions")
 
     assert f"outbox.message: kept {shown}, 7 ahead" in drawn.splitlines()
+
+
+def test_retention_says_what_holds_each_day_once(
+    database_url: str, capsys: Capture
+) -> None:
+    for days, topic in ((20, "orders"), (20, "mails"), (25, "orders")):
+        old_partition(database_url, days)
+        add_old(database_url, days, topic=topic)
+    url = f"{database_url}?options=-crole%3Dpillarbox_monitor"
+
+    lines = outbox(url, capsys, "retention").splitlines()
+    tables = json.loads(outbox(url, capsys, "retention", "--json"))
+
+    held = [line for line in lines if " is held, " in line]
+    start = lines.index("outbox.message       daily    kept 7d       7 ahead")
+    assert held == lines[start + 1 : start + 3]
+    assert re.search(r"past its retention for 1[78]d.*: .* 1 unsettled row", held[0])
+    assert "2 unsettled rows (2 unclaimed) in lane 0" in held[1]
+    assert "of topics mails (1), orders (1), the oldest 0" in held[1]
+    (messages,) = [table for table in tables if table["held"]]
+    assert messages["table"] == "outbox.message"
+    assert [it["unsettled"] for it in messages["held"]] == [1, 2]
+
+
+def test_the_policy_is_shown_if_what_is_held_cannot_be_read(
+    database_url: str, capsys: Capture
+) -> None:
+    execute(database_url, "DROP VIEW outbox.partition_health")
+
+    assert main(["retention", "--database", database_url]) == 0
+
+    printed = capsys.readouterr()
+    assert "outbox.message       daily" in printed.out
+    assert "what holds partitions is unknown: part of the schema" in printed.err
+    assert "run pillarbox migrate" in printed.err
 
 
 def test_the_monitor_may_see_it(database_url: str, capsys: Capture) -> None:

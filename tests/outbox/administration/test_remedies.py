@@ -8,6 +8,7 @@ import pytest
 
 from outbox.testing.postgres import postgres_server
 from tests.fixtures.doctor import Doctor
+from tests.fixtures.marks import count_holding, replay
 from tests.fixtures.pasting import paste
 from tests.fixtures.relay import execute
 from tests.outbox.administration.broken import BROKEN, IN_DAYS, SEEN
@@ -108,7 +109,8 @@ def test_a_transaction_that_stays_open_is_terminated(
         SEEN.format(
             "pg_stat_activity",
             "SELECT datname, pid, usename, state, backend_type, application_name,"
-            " usesysid, client_addr, now() - interval '2 hours' AS xact_start"
+            " usesysid, client_addr, backend_start,"
+            " now() - interval '2 hours' AS xact_start"
             " FROM pg_stat_activity_itself WHERE application_name = 'forgotten'",
         ),
     )
@@ -178,30 +180,36 @@ def test_a_detached_partition_with_an_unsettled_row_is_attached(
     database_url: str, doctor: Doctor
 ) -> None:
     name = leave_detached(database_url)
-    execute(database_url, f"UPDATE {name} SET published_at = NULL")
+    replay(database_url, table=name)
     found = held(database_url, doctor)
     assert "queries don't see it" in found["finding"]
 
     paste(database_url, found["remedy"])
 
     assert "queries don't see it" not in held(database_url, doctor)["finding"]
-    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
-    assert execute(database_url, unsettled) == [(1,)]
+    assert count_holding(database_url) == 1
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "broken"),
+    [
+        ("outbox.message", "gate", "outbox.nothing"),
+        ("inbox.job", "unsettled", "nothing IS NULL"),
+    ],
+)
 def test_a_condition_that_cannot_be_run_is_shown(
-    database_url: str, doctor: Doctor
+    table: str, column: str, broken: str, database_url: str, doctor: Doctor
 ) -> None:
-    old_partition(database_url)
+    old_partition(database_url, table=table)
     execute(
         database_url,
-        "UPDATE outbox.partition_policy SET unsettled = 'nothing IS NULL'"
-        " WHERE parent_table = 'outbox.message'",
+        f"UPDATE outbox.partition_policy SET {column} = %s WHERE parent_table = %s",
+        (broken, table),
     )
 
     shown = paste(database_url, held(database_url, doctor)["remedy"])
 
-    assert shown == "nothing IS NULL\n"
+    assert shown == f"{broken}\n"
 
 
 def test_an_overdue_partition_is_reported_with_the_blocking_session(

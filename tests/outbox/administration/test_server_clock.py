@@ -14,8 +14,9 @@ from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.consumers import id_of, sessions_of
+from tests.fixtures.marks import count_holding
 from tests.fixtures.publisher import ScriptedPublisher
-from tests.fixtures.relay import execute, unsettled
+from tests.fixtures.relay import execute
 from tests.fixtures.relay import running as relay_running
 from tests.fixtures.server_clock import ServerClock, server_with_clock
 
@@ -179,7 +180,6 @@ def test_a_clock_set_back_stops_the_upkeep_until_it_is_accepted(
 def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_named(
     url: str, clock: ServerClock, ask: Ask
 ) -> None:
-    unsettled = "SELECT count(*) FROM outbox.message WHERE published_at IS NULL"
     execute(url, ADD)
     clock.jump(90)
     with pytest.raises(psycopg.Error, match=REFUSED):
@@ -195,7 +195,7 @@ def test_after_three_months_without_upkeep_rows_are_accepted_and_the_remedy_name
     assert set(execute(url, days)) == {(True, 7)}
     assert ask() == []
     # Nothing unsettled was dropped: the relay that starts now finds both.
-    assert execute(url, unsettled) == [(2,)]
+    assert count_holding(url) == 2
     assert execute(url, f"{plan} AND step <> 'trim'") == []
 
 
@@ -220,7 +220,7 @@ async def test_a_relay_stopped_for_longer_than_the_retention_publishes_all(
     async with relay_running(old, publisher):
         ids = sorted(message.id for message in await publisher.until_acked(3))
 
-    assert unsettled(old) == 0
+    assert count_holding(old) == 0
     # The receipts of the first one's day are gone, after 14 days.
     with pytest.raises(MessageTooOldError):
         handle(old, ids[0])
@@ -257,6 +257,16 @@ def test_receipts_of_foreign_ids_outlive_a_clock_that_jumped(
     execute(url, "CALL outbox.trim_foreign_receipts()")
 
     assert execute(url, "SELECT count(*) FROM inbox.foreign_receipt") == [(1,)]
+
+
+def test_operations_outlive_a_clock_that_jumped(url: str, clock: ServerClock) -> None:
+    execute(
+        url,
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+        " finished_at, state) VALUES ('retry', '{}', '', 'ann', 1, now(), 'done')",
+    )
+    clock.jump(100)
+    assert execute(url, "SELECT outbox.trim_operations()") == [(0,)]
 
 
 def test_an_id_older_than_the_retention_is_too_old_even_if_nothing_was_dropped(

@@ -13,6 +13,8 @@ from tests.outbox.administration.test_doctor_of_jobs import LAUNCHER
 
 pytestmark = pytest.mark.timeout(300)
 
+CLUSTER = "SELECT outbox.cluster()"
+
 
 def test_the_doctor_says_what_a_standby_cannot_show_and_finds_the_rest(
     private_server: PostgresServer, doctor: Doctor
@@ -66,6 +68,8 @@ def test_after_a_failover_the_old_primarys_upkeep_does_not_count(
         assert "its server has been promoted since" in found["finding"]
         execute(standby.url, "CALL outbox.maintain()")
         assert doctor(standby.url) == (0, [])
+        # Its rows and sequences are the old ones: what was verified there holds here.
+        assert execute(standby.url, CLUSTER) == execute(url, CLUSTER)
 
 
 def test_every_check_reads_only(private_server: PostgresServer, doctor: Doctor) -> None:

@@ -24,6 +24,8 @@ from tests.outbox.administration.retiring import (
 from tests.outbox.administration.test_upkeep import Upkeep, old_partition
 
 FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
+DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.message', '{}', '0')"
+STRAYS = "SELECT partition FROM outbox.strays()"
 RECORD = "SELECT succeeded_at IS NOT NULL OR NULL, failure FROM outbox.upkeep"
 WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
 
@@ -126,6 +128,47 @@ def test_two_concurrent_fallbacks_drop_all_expired_partitions(
 
     assert failures == []
     assert execute(database_url, EXPIRED) == []
+
+
+def test_a_fallback_in_mid_detach_makes_a_second_upkeep_yield_and_the_reverse(
+    database_url: str,
+) -> None:
+    for days in (20, 21):
+        old_partition(database_url, days)
+    with (
+        psycopg.connect(database_url) as first,
+        psycopg.connect(database_url) as second,
+    ):
+        assert first.execute(DETACH).fetchall() == [("detached",)]
+        finished = second.execute(FINISH).fetchall()
+        assert [outcome for _, outcome, _ in finished] == ["skipped"]
+        assert second.execute(DETACH).fetchall() == [("skipped",)]
+        first.rollback()
+        second.rollback()
+        second.execute(FINISH)
+        assert first.execute(DETACH).fetchall() == [("skipped",)]
+
+
+def test_a_detached_partition_that_is_being_dropped_makes_no_other_upkeep_wait_or_fail(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    ((name,),) = execute(database_url, EXPIRED)
+    execute(database_url, DETACH)
+    with (
+        psycopg.connect(database_url) as dropping,
+        psycopg.connect(database_url) as before,
+    ):
+        before.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        before.execute("SET LOCAL lock_timeout = '100ms'")
+        assert before.execute("SELECT count(*) FROM pg_class").fetchone()
+        dropping.execute(FINISH)
+        assert dropping.execute("SELECT to_regclass(%s)", (name,)).fetchall() == [
+            (None,)
+        ]
+        assert before.execute(STRAYS).fetchall() == []
+        dropping.commit()
+        assert before.execute(STRAYS).fetchall() == []
 
 
 def test_the_commands_detach_is_recognized_despite_another_application_name(

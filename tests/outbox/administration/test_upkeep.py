@@ -9,19 +9,26 @@ import pytest
 
 from outbox.administration.migrate import migrate, unmigrate
 from outbox.testing.postgres import PostgresServer
+from tests.fixtures.marks import give_up
 from tests.fixtures.postgres import Template, one_at_a_time
 from tests.fixtures.relay import execute
 
 Connection = psycopg.Connection[Any]
+FOLLOWERS = ["outbox.deferral", "outbox.settlement", "outbox.watermark"]
+"""They follow outbox.message."""
+FOLLOWERS_OF_DELIVERIES = ["inbox.ack", "inbox.redelivery", "inbox.watermark"]
 TABLES = [
     "inbox.dead_letter",
     "inbox.delivery",
+    *FOLLOWERS_OF_DELIVERIES,
     "inbox.job",
     "inbox.receipt",
     "inbox.suspect",
     "outbox.dead_letter",
     "outbox.message",
+    *FOLLOWERS,
 ]
+"""As the policy lists them: each table before its followers."""
 
 
 class Upkeep:
@@ -49,22 +56,30 @@ def upkeep(database_url: str) -> Iterator[Upkeep]:
 
 
 def old_partition(url: str, days: int = 20, table: str = "outbox.message") -> None:
-    """Make a day long past its retention, as pg_partman would have made it."""
+    """Make a day long past its retention, with the days of its followers."""
     execute(
         f"{url}?options=-crole%3Dpillarbox_owner",
-        "SELECT partman.create_partition_time(%s,"
+        "SELECT outbox.make_partitions_at(%s,"
         " ARRAY[date_trunc('day', now(), 'UTC') - %s * interval '24 hours'])",
         (table, days),
     )
 
 
-def add_old(url: str, days: int = 20, settled: str = "NULL") -> None:
+def add_old(
+    url: str, days: int = 20, outcome: str | None = None, topic: str = "t"
+) -> None:
+    """Add a message of that day; with an outcome, it is settled."""
     execute(
         url,
-        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
-        " payload, published_at) VALUES (outbox.uuid7(),"
+        "WITH m AS ("
+        " INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) VALUES (outbox.uuid7(),"
         f" date_trunc('day', now(), 'UTC') - interval '{days * 24 - 1} hours',"
-        f" 0, 't', 'c', '', {settled})",
+        " 0, %s, 'c', '') RETURNING created_at, seq, id, lane)"
+        " INSERT INTO outbox.settlement (created_at, first_seq, last_seq, lane,"
+        " outcome, ids) SELECT created_at, seq, seq, lane, %s, ARRAY[id] FROM m"
+        " WHERE %s::text IS NOT NULL",
+        (topic, outcome, outcome),
     )
 
 
@@ -81,7 +96,7 @@ def test_a_new_schema_has_a_week_ahead_no_default_and_no_gap(upkeep: Upkeep) -> 
         "SELECT parent_table, ahead >= 7, has_today, gaps, defaults, overdue,"
         " detach_pending, owners FROM outbox.partition_health ORDER BY 1"
     )
-    assert health == [(table, True, True, 0, 0, 0, 0, 1) for table in TABLES]
+    assert health == [(table, True, True, 0, 0, 0, 0, 1) for table in sorted(TABLES)]
 
 
 def test_bounds_are_utc_midnights_whatever_the_servers_time_zone(
@@ -160,7 +175,7 @@ def test_as_many_partitions_as_the_policy_says_are_premade(
 
 def test_an_expired_day_is_dropped(database_url: str, upkeep: Upkeep) -> None:
     old_partition(database_url)
-    add_old(database_url, settled="now()")
+    add_old(database_url, outcome="published")
     assert expired(upkeep) == 1
 
     upkeep.run()
@@ -175,15 +190,16 @@ def test_a_partition_with_an_unsettled_row_is_kept_and_reported_until_settled(
     for days in (20, 25):
         old_partition(database_url, days)
     add_old(database_url, 25)
-    add_old(database_url, 20, "now()")
+    add_old(database_url, 20, "published")
 
     upkeep.run()
 
     # The day before it waits; the settled one after it does not.
     assert expired(upkeep) == 1
     assert len(upkeep.heard) == 1
-    assert "past its retention, but held: it has unsettled rows" in upkeep.heard[0]
-    execute(database_url, "UPDATE outbox.message SET dead_lettered_at = now()")
+    held = "past its retention, but held: it has 1 unsettled row (1 unclaimed)"
+    assert held in upkeep.heard[0]
+    give_up(database_url)
     upkeep.run()
     assert expired(upkeep) == 0
     assert len(upkeep.heard) == 1
@@ -217,11 +233,11 @@ def test_a_failure_of_one_table_does_not_stop_the_upkeep_of_others(
     execute(
         database_url,
         "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
-        " WHERE parent_table = 'inbox.delivery'",
+        " WHERE parent_table = 'inbox.job'",
     )
-    old_partition(database_url, table="inbox.delivery")
+    old_partition(database_url, table="inbox.job")
 
-    with pytest.raises(psycopg.Error, match=r"upkeep: retention of inbox\.delivery"):
+    with pytest.raises(psycopg.Error, match=r"upkeep: retention of inbox\.job"):
         upkeep.run()
 
     assert expired(upkeep) == 0
@@ -239,7 +255,7 @@ def test_premade_partitions_are_kept_when_retention_fails_in_the_same_run(
     old_partition(database_url)
     execute(
         database_url,
-        "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
+        "UPDATE outbox.partition_policy SET gate = 'outbox.no_such_function'"
         " WHERE parent_table = 'outbox.message'",
     )
 
@@ -266,6 +282,29 @@ def test_old_foreign_receipts_are_trimmed(database_url: str, upkeep: Upkeep) -> 
 
     rows = execute(database_url, "SELECT message_id FROM inbox.foreign_receipt")
     assert rows == [("young",)]
+
+
+def test_operations_are_deleted_90_days_after_they_have_ended(
+    database_url: str, upkeep: Upkeep
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected,"
+        " asked_at, finished_at, state)"
+        " SELECT 'retry', '{}', said, 'ann', 1, now() - asked, now() - ended, state"
+        "   FROM (VALUES ('old', interval '91 days', interval '91 days', 'done'),"
+        "                ('ended lately', '91 days', '89 days', 'done'),"
+        "                ('never ended', '91 days', NULL, 'running'))"
+        "     AS o (said, asked, ended, state)",
+    )
+    plan = "SELECT partition FROM outbox.upkeep_plan() WHERE parent_table = %s"
+    assert execute(database_url, plan, ["outbox.operation"]) == [(None,)]
+
+    upkeep.run()
+
+    rows = execute(database_url, "SELECT reason FROM outbox.operation ORDER BY reason")
+    assert rows == [("ended lately",), ("never ended",)]
+    assert execute(database_url, plan, ["outbox.operation"]) == []
 
 
 def test_pg_cron_runs_the_upkeep_as_the_maintainer(

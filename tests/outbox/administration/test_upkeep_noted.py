@@ -20,7 +20,7 @@ LONG_AGO: Final = (
 )
 BREAK_A_CONDITION: Final = (
     "UPDATE outbox.partition_policy SET unsettled = 'no_such_column IS NULL'"
-    " WHERE parent_table = 'inbox.delivery'"
+    " WHERE parent_table = 'inbox.job'"
 )
 TURN_OFF: Final = "UPDATE cron.job SET active = false"
 
@@ -74,11 +74,11 @@ def test_a_failed_run_is_not_recorded_as_success(
     execute(database_url, BREAK_A_CONDITION)
     execute(
         f"{database_url}?options=-crole%3Dpillarbox_owner",
-        "SELECT partman.create_partition_time('inbox.delivery',"
+        "SELECT partman.create_partition_time('inbox.job',"
         " ARRAY[date_trunc('day', now(), 'UTC') - 20 * interval '24 hours'])",
     )
 
-    with pytest.raises(psycopg.Error, match=r"retention of inbox\.delivery"):
+    with pytest.raises(psycopg.Error, match=r"retention of inbox\.job"):
         execute(database_url, "CALL outbox.maintain()")
 
     assert execute(database_url, FRESH) == [(False,)]

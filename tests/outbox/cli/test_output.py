@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from outbox.cli.output import progress, write_table
-from outbox.observability.printable import printable
+from outbox.logs.printable import printable
 
 
 class Terminal(io.StringIO):

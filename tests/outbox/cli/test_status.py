@@ -1,6 +1,14 @@
-"""`pillarbox status`: what waits and what failed, on one screen."""
+"""`pillarbox status`: whether all is well, and what waits and fails, on one screen."""
+
+from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from typing import Any
 
 import pytest
 
@@ -8,45 +16,145 @@ from outbox import Message
 from outbox.cli.main import main
 from tests.acceptance.relays import as_role
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.marks import defer, publish
+from tests.fixtures.processes import command_line
 from tests.fixtures.relay import execute, insert
+
+ADDED_EARLIER = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
+    SELECT outbox.uuid7(), now() - interval '2 minutes', 16, 'orders', 'text/plain', ''
+"""
+
+
+def status(url: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    code = main(["status", "--json", "--database", url])
+    return code, json.loads(capsys.readouterr().out)
 
 
 def test_the_monitor_sees_what_waits_and_what_failed(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    insert(database_url, Message("orders", b""), Message("orders", b"", key="k"))
+    insert(database_url, Message("orders", b"secret"), Message("orders", b"", key="k"))
     insert(database_url, Message("orders", b"", key="later"))
-    execute(
-        database_url,
-        "UPDATE outbox.message SET available_at = now() + interval '1 hour'"
-        " WHERE key = 'later'",
-    )
-    give_up(database_url, Message("orders", b""), schema="inbox")
-    monitor = as_role(database_url, "pillarbox_monitor")
+    defer(database_url, "scheduled", "key = 'later'")
+    give_up(database_url, Message("orders", b"secret"), schema="inbox")
 
-    code = main(["status", "--json", "--database", monitor])
+    code, said = status(as_role(database_url, "pillarbox_monitor"), capsys)
 
-    said = json.loads(capsys.readouterr().out)
-    assert said["status"] == code
-    ours, theirs = said["waiting"]
-    assert (ours["side"], ours["due"], ours["later"]) == ("outbox", 2, 1)
-    assert ours["waited"] >= 0
-    assert (ours["dead_letters"], theirs["dead_letters"]) == (0, 1)
-    assert (theirs["due"], theirs["waited"]) == (0, None)
-    (table,) = [t for t in said["partitions"] if t["table"] == "outbox.message"]
+    assert (said["outbox"]["ready"], said["outbox"]["scheduled"]) == (2, 1)
+    assert said["outbox"]["waited"] >= 0
+    assert [it["pending"] for it in said["dead_letters"]] == [0, 1]
+    (table,) = [it for it in said["tables"] if it["table"] == "outbox.message"]
     # One fewer after midnight, until the next upkeep.
     assert table["ahead"] in {6, 7}
+    assert said["missing"] == []
+    assert (code, said["status"]) == (1, 1)
+    assert "secret" not in json.dumps(said)
 
 
-def test_the_answer_comes_first_and_has_the_doctors_status(
+def test_nothing_is_wrong_with_a_new_database(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = main(["doctor", "--database", database_url])
-    capsys.readouterr()
-    assert main(["status", "--database", database_url]) == expected
-    answer, _, head, *_ = capsys.readouterr().out.splitlines()
-    assert answer == "all well" or "pillarbox doctor names the remedies" in answer
-    assert head.split()[:2] == ["side", "due"]
+    assert main(["status", "--database", database_url]) == 0
+    answer, hint, remedy, *_ = capsys.readouterr().out.splitlines()
+    assert answer.startswith("all well: ")
+    assert hint.startswith("hint     no relay is connected")
+    assert remedy.strip().startswith("pillarbox relay")
 
-    execute(database_url, "DROP FUNCTION outbox.upkeep_plan(text) CASCADE")
-    assert main(["status", "--database", database_url]) in {2, 3}
+
+def test_the_answer_names_what_is_wrong_and_its_remedy(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, ADDED_EARLIER)
+
+    assert main(["status", "--database", database_url]) == 3
+
+    answer, finding, remedy, _, backlog, *_ = capsys.readouterr().out.splitlines()
+    assert answer.startswith("1 error: ")
+    assert re.match("error +no relay is connected, .* for 2m$", finding)
+    assert remedy.strip().startswith("pillarbox relay")
+    assert backlog == "outbox     1 wait: 1 ready; the oldest for 2m"
+
+
+def test_what_could_not_be_measured_is_named(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "REVOKE SELECT ON outbox.upkeep FROM pillarbox_monitor")
+
+    code, said = status(as_role(database_url, "pillarbox_monitor"), capsys)
+
+    assert code == 4
+    (missing,) = said["missing"]
+    assert missing["part"] == "upkeep"
+    assert "permission denied" in missing["reason"]
+    assert said["outbox"]["messages"] == 0
+
+
+def test_the_rate_comes_from_the_latest_marks(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    insert(database_url, *(Message("orders", b"") for _ in range(60)))
+    publish(database_url)
+
+    assert main(["status", "--database", database_url, "--window", "1m"]) == 0
+
+    out = capsys.readouterr().out
+    (line,) = [it for it in out.splitlines() if it.startswith("published")]
+    assert re.fullmatch(
+        r"published  1/s, half within \d+ m?s, 95 % within \d+ m?s in the last 1m", line
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--window", "0s"], "window=0s: must be above 0s"),
+        (["--watch"], "watch: needs a terminal"),
+        (["--watch", "--interval", "0s"], "interval=0s: must be above 0s"),
+    ],
+)
+def test_bad_options_are_refused(
+    arguments: list[str],
+    problem: str,
+    database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["status", *arguments, "--database", database_url]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_watched_as_json_it_prints_a_line_each_time(database_url: str) -> None:
+    line = watching(database_url, "--json")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+
+    assert first["at"] < second["at"]
+    assert process.returncode == 0
+
+
+def test_watched_on_a_terminal_it_is_refreshed_in_place(database_url: str) -> None:
+    ours, theirs = pty.openpty()
+    line = watching(database_url)
+    with subprocess.Popen(line, stdin=theirs, stdout=theirs, close_fds=True) as process:
+        os.close(theirs)
+        read_until(ours, rb"(?s)\x1b\[\?1049h.*all well.*all well")
+        process.send_signal(signal.SIGINT)
+        # Back from the alternate screen.
+        read_until(ours, rb"\x1b\[\?1049l")
+
+    os.close(ours)
+    assert process.returncode == 0
+
+
+def read_until(terminal: int, pattern: bytes) -> None:
+    said = b""
+    while not re.search(pattern, said):
+        said += os.read(terminal, 65536)
+
+
+def watching(url: str, *more: str) -> list[str]:
+    arguments = ("status", "--watch", "--interval", "0.05s", "--database", url)
+    return command_line("pillarbox", *arguments, *more)

@@ -14,6 +14,7 @@ from outbox.message_id import moment_of
 from outbox.observability.logging import LogEvents, PrintableFormatter
 from relay.events import KeyBlocked
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.marks import defer, publish
 from tests.fixtures.relay import execute, insert
 
 # Clear the screen, set the title, C1's CSI, an override of direction, a false line.
@@ -43,16 +44,8 @@ def hostile_rows(database_url: str) -> str:
             origin=f"consumer:{HOSTILE}",
         )
     insert(database_url, message, Message(HOSTILE, b"", key="other"))
-    execute(
-        database_url,
-        "UPDATE outbox.message SET attempts = 1, last_error = %s,"
-        " available_at = now() + interval '1 hour' WHERE key = %s",
-        [HOSTILE, HOSTILE],
-    )
-    execute(
-        database_url,
-        "UPDATE outbox.message SET published_at = now() WHERE key = 'other'",
-    )
+    publish(database_url, "key = 'other'")
+    defer(database_url, "refused", attempts=1, reason=HOSTILE)
     id = uuid7()
     execute(
         database_url,
@@ -79,6 +72,27 @@ def test_a_command_shows_foreign_text_escaped(
     arguments: list[str], hostile_rows: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--database", hostile_rows]) == 0
+    check(capsys.readouterr().out)
+
+
+def test_the_status_shows_foreign_text_escaped(
+    hostile_rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--database", hostile_rows]) == 1
+    check(capsys.readouterr().out)
+
+
+def test_a_life_shows_foreign_text_escaped(
+    hostile_rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((id,),) = execute(hostile_rows, "SELECT message_id::text FROM outbox.dead_letter")
+    database = ["--database", hostile_rows]
+
+    assert main(["trace", id, *database]) == 0
+    check(capsys.readouterr().out)
+    assert main(["trace", "--key", HOSTILE, *database]) == 0
+    check(capsys.readouterr().out)
+    assert main(["trace", HOSTILE, *database]) == 4
     check(capsys.readouterr().out)
 
 

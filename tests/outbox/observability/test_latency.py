@@ -73,3 +73,20 @@ def test_the_sum_of_a_large_batch_is_close() -> None:
     assert latencies.count == 1000
     assert latencies.longest == pytest.approx(9.99)
     assert latencies.sum == pytest.approx(sum(ages), rel=0.05)
+
+
+@given(batches=st.lists(AGES, max_size=5))
+def test_what_is_taken_is_what_came_since_and_the_counts_go_on(
+    batches: list[list[float]],
+) -> None:
+    total = Latencies()
+    for ages in batches:
+        alone = Latencies()
+        for age in ages:
+            total.add(age)
+            alone.add(age)
+        recent = total.take()
+        assert (recent.counts, recent.longest) == (alone.counts, alone.longest)
+        assert recent.sum == pytest.approx(alone.sum, abs=1e-6)
+        assert recent.quantile(0.5) == alone.quantile(0.5)
+    assert total.count == sum(map(len, batches))

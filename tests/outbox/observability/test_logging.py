@@ -12,7 +12,8 @@ from typing_extensions import override
 from inbox.events import HandlerFailed
 from outbox import uuid7
 from outbox.events import BlockedKeysMeasured, Event
-from outbox.observability.logging import LogEvents, TraceContext, trace_id_of
+from outbox.logs.event_record import trace_id_of
+from outbox.observability.logging import LogEvents, TraceContext
 from relay.events import (
     BrokerFound,
     BrokerLost,

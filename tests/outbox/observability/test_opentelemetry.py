@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Limits, Message, add, tracing, uuid7
 from outbox.errors import ConfigError
-from outbox.observability.logging import trace_id_of
+from outbox.logs.event_record import trace_id_of
 from outbox.observability.opentelemetry import (
     PROCESS_PARENT,
     Instrumentor,
@@ -209,9 +209,10 @@ def test_a_failing_exporter_fails_no_message_and_is_reported_once(
     with caplog.at_level(logging.WARNING, "pillarbox"):
         assert added(ONE, ONE) == [ONE, ONE]
         assert added(ONE) == [ONE]
-    (said,) = caplog.messages
-    assert "the collector is away" in said
-    assert "messages are not affected" in said
+    (record,) = caplog.records
+    assert record.__dict__["event"] == "TracingFailed"
+    assert "the collector is away" in record.__dict__["values"]["reason"]
+    assert "span processors" in record.__dict__["values"]["remedy"]
 
 
 def test_a_failing_description_fails_no_message(
@@ -254,7 +255,10 @@ def test_opentelemetry_instrument_chooses_the_parent_by_environment(
     Instrumentor().uninstrument()
     if chosen == "mother":
         assert found is None
-        assert f"{PROCESS_PARENT}: process_parent='mother'" in caplog.text
+        (record,) = caplog.records
+        assert record.__dict__["event"] == "TracingRefused"
+        reason = record.__dict__["values"]["reason"]
+        assert reason.startswith(f"{PROCESS_PARENT}: process_parent='mother'")
     else:
         assert found.process_parent == (chosen or "auto")
     assert tracing.tracer is None
@@ -289,7 +293,7 @@ def test_opentelemetry_instrument_traces_a_relay(
         CONSOLE,
     )
     try:
-        settled = "SELECT count(dead_lettered_at) FROM outbox.message"
+        settled = "SELECT count(dead_lettered_at) FROM outbox.message_status"
         wait_for("both", lambda: execute(database_url, settled) == [(2,)], seconds=90)
     finally:
         relay.terminate()

@@ -76,7 +76,7 @@ def test_a_rewind_between_looks_lowers_the_floor_once() -> None:
 
 def test_a_rewind_lowers_the_bound_in_time_too() -> None:
     lane = Lane(16)
-    lane.refresh(set(), None, NOW)
+    lane.refresh(None, NOW)
 
     lane.rewind(5, NOW - timedelta(days=3))
 
@@ -87,7 +87,7 @@ def test_a_running_look_at_the_head_does_not_undo_a_rewind_in_time() -> None:
     lane = Lane(16)
     lane.rewind(5, NOW - timedelta(days=3))
 
-    lane.refresh(set(), None, NOW)
+    lane.refresh(None, NOW)
 
     assert lane.oldest <= NOW - timedelta(days=3)
 
@@ -97,7 +97,7 @@ def test_a_head_below_the_floor_lowers_it() -> None:
     looked(lane.cursor, 20, 30)
     lane.picked()
 
-    lane.refresh(set(), (12, NOW - timedelta(days=3)), NOW)
+    lane.refresh((12, NOW - timedelta(days=3)), NOW)
 
     assert lane.floor == 11
     assert lane.oldest <= NOW - timedelta(days=3)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from inbox import Consumer
 from inbox.events import MessageDeadLettered, MessageHandled
 from inbox.sources.memory import MemorySource
-from outbox import Message, insert_statement, uuid7
+from outbox import Message, insert_statement
 from outbox.administration.migrate import migrate
 from outbox.cli.main import main
 from outbox.dead_letters import Criteria
@@ -22,6 +22,7 @@ from relay.events import MessageDeadLettered as GivenUp
 from relay.publisher import Acked, Nacked
 from tests.fixtures.consumers import QUICK, async_sessions_of, running
 from tests.fixtures.dead_letters import give_up
+from tests.fixtures.marks import defer, publish
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert
 from tests.fixtures.relay import running as relaying
@@ -92,6 +93,7 @@ def commands(url: str) -> list[list[str]]:
         ["blocked"],
         ["replay", "--since", "1h", "--dry-run"],
         ["jobs"],
+        ["trace", "--key", "k"],
         ["partitions"],
         ["retention", "show"],
         ["maintain", "--dry-run"],
@@ -103,12 +105,8 @@ def fill(url: str) -> None:
     for schema in ("outbox", "inbox"):
         give_up(url, Message("t", b"1"), schema=schema, age=timedelta(hours=1))
     insert(url, Message("t", b"1", key="k"), Message("t", b"1"))
-    execute(
-        url,
-        "UPDATE outbox.message SET attempts = 1, last_error = 'no',"
-        " available_at = now() + interval '1 hour' WHERE key = 'k'",
-    )
-    execute(url, "UPDATE outbox.message SET published_at = now() WHERE key IS NULL")
+    defer(url, "refused", "key = 'k'", attempts=1)
+    publish(url, "key IS NULL")
     execute(
         url,
         "WITH new AS (SELECT outbox.uuid7() AS id)"
@@ -200,6 +198,7 @@ def test_a_moment_that_python_cannot_read_is_refused(
     insert(database_url, Message("t", b""))
     for update in (
         "outbox.message SET available_at",
+        "outbox.deferral SET due_at",
         "outbox.dead_letter SET retry_after",
         "inbox.dead_letter SET retry_after",
         "inbox.dead_letter SET updated_at",
@@ -208,13 +207,12 @@ def test_a_moment_that_python_cannot_read_is_refused(
     ):
         with pytest.raises(REFUSED, match="finite"):
             execute(database_url, f"UPDATE {update} = %s", [moment])
-    with pytest.raises(REFUSED, match="available_at_finite"):
+    with pytest.raises(REFUSED, match="due_at_finite"):
         execute(
             database_url,
-            "INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer,"
-            " topic, content_type, headers, payload, available_at)"
-            " VALUES (%s, 0, 1, 'c', 't', 'a/b', '{}', '', %s)",
-            [uuid7(), moment],
+            "INSERT INTO inbox.redelivery (created_at, seq, lane, cause, consumer,"
+            " due_at) VALUES (now(), 1, 0, 'refused', 'c', %s)",
+            [moment],
         )
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="available_at is"):
         execute(

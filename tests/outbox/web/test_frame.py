@@ -176,7 +176,7 @@ def test_a_page_has_no_inline_script_or_style_and_needs_no_other_server(
         text = template.read_text()
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), template
         assert not re.search(r"<script(?! src=)", text), template
-        assert "//" not in text.replace("://", "//").replace("{{", ""), template
+        assert "//" not in re.sub(r"{[{%].*?[%}]}", "x", text), template
     with browsing(database_url) as browser:
         text = browser.get("/dead-letters")
     links = re.findall(r'(?:src|href|action)="([^"]*)"', text)

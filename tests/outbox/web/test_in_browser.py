@@ -1,30 +1,46 @@
 """The page in headless Chromium: keyboard, themes, a phone, live updates, axe."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from outbox import Message
+from outbox.testing.postgres import PostgresServer
 from tests.fixtures.chromium import browser
 from tests.fixtures.dead_letters import give_up, states
+from tests.fixtures.marks import defer
+from tests.fixtures.postgres import Template, new_database
 from tests.fixtures.processes import RunningProcess
-from tests.fixtures.relay import execute
+from tests.fixtures.relay import execute, insert
 from tests.fixtures.web import served
 from tests.outbox.web.test_sections import JOB
 
 __all__ = ["browser"]
 
 TOKEN = "a-token-for-the-browser"
-PAGES = ("/dead-letters", "/partitions", "/jobs", "/processes", "/operations")
+PAGES = (
+    "/overview",
+    "/dead-letters",
+    "/messages",
+    "/blocked",
+    "/processes",
+    "/jobs",
+    "/partitions",
+    "/operations",
+)
 LONG = "a very long reason that has no end " * 6
 # Much more than it takes: the machine may be busy.
 PATIENCE = 60_000
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+# What another theme may change.
+COLORS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+SCHEMES: Final[dict[Literal["light", "dark"], Any]] = {"light": RULES, "dark": COLORS}
 NARROW = {"width": 360, "height": 740}
 expect.set_options(timeout=PATIENCE)
 
@@ -39,8 +55,7 @@ class Open(NamedTuple):
     """What the browser complained about in its console."""
 
 
-@pytest.fixture
-def seeded(database_url: str) -> str:
+def seed(database_url: str) -> None:
     give_up(
         database_url,
         *[
@@ -52,28 +67,75 @@ def seeded(database_url: str) -> str:
     )
     give_up(database_url, Message("mails", 1), schema="inbox", reason="no address")
     execute(database_url, JOB, ["reports", "reports.asked", timedelta(hours=1)])
-    return database_url
+    cause = Message("orders.placed", {"n": 1}, key="customer 7")
+    effect = {"causation-id": str(cause.id)}
+    insert(database_url, cause, Message("mails.asked", {}, headers=effect))
+    insert(database_url, Message("orders", 1, key="refused"))
+    defer(database_url, "refused", reason=LONG)
+    subscribe = "INSERT INTO inbox.subscription (consumer, topic) VALUES (%s, 'a')"
+    execute(database_url, subscribe, ["billing"])
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> str:
-    file = tmp_path / "tokens"
+def seeded(database_url: str) -> str:
+    seed(database_url)
+    return database_url
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("tokens") / "tokens"
     file.write_text(f"ann {TOKEN} act payloads\n")
     return str(file)
+
+
+Served: TypeAlias = tuple[RunningProcess, str]
+
+
+@contextmanager
+def serving(url: str, tokens: str, log: Path) -> Iterator[Served]:
+    options = ("--tokens", tokens, "--undo", "1h", "--allow-actions", "--show-payloads")
+    with served(url, log, *options) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared(
+    server: PostgresServer,
+    template: Template,
+    tokens: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    """The server of the tests that only look."""
+    with new_database(server, "pillarbox_test", template) as name:
+        url = server.database_url(name)
+        seed(url)
+        with serving(url, tokens, tmp_path_factory.mktemp("web") / "log") as started:
+            yield started
+
+
+@pytest.fixture
+def looked_at(shared: Served, browser: Browser) -> Iterator[Open]:
+    with opening(shared, browser) as opened:
+        yield opened
 
 
 @pytest.fixture
 def opened(
     seeded: str, tokens: str, tmp_path: Path, browser: Browser
 ) -> Iterator[Open]:
-    options = ("--tokens", tokens, "--undo", "1h", "--allow-actions", "--show-payloads")
+    """With a server and a database of its own."""
     with (
-        served(seeded, tmp_path / "log", *options, "--undo", "1h") as (
-            process,
-            address,
-        ),
-        browser.new_context() as context,
+        serving(seeded, tokens, tmp_path / "log") as started,
+        opening(started, browser) as opened,
     ):
+        yield opened
+
+
+@contextmanager
+def opening(started: Served, browser: Browser) -> Iterator[Open]:
+    process, address = started
+    with browser.new_context() as context:
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
         said: list[str] = []
@@ -81,19 +143,22 @@ def opened(
         page.on("pageerror", lambda it: said.append(str(it)))
         page.goto(f"{address}/login#{TOKEN}")
         page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
         yield Open(page, address, process, said)
 
 
 def violations(page: Page) -> list[Any]:
-    found = Axe().run(page, options=RULES).response["violations"]
+    """Everything in the light theme, and the colors in the dark one."""
+    found = []
+    for scheme, rules in SCHEMES.items():
+        page.emulate_media(color_scheme=scheme)
+        found += Axe().run(page, options=rules).response["violations"]
     return [(it["id"], [node["html"] for node in it["nodes"]]) for it in found]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_to_complain_about(opened: Open, scheme: Any) -> None:
-    page, address, _, said = opened
-    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+def test_axe_finds_nothing_to_complain_about(looked_at: Open) -> None:
+    page, address, _, said = looked_at
+    page.emulate_media(reduced_motion="reduce")
     for path in PAGES:
         page.goto(f"{address}{path}")
         assert violations(page) == [], path
@@ -106,12 +171,40 @@ def test_axe_finds_nothing_to_complain_about(opened: Open, scheme: Any) -> None:
     assert violations(page) == []
     page.goto(f"{address}/nowhere")
     assert violations(page) == []
+    page.goto(f"{address}/messages?topic=orders.placed")
+    page.locator("#live a").first.click()
+    expect(page.get_by_role("heading", name="Life")).to_be_visible()
+    assert violations(page) == []
     # Nothing was blocked by the page's own policy; the one page isn't there.
     assert [it for it in said if it.startswith("error") and "404" not in it] == []
 
 
-def test_everything_is_reached_by_keyboard(opened: Open) -> None:
-    page, address, _, _ = opened
+def test_a_message_is_found_and_its_tree_is_walked(looked_at: Open) -> None:
+    page, address, _, said = looked_at
+    page.goto(f"{address}/messages")
+    page.get_by_label("Key", exact=True).fill("customer 7")
+    page.get_by_role("button", name="Find").click()
+    page.locator("#live a").first.click()
+    expect(page.get_by_role("table")).to_contain_text("added")
+    expect(page.get_by_label("Payload")).to_contain_text('"n": 1')
+    page.get_by_role("listitem").get_by_role("link").last.click()
+    expect(page.locator("dl").first).to_contain_text("mails.asked")
+    expect(
+        page.get_by_role("listitem").filter(has_text="orders.placed")
+    ).not_to_have_count(0)
+    assert [it for it in said if it.startswith("error")] == []
+
+
+def wait_for_page(page: Page, title: str) -> None:
+    """Wait until a page is shown, and its script listens to keys."""
+    expect(page.get_by_role("heading", level=1)).to_have_text(title)
+    page.wait_for_load_state("domcontentloaded")
+
+
+def test_everything_is_reached_by_keyboard(looked_at: Open) -> None:
+    page, address, _, _ = looked_at
+    # The second key of a pair counts for 1.5 s, which a busy machine may need.
+    page.clock.set_fixed_time(datetime.now(UTC))
     page.goto(f"{address}/dead-letters")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
@@ -128,10 +221,10 @@ def test_everything_is_reached_by_keyboard(opened: Open) -> None:
     expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
     page.keyboard.press("g")
     page.keyboard.press("p")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Partitions")
+    wait_for_page(page, "Partitions")
     page.keyboard.press("g")
     page.keyboard.press("d")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Dead letters")
+    wait_for_page(page, "Dead letters")
     page.keyboard.press("j")
     expect(page.locator("#g-1")).to_be_focused()
     page.keyboard.press("j")
@@ -142,9 +235,9 @@ def test_everything_is_reached_by_keyboard(opened: Open) -> None:
 
 
 def test_the_page_is_dark_where_the_system_is_and_as_the_viewer_chose(
-    opened: Open,
+    looked_at: Open,
 ) -> None:
-    page = opened.page
+    page = looked_at.page
 
     def background() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
@@ -161,8 +254,8 @@ def test_the_page_is_dark_where_the_system_is_and_as_the_viewer_chose(
     assert background() == light
 
 
-def test_a_phone_shows_every_page_without_scrolling_sideways(opened: Open) -> None:
-    page, address, _, _ = opened
+def test_a_phone_shows_every_page_without_scrolling_sideways(looked_at: Open) -> None:
+    page, address, _, _ = looked_at
     page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
     for path in PAGES:
         page.goto(f"{address}{path}")
@@ -174,6 +267,7 @@ def test_an_open_page_follows_the_database_and_comes_back_after_a_restart(
     opened: Open, seeded: str, tokens: str, tmp_path: Path
 ) -> None:
     page, address, process, _ = opened
+    page.goto(f"{address}/dead-letters")
     expect(page.locator("#status")).to_contain_text("Live")
     row = page.locator("a[id^='l-']").first
     row.focus()

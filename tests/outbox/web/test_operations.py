@@ -4,15 +4,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from outbox import Message
 from outbox.administration.sides import RetryOptions
-from outbox.postgres.connection import sqlalchemy_url
+from outbox.postgres.connection import conninfo, sqlalchemy_url
 from relay.publishers.memory import MemoryPublisher
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.relay import execute
-from tests.fixtures.web import BOB, Browser, as_role, browsing
+from tests.fixtures.waiting import wait_for
+from tests.fixtures.web import BOB, Browser, as_role, browsing, served
 from tests.outbox.web.test_dead_letters import shown
 
 CONSUMER = """
@@ -25,6 +27,24 @@ from inbox import Consumer
 engine = create_engine({!r}, poolclass=NullPool)
 consumer = Consumer("memory:", sessionmaker(engine), name="billing")
 consumer.handles("handled")(lambda session, message: None)
+"""
+BLOCKING = """
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import NullPool
+
+from inbox import Consumer
+
+engine = create_engine({!r}, poolclass=NullPool)
+consumer = Consumer("memory:", sessionmaker(engine), name="billing")
+
+
+@consumer.handles("handled")
+def handle(session, message):
+    insert = text("INSERT INTO effect VALUES (:id)")
+    session.execute(insert, {{"id": str(message.id)}})
+    lock = text("SELECT pg_advisory_xact_lock(:n)")
+    session.execute(lock, {{"n": int(message.payload)}})
 """
 LATER = timedelta(hours=1)
 
@@ -183,6 +203,44 @@ def test_another_process_goes_on_with_an_operation(database_url: str) -> None:
     with browsing(database_url) as browser:
         browser.wait_until_shown(address(database_url), "</strong>: done")
     assert [status for status, _, _ in states(database_url)] == ["DISCARDED"]
+
+
+def test_a_killed_process_is_replaced_and_each_effect_happens_once(
+    database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "web_app_to_kill.py").write_text(
+        BLOCKING.format(sqlalchemy_url(database_url))
+    )
+    execute(database_url, "CREATE TABLE effect (message text)")
+    messages = [Message("handled", n, key="k") for n in range(5)]
+    give_up(database_url, *messages, schema="inbox")
+    execute(
+        database_url,
+        "INSERT INTO outbox.operation (kind, selection, reason, asked_by, expected)"
+        " VALUES ('retry', '{\"side\": \"inbox\"}', '', 'ann', 5)",
+    )
+    options = ("--allow-actions", "--consumer", "web_app_to_kill:consumer")
+    path = {"PYTHONPATH": str(tmp_path)}
+    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with psycopg.connect(conninfo(database_url)) as holder:
+        holder.execute("SELECT pg_advisory_lock(3)")
+        # Nobody opens the page: it finds what is to be done by itself.
+        with served(database_url, tmp_path / "first", *options, **path) as (first, _):
+            wait_for("3", lambda: execute(database_url, waits) == [(1,)], seconds=90)
+            first.kill()
+    query = "SELECT state, worker FROM outbox.operation"
+    ((state, worker),) = execute(database_url, query)
+    assert state == "running"
+    assert worker.endswith(f":{first.pid}")
+    # As if the lease had ended.
+    execute(database_url, "UPDATE outbox.operation SET lease_until = now()")
+    with served(database_url, tmp_path / "second", *options, **path) as (second, _):
+        done = [("done", worker.replace(f":{first.pid}", f":{second.pid}"))]
+        wait_for("done", lambda: execute(database_url, query) == done, seconds=90)
+    assert execute(database_url, "SELECT message FROM effect ORDER BY message") == [
+        *sorted((str(message.id),) for message in messages)
+    ]
+    assert {status for status, _, _ in states(database_url, "inbox")} == {"SUCCEEDED"}
 
 
 def test_an_operation_is_left_to_the_process_that_has_it(database_url: str) -> None:

@@ -169,14 +169,15 @@ def test_a_lane_that_is_leased_again_starts_afresh() -> None:
     board = Board(Priority.DEFAULT)
     old = board.pick()[0]
     old.looked_up_to(100, Snapshot(7, 7))
-    old.blocked.add("k")
+    old.deferrals.block("k")
 
     board.lose([old.number])
     board.take([old.number])
     new = board.find(old.number)
 
     assert new is not None
-    assert (new.floor, new.blocked, new.needs_refresh) == (-1, set(), True)
+    assert (new.floor, new.needs_refresh) == (-1, True)
+    assert new.deferrals.blocked == set()
 
 
 def test_lanes_in_flight_are_not_released() -> None:
@@ -247,9 +248,9 @@ def test_bounds_follow_the_databases_clock_and_later_rows() -> None:
     hour, minute = timedelta(hours=1), timedelta(minutes=1)
     board.set_clock(now)
     empty, old, ahead = board.pick()[:3]
-    empty.refresh(set(), None, now)
-    old.refresh(set(), (5, now - timedelta(days=3)), now)
-    ahead.refresh(set(), (7, now + timedelta(days=2)), now)
+    empty.refresh(None, now)
+    old.refresh((5, now - timedelta(days=3)), now)
+    ahead.refresh((7, now + timedelta(days=2)), now)
 
     oldest, newest = board.bounds([empty])
     assert oldest == now - hour

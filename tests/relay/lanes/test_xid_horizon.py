@@ -46,8 +46,39 @@ def test_notes_are_at_least_a_minute_apart() -> None:
 def test_a_lane_looks_back_to_where_an_open_transaction_began_to_write() -> None:
     lane = Lane(16)
 
-    lane.refresh(set(), (7, NOON), NOON - 5 * HOUR)
+    lane.refresh((7, NOON), NOON - 5 * HOUR)
     assert lane.oldest == NOON - 5 * HOUR - SKEW
 
-    lane.refresh(set(), (7, NOON), BEGINNING)
+    lane.refresh((7, NOON), BEGINNING)
     assert lane.oldest == BEGINNING
+
+
+def test_what_had_been_drawn_counts_when_all_who_may_have_drawn_less_have_ended() -> (
+    None
+):
+    horizon = XidHorizon()
+    horizon.note_drawn(100, 7)
+    horizon.note_drawn(200, 9)
+
+    assert horizon.drawn_before(99) == -1
+    assert horizon.drawn_before(100) == 7
+    assert horizon.drawn_before(199) == 7
+    assert horizon.drawn_before(250) == 9
+
+
+def test_few_notes_are_kept_while_a_transaction_stays_open() -> None:
+    horizon = XidHorizon()
+    for n in range(1000):
+        horizon.note_drawn(100 + n, n)
+
+    assert horizon.drawn_before(100) == 0
+    assert horizon.drawn_before(2000) == 999
+
+
+def test_a_sequence_that_went_back_voids_what_had_been_drawn() -> None:
+    horizon = XidHorizon()
+    horizon.note_drawn(100, 1000)
+    horizon.note_drawn(200, 3)
+
+    assert horizon.drawn_before(150) == -1
+    assert horizon.drawn_before(200) == 3

@@ -1,0 +1,71 @@
+"""`make demo ARGS=--web`: the page of pillarbox, open on the shop."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from examples.shop import outage
+from examples.shop.orders import Shop
+from examples.shop.processes import Processes
+from examples.shop.stage import Stage, say
+from outbox.errors import OutboxError
+
+PORT: Final = 8380
+
+_PAUSE: Final = 0.05
+_OUTAGE_SECONDS: Final = 30.0
+_LINK: Final = re.compile(r"Log in at (\S+)")
+
+
+def start(processes: Processes, port: int, *, retries: bool) -> None:
+    """Serve the page, and say where.
+
+    Args:
+        retries: whether it can call the handlers of billing.
+
+    Raises:
+        OutboxError: it can't be served; the message says why.
+    """
+    consumer = ("--consumer", "examples.shop.consumers:billing") if retries else ()
+    processes.start(
+        "web",
+        "pillarbox",
+        *("web", "--port", str(port), "--allow-actions", "--show-payloads", *consumer),
+    )
+    processes.wait_for("web", "Log in at")
+    found = _LINK.search(processes.log("web"))
+    if found is None:
+        raise OutboxError(processes.log("web").strip())
+    say(f"page       {found[1]}")
+
+
+def keep_open(stage: Stage, shop: Shop, *, fails: bool) -> None:
+    """Go on placing orders until Ctrl-C, so that there is something to look at."""
+    say()
+    say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
+    if fails:
+        outage.begin(stage, 1, of=len(shop.customers))
+    with _ordering(shop) as wait:
+        try:
+            if fails:
+                wait(_OUTAGE_SECONDS)
+                outage.end(stage)
+            wait(None)
+        except KeyboardInterrupt:
+            say()
+            say("stopping")
+
+
+@contextmanager
+def _ordering(shop: Shop) -> Iterator[Callable[[float | None], object]]:
+    """Place orders for the block; yield what waits, for seconds or for ever."""
+    stop = threading.Event()
+    thread = threading.Thread(target=shop.run, args=(None, stop, _PAUSE))
+    thread.start()
+    try:
+        yield thread.join
+    finally:
+        stop.set()
+        thread.join()

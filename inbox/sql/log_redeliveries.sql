@@ -1,0 +1,9 @@
+-- Does:  Write down why deliveries wait, and for how long, or that those which waited were acked.
+-- Takes: consumer; arrays of one length: lanes, seqs, moments, attempts, causes, delays (seconds; null: no moment), keys
+-- Gives: nothing
+-- Index: none; it adds to all of inbox.redelivery
+INSERT INTO inbox.redelivery (consumer, lane, seq, created_at, attempts, cause, due_at, key)
+SELECT %(consumer)s, lane, seq, created_at, attempts, cause, clock_timestamp() + make_interval(secs => delay), key
+  FROM unnest(%(lanes)s::smallint[], %(seqs)s::bigint[], %(moments)s::timestamptz[], %(attempts)s::integer[],
+              %(causes)s::text[], %(delays)s::float8[], %(keys)s::text[])
+       AS entry (lane, seq, created_at, attempts, cause, delay, key)

@@ -1,0 +1,7 @@
+-- Does:  Write down that a stretch of a lane in one partition was verified, unless somebody else has.
+-- Takes: consumer, lane, starts_at (of the partition), above, up_to, deliveries
+-- Gives: nothing
+-- Index: watermark_pkey of that partition
+INSERT INTO inbox.watermark (consumer, lane, created_at, above, up_to, deliveries)
+VALUES (%(consumer)s, %(lane)s, %(starts_at)s, %(above)s, %(up_to)s, %(deliveries)s)
+    ON CONFLICT DO NOTHING

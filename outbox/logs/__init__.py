@@ -1,0 +1,1 @@
+"""What a log shows of an event, and of the text of others."""

@@ -1,0 +1,276 @@
+"""Measure the database at intervals, in one of the replicas, and report it as an event.
+
+The replica that holds an advisory lock measures. The lock belongs to its session, so it
+is free as soon as that process is gone; the server ends the session of one that hangs.
+A relay measures all, so consumers measure only where no relay does, by a lock of their
+own: a relay need not wait for it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import psycopg
+
+from outbox.administration.connection import AdministrationConnection, errors_explained
+from outbox.errors import OutboxError, one_line
+from outbox.events import Event
+from outbox.observability.overview import Overview, Part, Pin, Scope, read_overview
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from outbox.postgres.connection import PIN_SESSION, conninfo
+from outbox.postgres.pooler_check import refuse_pooler
+from outbox.postgres.sql_files import load
+
+APPLICATION_NAME: Final = "pillarbox metrics"
+"""The application_name of the session that measures, in `pg_stat_activity`."""
+
+_SHARE: Final = 50
+"""Of the time, it measures at most a 50th."""
+_RIGHTS: Final = (
+    "run pillarbox migrate, which grants relays and consumers what they need"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurer:
+    """Who measures, and what its role may read.
+
+    Attributes:
+        lock: whoever holds it measures.
+        yields_to: nobody measures while this one is held; None: there is none.
+    """
+
+    parts: Sequence[Part]
+    lock: Lock
+    yields_to: Lock | None
+
+
+RELAY: Final = Measurer(
+    parts=("processes", "backlogs", "tables", "upkeep", "pins"),
+    lock=Lock.MEASURE,
+    yields_to=None,
+)
+CONSUMER: Final = Measurer(
+    parts=("tables", "upkeep", "pins"),
+    lock=Lock.MEASURE_BY_CONSUMER,
+    yields_to=Lock.MEASURE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseMeasured(Event):
+    """The database was measured: by one of the replicas, for all of them.
+
+    Attributes:
+        backlog: messages that are not settled, estimated where there are many; None,
+            and so is waited, if they could not be counted, or a consumer measured.
+        waited: how long the oldest one that is due has waited.
+        ahead: partitions that have not begun yet, by table.
+        gaps: partitions that are missing between those, and for now, by table.
+        held: partitions past their retention that unsettled rows keep, by table.
+        bytes: size of all partitions with their indexes, by table.
+        pinned_for: how long the oldest transaction has been in use, as far as this role
+            can see, or since it was first noticed.
+        pinned_by: how many transactions it lies behind.
+        upkeep_age: time since the upkeep last succeeded, or was first awaited; None,
+            and so is upkeep_is_failing, if that could not be read.
+        upkeep_is_failing: whether it has failed since, or distrusts the clock.
+        missing: parts that could not be measured, with the reason.
+        seconds: how long measuring took.
+    """
+
+    level = logging.DEBUG
+
+    database: str
+    backlog: int | None
+    waited: timedelta | None
+    ahead: Mapping[str, int]
+    gaps: Mapping[str, int]
+    held: Mapping[str, int]
+    bytes: Mapping[str, int]
+    pinned_for: timedelta
+    pinned_by: int
+    upkeep_age: timedelta | None
+    upkeep_is_failing: bool | None
+    missing: Mapping[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseMeasuredElsewhere(Event):
+    """Another replica measures the database now."""
+
+    level = logging.DEBUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseNotMeasured(Event):
+    """The database could not be measured; the next attempt is an interval away."""
+
+    level = logging.INFO
+    about = ()
+
+    reason: str
+
+
+Notify: TypeAlias = Callable[[Event], None]
+
+
+class DatabaseMeasure:
+    """Measures the database, or waits until the replica that does is gone.
+
+    For one event loop; it measures in a thread of its own.
+
+    Args:
+        url: of the database, or what gives it; whatever error of ours that raises is
+            reported.
+        seconds: the interval. It is stretched if measuring takes long.
+        measurer: RELAY or CONSUMER.
+        grace: if it measures later than that after its time, another one takes over.
+    """
+
+    def __init__(
+        self,
+        url: str | Callable[[], str],
+        *,
+        seconds: float,
+        notify: Notify,
+        measurer: Measurer = RELAY,
+        grace: timedelta = timedelta(minutes=1),
+    ) -> None:
+        self._url = url
+        self._measurer = measurer
+        self._scope = Scope(
+            parts=measurer.parts,
+            sizes=True,
+            pins_from=timedelta(0),
+            pins_behind=0,
+        )
+        self._is_direct = False
+        self._seconds = seconds
+        self._grace = grace.total_seconds()
+        self._pause = seconds
+        self._notify = notify
+        self._connection: AdministrationConnection | None = None
+        self._has_turn = False
+        self._pins: dict[tuple[object, ...], float] = {}
+
+    async def run(self) -> None:
+        """Measure until cancelled. A failure is reported as an event."""
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="measure")
+        is_waiting = False
+        try:
+            while True:
+                event: Event | None
+                try:
+                    event = await loop.run_in_executor(thread, self._measure)
+                except OutboxError as error:
+                    event = DatabaseNotMeasured(reason=one_line(error))
+                if event is not None:
+                    self._notify(event)
+                elif not is_waiting:
+                    self._notify(DatabaseMeasuredElsewhere())
+                is_waiting = event is None
+                await asyncio.sleep(self._pause)
+        finally:
+            connection = self._connection
+            if connection is not None:
+                with contextlib.suppress(psycopg.Error):
+                    connection.cancel()
+            await loop.run_in_executor(thread, self._close)
+            thread.shutdown(wait=False)
+
+    def _measure(self) -> DatabaseMeasured | None:
+        """Measure if this replica may; None: another one does."""
+        try:
+            url = self._url if isinstance(self._url, str) else self._url()
+            if not self._is_direct:
+                refuse_pooler(url)
+                self._is_direct = True
+            with errors_explained(url, _RIGHTS):
+                if not self._take_turn(url):
+                    self._close()
+                    return None
+                assert self._connection is not None
+                started = time.monotonic()
+                overview = read_overview(self._connection, self._scope)
+                took = time.monotonic() - started
+                self._pause = max(self._seconds, took * _SHARE)
+                # The server ends the session of a process that hangs meanwhile.
+                silence = int((self._pause + self._grace) * 1000)
+                self._connection.execute(
+                    "SELECT set_config('idle_session_timeout', %s, false)",
+                    [str(silence)],
+                )
+                return self._sum_up(overview, took)
+        except BaseException:
+            self._close()
+            raise
+
+    def _take_turn(self, url: str) -> bool:
+        if self._connection is None:
+            self._connection = psycopg.connect(
+                conninfo(url, application_name=APPLICATION_NAME), autocommit=True
+            )
+            self._connection.execute(PIN_SESSION)
+            self._has_turn = False
+        other = self._measurer.yields_to
+        if other is not None:
+            row = self._connection.execute(
+                load("outbox", "is_lock_held"),
+                {"lock_class": LOCK_CLASS, "lock": int(other)},
+            ).fetchone()
+            if row == (True,):
+                return False
+        if not self._has_turn:
+            row = self._connection.execute(
+                "SELECT pg_catalog.pg_try_advisory_lock(%s, %s)",
+                (LOCK_CLASS, int(self._measurer.lock)),
+            ).fetchone()
+            self._has_turn = row == (True,)
+        return self._has_turn
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _sum_up(self, overview: Overview, seconds: float) -> DatabaseMeasured:
+        backlog, tables, upkeep = overview.outbox, overview.tables, overview.upkeep
+        return DatabaseMeasured(
+            database=overview.database,
+            backlog=None if backlog is None else backlog.estimated,
+            waited=None if backlog is None else backlog.waited or timedelta(0),
+            ahead={it.table: it.ahead for it in tables},
+            gaps={it.table: it.gaps + (not it.has_today) for it in tables},
+            held={it.table: len(it.held) for it in tables},
+            bytes={it.table: it.bytes or 0 for it in tables},
+            pinned_for=self._find_oldest(overview.pins),
+            pinned_by=max((it.xids or 0 for it in overview.pins), default=0),
+            upkeep_age=None if upkeep is None else upkeep.age,
+            upkeep_is_failing=None
+            if upkeep is None
+            else bool(upkeep.failure or upkeep.clock_problem),
+            missing={it.part: it.reason for it in overview.missing},
+            seconds=seconds,
+        )
+
+    def _find_oldest(self, pins: tuple[Pin, ...]) -> timedelta:
+        # Without pg_monitor, this role sees that others need an old transaction, and
+        # which one, but not since when.
+        now = time.monotonic()
+        seen = {(it.kind, it.name, it.pid, it.xid): it for it in pins}
+        self._pins = {key: self._pins.get(key, now) for key in seen}
+        ages = [
+            it.open_for
+            or timedelta(seconds=now - self._pins[key] if it.xid is not None else 0)
+            for key, it in seen.items()
+        ]
+        return max(ages, default=timedelta(0))

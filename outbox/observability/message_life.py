@@ -1,0 +1,932 @@
+"""The life of a message, and of the messages that it caused: from all tables that know.
+
+`pillarbox trace` and the page's Messages show what is read here. A message is found by
+the moment in its id, in the days around it; one whose id tells none, or a wrong one, in
+all days. No payload is read, and of the headers only the two that say what led to the
+message: the monitor's rights are enough.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from itertools import count
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from psycopg.rows import class_row, dict_row
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.lane import PRIORITIES, Priority, lane_of, priority_of
+from outbox.message_id import is_uuid7, moment_of
+from outbox.postgres.advisory_lock import LOCK_CLASS
+from outbox.postgres.sql_files import load
+
+MOST_MESSAGES: Final = 200
+"""How many messages of a tree are read unless asked otherwise."""
+
+_DEEPEST: Final = 50
+_SKEW: Final = timedelta(days=1)
+"""How far the clocks of writers and databases may be apart."""
+_BIN: Final = timedelta(minutes=15)
+"""A mark's created_at is that of its messages, rounded down to this."""
+_BINS_FROM: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_EVER: Final = ("-infinity", "infinity")
+_TABLES: Final = {
+    "outbox.message": "when it was added and published, refusals, replays",
+    "outbox.dead_letter": "whether the relay gave it up",
+    "inbox.delivery": "its deliveries by the postgres broker",
+    "inbox.receipt": "who has handled it",
+    "inbox.job": "the jobs of its long handlers",
+    "inbox.suspect": "starts of handlers that never ended",
+    "inbox.dead_letter": "whether a consumer gave it up",
+}
+_WORDS: Final = {
+    ("outbox", "scheduled"): "claimed before it was due",
+    ("outbox", "refused"): "refused by the broker",
+    ("outbox", "postponed"): "postponed by the broker",
+    ("outbox", "blocked"): "blocked by its key",
+    ("outbox", "replayed"): "replay requested",
+    ("outbox", "dead_lettered"): "given up",
+    ("inbox", "refused"): "given back",
+    ("inbox", "blocked"): "blocked by its key",
+    ("inbox", "open"): "delivered again: nobody had finished it",
+    ("inbox", "found"): "found below the watermark",
+    ("inbox", "started"): "started, without an end yet",
+    ("", "dead_letter"): "became a dead letter",
+    ("", "retry_failed"): "retry failed",
+    ("", "retry_succeeded"): "retry succeeded",
+    ("", "job_queued"): "job queued",
+    ("", "job_started"): "job started",
+    ("", "job_cancel_requested"): "cancel requested",
+    ("", "job_success"): "job done",
+    ("", "job_failure"): "job failed",
+    ("", "job_cancelled"): "job cancelled",
+    ("", "job_timed_out"): "job timed out",
+    ("", "job_skipped"): "job skipped: handled before",
+}
+# One message's rows are found by indexes, whatever the statistics of a new day say.
+_PLAN: Final = (
+    "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off;"
+    " SET LOCAL enable_mergejoin = off; SET LOCAL jit = off; SET LOCAL timezone = 'UTC'"
+)
+
+_Bound: TypeAlias = datetime | str
+
+
+class Found(StrEnum):
+    """Whether a message was found."""
+
+    FOUND = "found"
+    NOT_FOUND = "not_found"
+    NOT_KNOWABLE = "not_knowable"
+
+
+class State(StrEnum):
+    """What has become of a message in the outbox, as outbox.message_status has it."""
+
+    READY = "ready"
+    SCHEDULED = "scheduled"
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    PUBLISHED = "published"
+    DEAD_LETTERED = "dead_lettered"
+
+
+class Progress(StrEnum):
+    """How far a consumer is with a message.
+
+    Attributes:
+        DELIVERED: in the queue of the postgres broker; nobody has finished it.
+        WAITING: given back, to be delivered again.
+        BLOCKED: a message of its key waits.
+        STARTED: its handler was started, and no outcome is known.
+        QUEUED: its job waits for a worker.
+        ENDED: its job was cancelled, timed out or skipped.
+        ACKED: done with, without a receipt that is still there.
+    """
+
+    DELIVERED = "delivered"
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    STARTED = "started"
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    ENDED = "ended"
+    HANDLED = "handled"
+    DEAD_LETTERED = "dead_lettered"
+    DISCARDED = "discarded"
+    ACKED = "acked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message without its content, as it was added.
+
+    Attributes:
+        database: which of the given databases has it, by the name that it was given.
+        available_at: when it was scheduled for; None: at once.
+        causation_id: the message whose handler added it.
+    """
+
+    id: UUID
+    created_at: datetime
+    seq: int
+    lane: int
+    schema_version: int
+    topic: str
+    key: str | None
+    tenant: str | None
+    available_at: datetime | None
+    content_type: str
+    payload_bytes: int
+    causation_id: str | None
+    traceparent: str | None
+    database: str = ""
+
+    @property
+    def priority(self) -> Priority:
+        """The class in which it waits."""
+        return priority_of(self.lane)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that happened to a message.
+
+    Attributes:
+        at: when it was recorded, by the clock of its database; of `handled`, when the
+            handler's transaction began.
+        what: as in the views `outbox.message_life` and `inbox.message_life`.
+        source: the table that tells.
+        consumer: whose step it is; None: the outbox's.
+        run: 0 for the first publication, n for the n-th replay.
+        attempts: how often it had failed, or had been started.
+        due_at: when the next step is due, or a lease ends.
+        by: who requested it, did it, or gave up.
+    """
+
+    at: datetime
+    what: str
+    source: str
+    database: str
+    consumer: str | None = None
+    run: int = 0
+    attempts: int = 0
+    due_at: datetime | None = None
+    by: str | None = None
+    reason: str | None = None
+
+    @property
+    def said(self) -> str:
+        """What happened, in words."""
+        side = "inbox" if self.source.startswith("inbox.") else "outbox"
+        return _WORDS.get((side, self.what)) or _WORDS.get(("", self.what), self.what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """How far a consumer is with a message.
+
+    Attributes:
+        since: when it came that far.
+    """
+
+    consumer: str
+    progress: Progress
+    since: datetime
+    attempts: int = 0
+    due_at: datetime | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What is known of one message.
+
+    Attributes:
+        envelopes: as it was added; more than one if its id was used again, none if its
+            day was dropped, or it was added elsewhere.
+        steps: in the order of their moments.
+        state: in the outbox; None if no outbox that was asked has it.
+        waits: why it isn't published yet, in a sentence; None if it waits no more.
+    """
+
+    id: str
+    envelopes: tuple[Envelope, ...] = ()
+    steps: tuple[Step, ...] = ()
+    state: State | None = None
+    waits: str | None = None
+
+    @property
+    def envelope(self) -> Envelope | None:
+        """As it was added first."""
+        return self.envelopes[0] if self.envelopes else None
+
+    @property
+    def topic(self) -> str:
+        """Its topic, if that is known."""
+        return self.envelopes[0].topic if self.envelopes else "unknown topic"
+
+    @property
+    def added_at(self) -> datetime | None:
+        """When it was added; if no table tells, the moment in its id."""
+        if self.envelopes:
+            return self.envelopes[0].created_at
+        return _moment_in(_uuid(self.id))
+
+    @property
+    def published_at(self) -> datetime | None:
+        """When its first publication was recorded; a replay doesn't change it."""
+        return min((it.at for it in self.steps if it.what == "published"), default=None)
+
+    @property
+    def replays(self) -> int:
+        """How often it was replayed."""
+        return max((it.run for it in self.steps), default=0)
+
+    @property
+    def handlings(self) -> tuple[Handling, ...]:
+        """How far each consumer is that is known to have got it, by name."""
+        names = sorted({it.consumer for it in self.steps if it.consumer is not None})
+        return tuple(
+            _handling(name, [it for it in self.steps if it.consumer == name])
+            for name in names
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A message and the messages that its handlers added.
+
+    Attributes:
+        is_cut: not all of what it caused was read.
+    """
+
+    life: Life
+    caused: tuple["Branch", ...] = ()
+    is_cut: bool = False
+
+    def walk(self) -> Iterator["Branch"]:
+        """Return this branch and all below it."""
+        yield self
+        for branch in self.caused:
+            yield from branch.walk()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A message, what led to it, and what it caused.
+
+    Attributes:
+        causes: what led to it, the first message first, the direct cause last.
+        unknown: what no database can tell any more, or never could; in sentences.
+    """
+
+    found: Found
+    branch: Branch
+    causes: tuple[Life, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def life(self) -> Life:
+        """The message's own."""
+        return self.branch.life
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lives:
+    """Messages of a key, the newest first.
+
+    Attributes:
+        since: they were added then or later; older ones were not looked for.
+        unknown: as in `Trace`.
+    """
+
+    found: Found
+    lives: tuple[Life, ...]
+    since: datetime
+    unknown: tuple[str, ...] = ()
+
+
+Databases: TypeAlias = Mapping[str, AdministrationConnection]
+"""Connections in autocommit mode, or in a transaction, by a name for each database."""
+
+
+def read_trace(
+    databases: Databases, id: str, *, max_messages: int = MOST_MESSAGES
+) -> Trace:
+    """Read the life of a message, and the tree of what it caused.
+
+    Args:
+        databases: those of the outboxes and of the consumers, in any order.
+        id: of the message; one that isn't a UUID is looked for in foreign receipts.
+        max_messages: how many messages of the tree are read.
+
+    Raises:
+        psycopg.Error: as the connections do; of a role that lacks the monitor's
+            rights, `InsufficientPrivilege`.
+    """
+    with _planned_for_one_message(databases):
+        uuid = _uuid(id)
+        if uuid is None:
+            return _read_foreign(databases, id)
+        id = str(uuid)
+        reader = _Reader(databases)
+        reader.find([uuid])
+        causes = reader.find_causes(uuid)
+        children, cut = reader.find_tree(uuid, max_messages)
+        lives = reader.read_lives([uuid, *causes, *_below(children, uuid)])
+        unknown, is_gone = _unknown(databases, lives[uuid])
+        found = (
+            Found.FOUND
+            if lives[uuid].steps or children.get(uuid)
+            else Found.NOT_KNOWABLE
+            if is_gone
+            else Found.NOT_FOUND
+        )
+        return Trace(
+            found=found,
+            branch=_branch(uuid, lives, children, cut),
+            causes=tuple(lives[it] for it in causes),
+            unknown=unknown,
+        )
+
+
+def read_lives_of_key(
+    databases: Databases, key: str, *, since: datetime, max_messages: int
+) -> Lives:
+    """Read the lives of the newest messages of a key that were added since a moment.
+
+    All messages of the key's lanes are read, from the newest on, until there are
+    enough: some six of a hundred of all messages since that moment.
+    """
+    with _planned_for_one_message(databases):
+        reader = _Reader(databases)
+        ids = reader.find_key(key, since, max_messages)
+        lives = reader.read_lives(ids)
+        unknown = tuple(
+            f"messages before: {table} of {name} begins {_said(begins_at)}"
+            for name, connection in databases.items()
+            for table, begins_at, _ in _low_water(connection, ["outbox.message"], since)
+            if begins_at is None or since < begins_at
+        )
+    newest = sorted(
+        lives.values(), key=lambda life: life.added_at or since, reverse=True
+    )
+    return Lives(
+        found=(
+            Found.FOUND
+            if newest
+            else Found.NOT_KNOWABLE
+            if unknown
+            else Found.NOT_FOUND
+        ),
+        lives=tuple(newest),
+        since=since,
+        unknown=unknown,
+    )
+
+
+class _Reader:
+    """Reads envelopes and lives of messages, each database in one statement or two."""
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+        self._envelopes: dict[UUID, list[Envelope]] = {}
+
+    def find(self, ids: Sequence[UUID]) -> None:
+        """Find messages by id: around the moments in the ids, or else in all days."""
+        windows = [it for it in map(_moment_in, ids) if it is not None]
+        if windows:
+            self._find(ids, (min(windows) - _SKEW, max(windows) + 2 * _SKEW))
+        missing = [id for id in ids if id not in self._envelopes]
+        if missing:
+            self._find(missing, _EVER)
+
+    def find_causes(self, id: UUID) -> list[UUID]:
+        """Find what led to a message, the first message first."""
+        causes: list[UUID] = []
+        while len(causes) < _DEEPEST:
+            envelopes = self._envelopes.get(causes[0] if causes else id)
+            cause = _uuid(envelopes[0].causation_id or "") if envelopes else None
+            if cause is None or cause == id or cause in causes:
+                break
+            self.find([cause])
+            causes.insert(0, cause)
+        return causes
+
+    def find_tree(
+        self, id: UUID, most: int
+    ) -> tuple[dict[UUID, list[UUID]], set[UUID]]:
+        """Find what a message caused, level by level: the children of each.
+
+        Also returns the messages of which some children were left out.
+        """
+        children: dict[UUID, list[UUID]] = {}
+        cut: set[UUID] = set()
+        known, level = {id}, [id]
+        for depth in count():
+            if not level:
+                break
+            if depth == _DEEPEST or len(known) >= most:
+                cut |= set(level)
+                break
+            moments = [self._since(it) for it in level]
+            since = None if None in moments else min(it for it in moments if it)
+            found = self._find_caused(level, since, most + 1)
+            level = []
+            for envelope in found:
+                cause = _uuid(envelope.causation_id or "")
+                if cause is None:
+                    continue
+                if envelope.id not in known:
+                    if len(known) >= most:
+                        cut.add(cause)
+                        continue
+                    known.add(envelope.id)
+                    level.append(envelope.id)
+                    children.setdefault(cause, []).append(envelope.id)
+                self._note(envelope)
+        return children, cut
+
+    def find_key(self, key: str, since: datetime, most: int) -> list[UUID]:
+        """Find the newest messages of a key."""
+        lanes = [lane_of(key, UUID(int=0), it) for it in PRIORITIES]
+        values = {"key": key, "lanes": lanes, "since": since, "max_rows": most}
+        found = self._run(load("outbox", "find_envelopes_of_key"), values)
+        found.sort(key=lambda it: it.created_at, reverse=True)
+        for envelope in found[:most]:
+            self._note(envelope)
+        return list(self._envelopes)
+
+    def read_lives(self, ids: Sequence[UUID]) -> dict[UUID, Life]:
+        """Read the lives of messages that were looked for."""
+        ids = list(dict.fromkeys(ids))
+        if not ids:
+            return {}
+        steps: dict[UUID, list[Step]] = {id: [] for id in ids}
+        starts = [self._since(id) for id in ids]
+        since: _Bound = _EVER[0]
+        if None not in starts:
+            since = min(it for it in starts if it) - _SKEW
+        for name, connection in self._databases.items():
+            self._read_outbox(name, connection, ids, steps)
+            given_up = [id for id in ids if self._may_be_dead(id, name, steps[id])]
+            if given_up:
+                self._read_dead_letters(name, connection, given_up, since, steps)
+        until = self._delivered_until(ids, steps)
+        for name, connection in self._databases.items():
+            self._read_inbox(name, connection, ids, since, until, steps)
+        return {id: self._life(id, steps[id]) for id in ids}
+
+    def _find(self, ids: Sequence[UUID], days: tuple[_Bound, _Bound]) -> None:
+        values = {"ids": list(ids), "first": days[0], "last": days[1]}
+        for envelope in self._run(load("outbox", "find_envelopes"), values):
+            self._note(envelope)
+
+    def _find_caused(
+        self, causes: Sequence[UUID], since: datetime | None, most: int
+    ) -> list[Envelope]:
+        values = {
+            "causes": [str(id) for id in causes],
+            "since": _EVER[0] if since is None else since - _SKEW,
+            "max_rows": most,
+        }
+        found = self._run(load("outbox", "find_caused"), values)
+        return sorted(found, key=lambda it: (it.created_at, it.seq))
+
+    def _run(self, query: Any, values: Mapping[str, Any]) -> list[Envelope]:
+        found: list[Envelope] = []
+        for name, connection in self._databases.items():
+            with connection.cursor(row_factory=class_row(Envelope)) as cursor:
+                # Planned for these values: it leaves out the other days.
+                rows = cursor.execute(query, values, prepare=False)
+                found += [replace(it, database=name) for it in rows]
+        return found
+
+    def _note(self, envelope: Envelope) -> None:
+        noted = self._envelopes.setdefault(envelope.id, [])
+        if envelope not in noted:
+            noted.append(envelope)
+
+    def _since(self, id: UUID) -> datetime | None:
+        """Return the earliest moment at which something can have happened to it."""
+        known = [it.created_at for it in self._envelopes.get(id, ())]
+        moment = _moment_in(id)
+        return min([*known, *([] if moment is None else [moment])], default=None)
+
+    def _may_be_dead(self, id: UUID, name: str, steps: Sequence[Step]) -> bool:
+        """Return whether this outbox may have a dead letter of a message.
+
+        The log tells when it was given up. Of a message that no table has any more,
+        the dead letter may be all that is left.
+        """
+        return id not in self._envelopes or any(
+            it.what == "dead_lettered" and it.database == name for it in steps
+        )
+
+    def _read_outbox(
+        self,
+        name: str,
+        connection: AdministrationConnection,
+        ids: Sequence[UUID],
+        steps: Mapping[UUID, list[Step]],
+    ) -> None:
+        added = [
+            it.created_at
+            for id in ids
+            for it in self._envelopes.get(id, ())
+            if it.database == name
+        ]
+        if added:
+            days: dict[str, _Bound] = {
+                "first": min(added),
+                "last": max(added),
+                "since": _EVER[1],
+            }
+            self._read_steps(name, connection, ids, days, steps)
+
+    def _read_dead_letters(
+        self,
+        name: str,
+        connection: AdministrationConnection,
+        ids: Sequence[UUID],
+        since: _Bound,
+        steps: Mapping[UUID, list[Step]],
+    ) -> None:
+        # Of the other tables no day: none is after the end and before the beginning.
+        days: dict[str, _Bound] = {
+            "first": _EVER[1],
+            "last": _EVER[0],
+            "since": since,
+        }
+        self._read_steps(name, connection, ids, days, steps)
+
+    def _read_steps(
+        self,
+        name: str,
+        connection: AdministrationConnection,
+        ids: Sequence[UUID],
+        days: Mapping[str, _Bound],
+        steps: Mapping[UUID, list[Step]],
+    ) -> None:
+        values = {
+            "ids": list(ids),
+            **days,
+            "first_bin": _bin(days["first"]),
+            "last_bin": _bin(days["last"]),
+        }
+        with connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(load("outbox", "read_lives"), values, prepare=False)
+            for row in cursor:
+                del row["message_at"]
+                id, what = row.pop("message_id"), row.pop("step")
+                steps[id].append(Step(what=what, database=name, **row))
+
+    def _read_inbox(
+        self,
+        name: str,
+        connection: AdministrationConnection,
+        ids: Sequence[UUID],
+        since: _Bound,
+        until: _Bound,
+        steps: Mapping[UUID, list[Step]],
+    ) -> None:
+        moments = [it for it in map(_moment_in, ids) if it is not None]
+        # Receipts are of ids that tell their moment.
+        first, last = (min(moments), max(moments)) if moments else (_EVER[1], _EVER[0])
+        values = {
+            "ids": list(ids),
+            "first": first,
+            "last": last,
+            "delivered_from": since,
+            "delivered_until": until,
+            "first_bin": _bin(since),
+            "since": since,
+        }
+        with connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(
+                load("outbox", "read_lives_at_consumers"), values, prepare=False
+            )
+            for row in cursor:
+                id = row.pop("message_id")
+                what = row.pop("step")
+                steps[id].append(Step(what=what, database=name, **row))
+
+    def _delivered_until(
+        self, ids: Sequence[UUID], steps: Mapping[UUID, Sequence[Step]]
+    ) -> _Bound:
+        """Return until when they can have been delivered: a day after all ended."""
+        ends = []
+        for id in ids:
+            last = _last_run(steps[id])
+            if last is None or last.what not in (State.PUBLISHED, State.DEAD_LETTERED):
+                return _EVER[1]
+            ends += [it.at for it in steps[id]]
+        return max(ends) + _SKEW if ends else _EVER[1]
+
+    def _life(self, id: UUID, steps: list[Step]) -> Life:
+        steps = _without_receipts_of_discards(_without_marks_of_ends(steps))
+        steps.sort(key=_order)
+        envelopes = tuple(self._envelopes.get(id, ()))
+        state = _state(envelopes[0], steps) if envelopes else None
+        life = Life(id=str(id), envelopes=envelopes, steps=tuple(steps), state=state)
+        if state is None or state in (State.PUBLISHED, State.DEAD_LETTERED):
+            return life
+        database = self._databases[envelopes[0].database]
+        return replace(life, waits=_why(database, life, envelopes[0]))
+
+
+def _state(envelope: Envelope, steps: Sequence[Step]) -> State:
+    """Return what outbox.message_status says of it."""
+    last = _last_run(steps)
+    due_at = envelope.available_at
+    match last:
+        case None:
+            pass
+        case Step(what="published" | "dead_lettered" as outcome):
+            return State(outcome)
+        case Step(what="refused" | "postponed"):
+            return State.WAITING
+        case Step(what="blocked"):
+            return State.BLOCKED
+        case Step():
+            due_at = last.due_at
+    if due_at is not None and due_at > datetime.now(UTC):
+        return State.SCHEDULED
+    return State.READY
+
+
+def _last_run(steps: Iterable[Step]) -> Step | None:
+    """Return the step that decides: the end of the latest run, or its latest step."""
+    log = [it for it in steps if it.source in ("outbox.settlement", "outbox.deferral")]
+    return max(
+        log,
+        key=lambda it: (it.run, it.what in ("published", "dead_lettered"), it.at),
+        default=None,
+    )
+
+
+def _why(
+    connection: AdministrationConnection, life: Life, envelope: Envelope
+) -> str | None:
+    last = _last_run(life.steps)
+    match life.state:
+        case State.SCHEDULED:
+            due_at = envelope.available_at if last is None else last.due_at
+            return f"scheduled for {_said(due_at)}"
+        case State.WAITING if last is not None:
+            times = f"{last.attempts} time{'' if last.attempts == 1 else 's'}"
+            return (
+                f"refused {times}, to be published again at {_said(last.due_at)}: "
+                f"{last.reason or 'no reason is known'}"
+            )
+        case State.BLOCKED:
+            return _what_blocks(connection, envelope)
+        case _:
+            return _what_is_missing(connection, envelope.lane)
+
+
+def _what_blocks(connection: AdministrationConnection, envelope: Envelope) -> str:
+    found = connection.execute(
+        load("outbox", "find_blocking_message"),
+        {
+            "lane": envelope.lane,
+            "key": envelope.key,
+            "seq": envelope.seq,
+            "since": _EVER[0],
+        },
+        prepare=False,
+    ).fetchone()
+    if found is None:
+        return "its key was blocked, and is free again: it is next"
+    id, cause, due_at, attempts = found
+    if cause == "blocked":
+        return f"waits behind {id} of its key"
+    return (
+        f"waits behind {id} of its key, which was refused {attempts} times and is to "
+        f"be published again at {_said(due_at)}"
+    )
+
+
+def _what_is_missing(connection: AdministrationConnection, lane: int) -> str:
+    holders = {
+        number: (pid, name)
+        for number, pid, name in connection.execute(
+            load("outbox", "find_lane_holders"), {"lock_class": LOCK_CLASS}
+        )
+    }
+    if lane in holders:
+        pid, name = holders[lane]
+        return (
+            f"due now; lane {lane} is held by {name or 'a relay'} (pid {pid}), which "
+            "has not published it yet"
+        )
+    if holders:
+        return f"due now, and no relay holds lane {lane}; others hold other lanes"
+    return f"due now, and no relay is running: nobody holds lane {lane}"
+
+
+def _handling(consumer: str, steps: Sequence[Step]) -> Handling:
+    """Return how far a consumer is, from its steps in order."""
+    done = [it for it in steps if it.what in _PROGRESS]
+    # A receipt is final, whatever was recorded later; so is a discard.
+    best = max(done, key=lambda it: (_FINAL.get(it.what, 0), it.at), default=None)
+    if best is None:
+        return Handling(
+            consumer=consumer, progress=Progress.DELIVERED, since=steps[-1].at
+        )
+    return Handling(
+        consumer=consumer,
+        progress=_PROGRESS[best.what],
+        since=best.at,
+        attempts=max(it.attempts for it in steps),
+        due_at=best.due_at,
+        reason=best.reason,
+    )
+
+
+_PROGRESS: Final = {
+    "delivered": Progress.DELIVERED,
+    "refused": Progress.WAITING,
+    "open": Progress.WAITING,
+    "found": Progress.WAITING,
+    "blocked": Progress.BLOCKED,
+    "acked": Progress.ACKED,
+    "started": Progress.STARTED,
+    "handled": Progress.HANDLED,
+    "job_queued": Progress.QUEUED,
+    "job_started": Progress.IN_PROGRESS,
+    "job_cancel_requested": Progress.IN_PROGRESS,
+    "job_success": Progress.HANDLED,
+    "job_failure": Progress.DEAD_LETTERED,
+    "job_cancelled": Progress.ENDED,
+    "job_timed_out": Progress.ENDED,
+    "job_skipped": Progress.ENDED,
+    "dead_letter": Progress.DEAD_LETTERED,
+    "retry_failed": Progress.DEAD_LETTERED,
+    "retry_succeeded": Progress.HANDLED,
+    "discarded": Progress.DISCARDED,
+}
+_FINAL: Final = {
+    "acked": -1,
+    "discarded": 1,
+    "handled": 2,
+    "job_success": 2,
+    "retry_succeeded": 2,
+}
+
+
+def _without_marks_of_ends(steps: Sequence[Step]) -> list[Step]:
+    """Leave out the marks of messages that the log says were given up, and why."""
+    is_logged = any(
+        it.what == "dead_lettered" and it.source == "outbox.deferral" for it in steps
+    )
+    return [
+        it
+        for it in steps
+        if not is_logged
+        or it.what != "dead_lettered"
+        or it.source != "outbox.settlement"
+    ]
+
+
+def _without_receipts_of_discards(steps: Sequence[Step]) -> list[Step]:
+    """Leave out the receipts by which a discard keeps a message from its handler.
+
+    They are written in the transaction of the discard, and so have its moment.
+    """
+    discards = {(it.consumer, it.at) for it in steps if it.what == "discarded"}
+    return [
+        it
+        for it in steps
+        if it.what != "handled" or (it.consumer, it.at) not in discards
+    ]
+
+
+def _order(step: Step) -> tuple[datetime, int]:
+    """Sort by moment; a message was added before it was settled, whatever rounds."""
+    return step.at, 0 if step.what == "added" else 1
+
+
+def _branch(
+    id: UUID,
+    lives: Mapping[UUID, Life],
+    children: Mapping[UUID, Sequence[UUID]],
+    cut: set[UUID],
+) -> Branch:
+    return Branch(
+        life=lives[id],
+        caused=tuple(
+            _branch(child, lives, children, cut) for child in children.get(id, ())
+        ),
+        is_cut=id in cut,
+    )
+
+
+def _below(children: Mapping[UUID, Sequence[UUID]], id: UUID) -> Iterator[UUID]:
+    for child in children.get(id, ()):
+        yield child
+        yield from _below(children, child)
+
+
+def _read_foreign(databases: Databases, id: str) -> Trace:
+    """Read what is known of an id that isn't a UUID."""
+    steps: list[Step] = []
+    for name, connection in databases.items():
+        with connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(load("outbox", "read_foreign_life"), {"id": id})
+            steps += [
+                Step(what=row.pop("step"), database=name, **row) for row in cursor
+            ]
+    life = Life(id=id, steps=tuple(sorted(steps, key=_order)))
+    return Trace(
+        found=Found.FOUND if steps else Found.NOT_KNOWABLE,
+        branch=Branch(life=life),
+        unknown=(
+            "an id that isn't a UUID is another producer's: only receipts that are "
+            "younger than the retention, and dead letters, know it",
+        ),
+    )
+
+
+def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
+    """Say what can't be known of a message; and whether all of it may be gone."""
+    at = life.added_at
+    said: list[str] = []
+    is_gone = at is None
+    for name, connection in databases.items():
+        where = f" of {name}" if len(databases) > 1 else ""
+        for table, begins_at, detached in _low_water(connection, list(_TABLES), at):
+            if at is not None and begins_at is not None and at >= begins_at:
+                continue
+            if table == "outbox.message" and life.envelopes:
+                continue
+            is_gone = is_gone or table == "outbox.message"
+            begins = "is empty" if begins_at is None else f"begins {_said(begins_at)}"
+            if at is None:
+                said.append(f"{table}{where} {begins}: what was before is gone")
+                continue
+            kept = f"; {detached}, detached, still has that day" if detached else ""
+            said.append(
+                f"{_TABLES[table]}: {table}{where} {begins}, after this message; what "
+                f"was before was dropped, or never was{kept}"
+            )
+    handled = any(it.consumer is not None for it in life.steps)
+    if life.published_at is not None and not handled:
+        said.append(
+            "what the broker did with it: only the postgres broker's deliveries, and "
+            "consumers whose database was given, leave anything here"
+        )
+    return tuple(said), is_gone
+
+
+def _low_water(
+    connection: AdministrationConnection, tables: list[str], at: datetime | None
+) -> list[tuple[str, datetime | None, str | None]]:
+    cursor = connection.execute(
+        load("outbox", "list_low_water_marks"), {"tables": tables, "at": at}
+    )
+    return [(table, begins_at, detached) for table, begins_at, detached in cursor]
+
+
+@contextmanager
+def _planned_for_one_message(databases: Databases) -> Iterator[None]:
+    """Read in one transaction of each database, with settings that end with it."""
+    with ExitStack() as transactions:
+        for connection in databases.values():
+            transactions.enter_context(connection.transaction())
+            connection.execute(_PLAN)
+        yield
+
+
+def _bin(at: _Bound) -> _Bound:
+    if isinstance(at, str):
+        return at
+    return at - (at - _BINS_FROM) % _BIN
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _moment_in(id: UUID | None) -> datetime | None:
+    if id is None or not is_uuid7(id):
+        return None
+    try:
+        return moment_of(id)
+    except OverflowError:
+        return None  # after the year 9999
+
+
+def _said(at: datetime | None) -> str:
+    return (
+        "an unknown time"
+        if at is None
+        else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    )

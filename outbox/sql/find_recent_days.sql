@@ -1,0 +1,5 @@
+-- Does:  Find where the partitions of outbox.message begin that have messages of a time or later.
+-- Takes: since
+-- Gives: starts_at (null: there is no such partition)
+-- Index: none, reads the catalog
+SELECT min(starts_at) AS starts_at FROM outbox.partitions('outbox.message') WHERE ends_at > %(since)s

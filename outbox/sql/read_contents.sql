@@ -1,0 +1,8 @@
+-- Does:  Read what a message says.
+-- Takes: id, created_at
+-- Gives: content_type, headers, payload
+-- Index: message_pkey of one partition
+SELECT content_type, headers, payload
+  FROM outbox.message
+ WHERE id = %(id)s
+   AND created_at = %(created_at)s

@@ -1,0 +1,254 @@
+"""Messages: find some by what is known of them, and the life of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from psycopg.rows import class_row
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.errors import ConfigError, shorten
+from outbox.lane import LANES
+from outbox.observability.message_life import (
+    Found,
+    Life,
+    State,
+    Trace,
+    read_lives_of_key,
+    read_trace,
+)
+from outbox.postgres.sql_files import load
+from outbox.web.dead_letters import Contents, show, why_hidden
+from outbox.web.frame import Frame, Section, frame_of
+from outbox.web.login import Viewer
+
+_MOST_ROWS: Final = 50
+_MAX_LENGTH: Final = 2048
+_WINDOW: Final = "1h"
+_WINDOWS: Final = {
+    "15m": ("the last 15 minutes", timedelta(minutes=15)),
+    "1h": ("the last hour", timedelta(hours=1)),
+    "24h": ("the last 24 hours", timedelta(hours=24)),
+    "7d": ("the last 7 days", timedelta(days=7)),
+}
+_WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
+_STATES: Final = ("any", "unsettled", *_WAITS, State.PUBLISHED, State.DEAD_LETTERED)
+# As read_trace has it: a few rows are found by indexes, whatever the statistics say.
+_PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A message in the list.
+
+    Attributes:
+        available_at: when it is due next; None: at once, or never.
+    """
+
+    id: UUID
+    created_at: datetime
+    topic: str
+    key: str | None
+    tenant: str | None
+    state: str
+    attempts: int
+    run: int
+    available_at: datetime | None
+    published_at: datetime | None
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """What somebody looks for; empty text stands for anything."""
+
+    key: str
+    topic: str
+    tenant: str
+    state: str
+    window: str
+
+    @classmethod
+    def of(cls, query: QueryParams) -> "_Search":
+        """Read it from an address.
+
+        Raises:
+            ConfigError: a field has a value that it can't have.
+        """
+        found = cls(
+            key=query.get("key", ""),
+            topic=query.get("topic", "").strip(),
+            tenant=query.get("tenant", ""),
+            state=query.get("state", "any"),
+            window=query.get("window", _WINDOW),
+        )
+        for name, text in (
+            ("key", found.key),
+            ("topic", found.topic),
+            ("tenant", found.tenant),
+        ):
+            if "\0" in text or len(text) > _MAX_LENGTH:
+                raise ConfigError(
+                    f"{name}: has a NUL, or more than {_MAX_LENGTH:,} characters; no "
+                    "message has such a value"
+                )
+        if found.state not in _STATES:
+            raise ConfigError(
+                f"state {shorten(found.state)}: use one of {', '.join(_STATES)}"
+            )
+        if found.window not in _WINDOWS:
+            raise ConfigError(
+                f"window {shorten(found.window)}: use one of {', '.join(_WINDOWS)}"
+            )
+        return found
+
+    @property
+    def since(self) -> datetime:
+        """Where the window begins."""
+        return datetime.now(UTC) - _WINDOWS[self.window][1]
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of both statements."""
+        is_prefix = self.topic.endswith("*")
+        return {
+            "since": self.since,
+            "topic": None if is_prefix else self.topic or None,
+            "topic_prefix": self.topic[:-1] if is_prefix else None,
+            "tenant": self.tenant or None,
+            "state": None if self.state in ("any", "unsettled") else self.state,
+            "max_rows": _MOST_ROWS,
+        }
+
+
+def read_page(
+    connection: AdministrationConnection, query: QueryParams
+) -> dict[str, Any]:
+    """Read the messages that match, or the one that has an id."""
+    search = _Search.of(query)
+    id = query.get("id", "").strip()
+    if "\0" in id or len(id) > _MAX_LENGTH:
+        raise ConfigError("id: no message has one like that")
+    trace = read_trace({"": connection}, id, max_messages=1) if id else None
+    return {
+        "id": id,
+        "trace": trace,
+        "search": search,
+        "rows": [] if trace else _read_rows(connection, search),
+        "most": _MOST_ROWS,
+        "states": _STATES,
+        "windows": _WINDOWS,
+        "is_oldest_first": search.state in ("unsettled", *_WAITS) and not search.key,
+        "Found": Found,
+    }
+
+
+def _read_rows(connection: AdministrationConnection, search: _Search) -> list[Row]:
+    if search.key:
+        return _rows_of_key(connection, search)
+    name = "list_messages"
+    values = search.parameters()
+    if search.state in ("unsettled", *_WAITS):
+        statement = load("outbox", "list_unsettled_messages")
+    else:
+        statement = load("outbox", name)
+        values["lanes"] = list(range(LANES))
+        connection.execute(_PLAN)
+    with connection.cursor(row_factory=class_row(Row)) as cursor:
+        return cursor.execute(statement, values, prepare=False).fetchall()
+
+
+def _rows_of_key(connection: AdministrationConnection, search: _Search) -> list[Row]:
+    found = read_lives_of_key(
+        {"": connection}, search.key, since=search.since, max_messages=_MOST_ROWS
+    )
+    rows = [_row_of(life) for life in found.lives]
+    wanted: Sequence[str] = {
+        "any": _STATES,
+        "unsettled": _WAITS,
+    }.get(search.state, (search.state,))
+    topic, is_prefix = search.topic.rstrip("*"), search.topic.endswith("*")
+    return [
+        row
+        for row in rows
+        if row.state in wanted
+        and search.tenant in ("", row.tenant)
+        and (row.topic.startswith(topic) if is_prefix else topic in ("", row.topic))
+    ]
+
+
+def _row_of(life: Life) -> Row:
+    envelope = life.envelopes[0]
+    log = [it for it in life.steps if it.source == "outbox.deferral"]
+    reasons = [it.reason for it in log if it.reason]
+    return Row(
+        id=envelope.id,
+        created_at=envelope.created_at,
+        topic=envelope.topic,
+        key=envelope.key,
+        tenant=envelope.tenant,
+        state=str(life.state),
+        attempts=log[-1].attempts if log else 0,
+        run=life.replays,
+        available_at=log[-1].due_at if log else envelope.available_at,
+        published_at=life.published_at,
+        last_error=reasons[-1] if reasons else None,
+    )
+
+
+async def show_message(request: Request) -> Response:
+    """Show the life of a message, and the tree of what it caused."""
+    frame, viewer = frame_of(request), request.state.viewer
+    assert isinstance(viewer, Viewer)
+    id: UUID = request.path_params["id"]
+
+    def read(connection: AdministrationConnection) -> tuple[Trace, Contents]:
+        found = read_trace({"": connection}, str(id))
+        return found, _contents(connection, found.life, frame, viewer)
+
+    found, contents = await frame.database.run(read)
+    return frame.render(
+        request,
+        "message.html",
+        viewer=viewer,
+        section=SECTION,
+        title=f"Message {str(id)[:8]}",
+        status=200 if found.found is Found.FOUND else 404,
+        trace=found,
+        life=found.life,
+        contents=contents,
+        Found=Found,
+    )
+
+
+def _contents(
+    connection: AdministrationConnection, life: Life, frame: Frame, viewer: Viewer
+) -> Contents:
+    if not life.envelopes:
+        return Contents(hidden="The message is in no table any more.")
+    row = connection.execute(
+        "SELECT has_table_privilege('outbox.message', 'SELECT')"
+    ).fetchone()
+    assert row is not None
+    hidden = why_hidden(frame, viewer, "outbox.message", is_readable=row[0])
+    if hidden:
+        return Contents(hidden=hidden)
+    envelope = life.envelopes[0]
+    content = connection.execute(
+        load("outbox", "read_contents"),
+        {"id": envelope.id, "created_at": envelope.created_at},
+        prepare=False,
+    ).fetchone()
+    if content is None:
+        return Contents(hidden="The message was dropped while this page was read.")
+    content_type, headers, payload = content
+    return show(content_type, headers, bytes(payload), None, frame.settings.redact)
+
+
+SECTION: Final = Section(
+    path="messages", title="Messages", shortcut="m", read=read_page
+)

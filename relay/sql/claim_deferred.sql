@@ -1,0 +1,104 @@
+-- Does:  Read messages that waited, bounded in bytes. Locks nothing.
+-- Takes: ids, created_ats, lanes, seqs, runs, entries (the last ones known; same length), first and last of created_ats, max_bytes, and in bytes: max_indexed (of topic and key), max_tenant, max_content_type, max_headers, max_payload, max_copied
+-- Gives: position (from 1), topic, key, tenant, payload, content_type, headers, schema_version, due_at (the first time in this run; null: when it was created), verdict (null: loaded, next: left for the next claim, settle or aside: too large, published or dead_lettered: marked so, gone: there is a later entry, missing: there is no such message), too_large (the field that is over its limit)
+-- Index: message_pkey, deferral_message_idx and settlement_lane_idx on each partition between first and last
+-- See claim_batch.sql, which it resembles.
+SELECT position,
+       CASE WHEN loaded THEN topic ELSE left(topic, 80) END AS topic,
+       CASE WHEN loaded THEN key END AS key,
+       CASE WHEN loaded THEN tenant END AS tenant,
+       CASE WHEN loaded THEN payload END AS payload,
+       CASE WHEN loaded THEN content_type END AS content_type,
+       CASE WHEN loaded THEN nullif(headers, '{}'::jsonb)::text END AS headers,
+       schema_version,
+       CASE WHEN loaded THEN due_at END AS due_at,
+       CASE WHEN NOT loaded THEN
+            CASE WHEN id IS NULL THEN 'missing' WHEN is_gone THEN 'gone' WHEN outcome IS NOT NULL THEN outcome
+                 WHEN bytes > 0 THEN 'next' WHEN bytes < 0 THEN 'settle' ELSE 'aside' END END AS verdict,
+       CASE WHEN NOT loaded THEN
+            CASE WHEN octet_length(topic) > %(max_indexed)s THEN 'topic'
+                 WHEN octet_length(key) > %(max_indexed)s THEN 'key'
+                 WHEN octet_length(tenant) > %(max_tenant)s THEN 'tenant'
+                 WHEN octet_length(content_type) > %(max_content_type)s THEN 'content_type'
+                 WHEN header_bytes > %(max_headers)s THEN 'headers'
+                 WHEN octet_length(payload) > %(max_payload)s THEN 'payload' END END AS too_large
+  FROM (
+      SELECT weighed.*,
+             bytes > 0 AND is_gone IS NULL AND outcome IS NULL
+             AND (bytes_through <= %(max_bytes)s OR bytes_through = bytes) AS loaded
+        FROM (
+            SELECT measured.*,
+                   sum(abs(bytes)) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS bytes_through
+              FROM (
+                  SELECT found.*,
+                         CASE WHEN id IS NULL OR is_gone OR outcome IS NOT NULL THEN 0
+                              WHEN header_bytes <= %(max_headers)s
+                               AND octet_length(payload) <= %(max_payload)s
+                               AND octet_length(topic) <= %(max_indexed)s
+                               AND octet_length(content_type) <= %(max_content_type)s
+                               AND coalesce(octet_length(key), 0) <= %(max_indexed)s
+                               AND coalesce(octet_length(tenant), 0) <= %(max_tenant)s
+                              THEN (octet_length(payload) + text_bytes + 8 * header_bytes)::integer
+                              WHEN text_bytes + header_bytes + pg_column_size(payload) <= %(max_copied)s
+                              THEN - (text_bytes + header_bytes + pg_column_size(payload))::integer
+                              ELSE 0 END AS bytes
+                    FROM (
+                        SELECT waiting.position, m.id, m.topic, m.key, m.tenant, m.content_type,
+                               m.schema_version, m.headers, m.payload,
+                               octet_length(m.topic)::bigint + octet_length(m.content_type)
+                               + coalesce(octet_length(m.key), 0) + coalesce(octet_length(m.tenant), 0) AS text_bytes,
+                               CASE WHEN pg_column_compression(m.headers) IS NULL
+                                    THEN pg_column_size(m.headers)
+                                    WHEN pg_column_size(m.headers) > %(max_headers)s
+                                    THEN 100::bigint * pg_column_size(m.headers)
+                                    ELSE pg_column_size(m.headers #> '{}'::text[]) END AS header_bytes,
+                               CASE WHEN waiting.run > 0 THEN
+                                    (SELECT replay.due_at
+                                       FROM outbox.deferral AS replay
+                                      WHERE replay.id = waiting.id
+                                        AND replay.run = waiting.run
+                                        AND replay.created_at = waiting.created_at
+                                        AND replay.created_at BETWEEN %(first)s AND %(last)s
+                                        AND replay.cause = 'replayed'
+                                      LIMIT 1)
+                                    WHEN m.available_at > m.created_at THEN least(m.available_at, now()) END AS due_at,
+                               (SELECT true
+                                  FROM outbox.deferral AS later
+                                 WHERE later.id = waiting.id
+                                   AND later.created_at = waiting.created_at
+                                   AND later.created_at BETWEEN %(first)s AND %(last)s
+                                   AND (   later.run > waiting.run
+                                        OR later.run = waiting.run
+                                       AND (later.entry > waiting.entry OR later.cause = 'settled'))
+                                 LIMIT 1) AS is_gone,
+                               -- A relay that lost the lane may have written down late that the message waits.
+                               CASE WHEN waiting.run = 0 THEN
+                                    (SELECT s.outcome
+                                       FROM outbox.settlement AS s
+                                      WHERE s.lane = waiting.lane
+                                        AND s.last_seq >= waiting.seq
+                                        AND s.last_seq < waiting.seq + 4096
+                                        AND s.first_seq <= waiting.seq
+                                        AND s.outcome <> 'deferred'
+                                        AND s.created_at = date_bin('15 minutes', waiting.created_at, '2000-01-01 00:00:00+00')
+                                        AND s.created_at BETWEEN date_bin('15 minutes', %(first)s, '2000-01-01 00:00:00+00') AND %(last)s
+                                        AND waiting.id = ANY (s.ids)
+                                      LIMIT 1) END AS outcome
+                          FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(lanes)s::smallint[], %(seqs)s::bigint[],
+                                      %(runs)s::integer[], %(entries)s::bigint[])
+                               WITH ORDINALITY AS waiting (id, created_at, lane, seq, run, entry, position)
+                          LEFT JOIN LATERAL (
+                              SELECT row.*
+                                FROM outbox.message AS row
+                               WHERE row.id = waiting.id
+                                 AND row.created_at = waiting.created_at
+                                 AND row.created_at BETWEEN %(first)s AND %(last)s
+                               LIMIT 1
+                          ) AS m ON true
+                    ) AS found
+              ) AS measured
+        ) AS weighed
+      OFFSET 0
+  ) AS claimed
+ WHERE bytes_through - abs(bytes) <= %(max_bytes)s
+ ORDER BY position

@@ -1,0 +1,10 @@
+-- Does:  Write down that messages that waited wait no more, and what became of them.
+-- Takes: ids, created_ats, lanes, seqs, runs, attempts, outcomes, keys (same length)
+-- Gives: nothing
+-- Index: deferral_settled_idx, for the conflict: another relay has written it
+INSERT INTO outbox.deferral (id, created_at, lane, seq, run, attempts, cause, outcome, key)
+SELECT id, created_at, lane, seq, run, attempts, 'settled', outcome, key
+  FROM unnest(%(ids)s::uuid[], %(created_ats)s::timestamptz[], %(lanes)s::smallint[], %(seqs)s::bigint[],
+              %(runs)s::integer[], %(attempts)s::integer[], %(outcomes)s::text[], %(keys)s::text[])
+       AS ended (id, created_at, lane, seq, run, attempts, outcome, key)
+    ON CONFLICT (id, run, created_at) WHERE cause = 'settled' DO NOTHING

@@ -1,0 +1,28 @@
+-- Does:  Find messages that are due: scheduled ones, retries and replays.
+-- Takes: lanes, moments and entries (up to which they were found before; same length), since (created_at of the oldest that waits), max_rows (of each lane)
+-- Gives: lane, now, due_at, seq, id, created_at, run, attempts, entry, cause, key (null from due_at on where there is none)
+-- Index: deferral_due_idx and deferral_message_idx on each partition from since on
+SELECT leased.lane, now(), due.due_at, due.seq, due.id, due.created_at, due.run, due.attempts, due.entry, due.cause, due.key
+  FROM unnest(%(lanes)s::smallint[], %(moments)s::timestamptz[], %(entries)s::bigint[]) AS leased (lane, due_at, entry)
+  -- Lane by lane, so that waiting rows of other lanes are not read.
+  LEFT JOIN LATERAL (
+      SELECT d.due_at, d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.key
+        FROM outbox.deferral AS d
+       WHERE d.lane = leased.lane
+         AND d.due_at >= leased.due_at
+         -- Not clock_timestamp(), which is volatile: it would scan the index to its end.
+         AND d.due_at <= now()
+         AND d.created_at >= %(since)s
+         AND (d.due_at > leased.due_at OR d.entry > leased.entry)
+         -- Not a join, which may read the whole log. The message waits no more, or for something else.
+         AND (SELECT true
+                FROM outbox.deferral AS later
+               WHERE later.id = d.id
+                 AND later.created_at = d.created_at
+                 AND later.created_at >= %(since)s
+                 AND (later.run > d.run
+                      OR later.run = d.run AND (later.entry > d.entry OR later.cause = 'settled'))
+               LIMIT 1) IS NULL
+       ORDER BY d.due_at, d.entry
+       LIMIT %(max_rows)s
+  ) AS due ON true

@@ -1,0 +1,28 @@
+-- Does:  Find the messages of blocked keys that wait, each key in order of seq.
+-- Takes: lanes, keys, seqs (above which to look; same length), since (created_at of the oldest that waits), max_rows
+-- Gives: position of the key (from 1), seq, id, created_at, run, attempts, entry, cause, is_due (null: waits for its key alone)
+-- Index: deferral_key_idx and deferral_message_idx on each partition from since on
+SELECT wanted.position, waiting.*
+  FROM unnest(%(lanes)s::smallint[], %(keys)s::text[], %(seqs)s::bigint[])
+       WITH ORDINALITY AS wanted (lane, key, seq, position)
+ CROSS JOIN LATERAL (
+     SELECT d.seq, d.id, d.created_at, d.run, d.attempts, d.entry, d.cause, d.due_at <= now() AS is_due
+       FROM outbox.deferral AS d
+      WHERE d.lane = wanted.lane
+        AND d.key = wanted.key
+        AND d.seq > wanted.seq
+        AND d.cause IN ('refused', 'postponed', 'blocked')
+        AND d.created_at >= %(since)s
+        -- Not a join, which may read the whole log.
+        AND (SELECT true
+               FROM outbox.deferral AS later
+              WHERE later.id = d.id
+                AND later.created_at = d.created_at
+                AND later.created_at >= %(since)s
+                AND (later.run > d.run
+                     OR later.run = d.run AND (later.entry > d.entry OR later.cause = 'settled'))
+              LIMIT 1) IS NULL
+      ORDER BY d.seq
+      LIMIT %(max_rows)s
+ ) AS waiting
+ LIMIT %(max_rows)s

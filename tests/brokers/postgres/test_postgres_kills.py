@@ -1,0 +1,153 @@
+"""Replicas that die between any two statements lose nothing, and keys keep order."""
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from inbox.sources.postgres.lanes import ClaimedDelivery, DeliveryLanes
+from inbox.sources.postgres.queue import Queue, Settled
+from outbox import Message
+from outbox.postgres.connection import Link
+from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.relay import execute
+
+ALL = range(16)
+MESSAGES = 80
+KEYS = 5
+OPEN = """
+    SELECT count(*)
+      FROM outbox.partitions('inbox.delivery') AS p
+     CROSS JOIN LATERAL inbox.unsettled_deliveries(p.partition, p.starts_at, p.ends_at)
+"""
+
+
+class Killed(BaseException):
+    """The process died."""
+
+
+class DyingQueue(Queue):
+    """A queue whose process dies before or after one of its statements."""
+
+    statements_left = 0
+    dies_after = False
+
+    @override
+    async def _execute(self, name: str, **parameters: Any) -> Sequence[Any]:
+        self.statements_left -= 1
+        if self.statements_left == 0 and not self.dies_after:
+            raise Killed
+        rows = await super()._execute(name, **parameters)
+        if self.statements_left == 0:
+            raise Killed
+        return rows
+
+
+class Shop:
+    """Handles what it is given, one by one, and checks the order of each key."""
+
+    def __init__(self, url: str, dice: random.Random) -> None:
+        self.url = url
+        self.dice = dice
+        self.published = 0
+        self.acked: dict[str | None, set[int]] = defaultdict(set)
+
+    async def live(self) -> None:
+        """Work as one replica, until it is killed."""
+        lanes = DeliveryLanes(lambda lane: None, lambda lane: None)
+        lanes.take(ALL)
+        queue = DyingQueue(
+            Link(self.url, application_name="test"),
+            lanes,
+            consumer="billing",
+            prefetch=self.dice.choice([3, 20, 100]),
+            sweep_interval=timedelta(hours=1),
+            answer_timeout=timedelta(seconds=60),
+            verify_interval=timedelta(0),
+        )
+        queue.statements_left = self.dice.randint(5, 40)
+        queue.dies_after = self.dice.random() < 0.5
+        try:
+            while True:
+                await self.turn(queue, lanes)
+        except Killed:
+            pass
+        finally:
+            await queue.close()
+
+    async def turn(self, queue: Queue, lanes: DeliveryLanes) -> None:
+        if self.published < MESSAGES and self.dice.random() < 0.5:
+            await self.publish(self.dice.randint(1, 15))
+        if self.dice.random() < 0.2:
+            queue.sweep_soon()
+        if self.dice.random() < 0.1:
+            await queue.raise_watermarks(ALL)
+        await queue.claim(ALL)
+        rows = queue.hand_out(self.dice.randint(1, 30), ALL, ())
+        outcomes: list[Settled] = []
+        refused: set[str | None] = set()
+        for row in rows:
+            key = row.message.key
+            if key is not None and key in refused:
+                lanes.give_back(row)
+                continue
+            self.check(row)
+            outcome = self.dice.random()
+            if outcome < 0.15:
+                lanes.block(row)
+                refused.add(key)
+                outcomes.append(Settled(row, timedelta(0)))
+            elif outcome < 0.25:
+                lanes.give_back(row)
+                refused.add(key)
+            else:
+                self.acked[key].add(int(row.message.payload))
+                outcomes.append(Settled(row, None))
+        if outcomes:
+            await queue.write(outcomes)
+
+    def check(self, row: ClaimedDelivery) -> None:
+        """Everything before it in its key must have been handled."""
+        key, number = row.message.key, int(row.message.payload)
+        if key is not None:
+            before = range(int(key), number, KEYS)
+            assert self.acked[key].issuperset(before), (key, number)
+
+    async def publish(self, count: int) -> None:
+        first, self.published = self.published, self.published + count
+        async with PostgresPublisher.from_url(self.url) as publisher:
+            await publisher.publish(
+                [
+                    Message(
+                        "orders",
+                        str(n).encode(),
+                        # The last of each round has none.
+                        key=str(n % KEYS) if n % KEYS < KEYS - 1 else None,
+                        tenant=random.Random(n % KEYS).choice([None, "a", "b"]),
+                    )
+                    for n in range(first, first + count)
+                ]
+            )
+
+    @property
+    def handled(self) -> int:
+        return sum(map(len, self.acked.values()))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_dies_when_each_message_is_handled_in_order(
+    database_url: str, seed: int
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', 'orders')")
+    shop = Shop(database_url, random.Random(seed))
+    lives = 0
+    while shop.published < MESSAGES or execute(database_url, OPEN) != [(0,)]:
+        await shop.live()
+        lives += 1
+        assert lives < 200, f"{shop.handled} of {shop.published} in {lives} lives"
+    assert shop.handled == shop.published
+    assert lives > 3

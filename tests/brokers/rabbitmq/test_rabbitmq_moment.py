@@ -1,0 +1,51 @@
+"""A message in RabbitMQ says when it was published."""
+
+import time
+from typing import Any
+
+import pytest
+from pika import BasicProperties
+
+from outbox import Message
+from outbox.brokers.rabbitmq.message import from_delivery, published_at, to_properties
+
+
+def properties(**given: Any) -> BasicProperties:
+    return BasicProperties(**given)  # type: ignore[no-untyped-call]
+
+
+def test_the_moment_is_that_of_publishing_and_no_header_of_the_message() -> None:
+    began = time.time()
+    written = to_properties(Message("orders", b"1", headers={"own": "x"}))
+    read, problem = from_delivery(written, "orders", b"1")
+
+    moment = published_at(written)
+    assert moment is not None
+    assert began - 0.001 <= moment <= time.time()
+    assert written.timestamp == int(moment)
+    assert problem is None
+    assert dict(read.headers) == {"own": "x"}
+
+
+def test_a_header_of_the_users_with_its_name_stays_theirs() -> None:
+    written = to_properties(Message("orders", b"1", headers={"timestamp_in_ms": "1"}))
+    read, _ = from_delivery(written, "orders", b"1")
+
+    assert dict(read.headers) == {"timestamp_in_ms": "1"}
+    assert published_at(written) == written.timestamp
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (properties(timestamp=5), 5.0),
+        (properties(timestamp=5, headers={"timestamp_in_ms": 5250}), 5.25),
+        (properties(headers={"own": "x"}), None),
+        (properties(), None),
+    ],
+    ids=["in seconds", "stamped by the server", "without", "without headers"],
+)
+def test_messages_of_others_say_it_as_the_server_would(
+    given: BasicProperties, wanted: float | None
+) -> None:
+    assert published_at(given) == wanted

@@ -1,0 +1,377 @@
+"""What became of messages is kept as long as they are: no message without its marks."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.errors import CheckViolation
+from typing_extensions import override
+
+from outbox.administration.upkeep import maintain
+from outbox.cli.main import main
+from outbox.errors import UpkeepError
+from tests.fixtures.doctor import Doctor
+from tests.fixtures.marks import count_holding, publish, replay
+from tests.fixtures.pasting import paste
+from tests.fixtures.relay import execute
+from tests.outbox.administration.retiring import EXPIRED, acting_as, steps
+from tests.outbox.administration.test_detach import leave_detached
+from tests.outbox.administration.test_upkeep import FOLLOWERS, add_old, old_partition
+
+Capture = pytest.CaptureFixture[str]
+
+DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.settlement', '{}', '0')"
+OLD = (
+    "SELECT p.parent_table, x.partition::text FROM outbox.partition_policy p,"
+    " outbox.partitions(p.parent_table) x WHERE x.ends_at < now() - 7 * interval"
+    " '24 hours' AND 'outbox.message' IN (p.parent_table, p.follows) ORDER BY 1"
+)
+UNMARKED = (
+    "SELECT count(*) FROM {} AS m WHERE NOT EXISTS (SELECT FROM outbox.settlement s"
+    " WHERE m.id = ANY (s.ids))"
+)
+POLICIES = (
+    "SELECT DISTINCT span, retention, premake, automatic, keep_table, archive"
+    " FROM outbox.partition_policy WHERE 'outbox.message' IN (parent_table, follows)"
+)
+BOUNDS = (
+    "SELECT array_agg((starts_at, ends_at) ORDER BY starts_at)::text"
+    " FROM outbox.partition_policy p, outbox.partitions(p.parent_table)"
+    " WHERE 'outbox.message' IN (p.parent_table, p.follows)"
+    " AND ends_at > now() GROUP BY p.parent_table"
+)
+
+
+class KilledError(Exception):
+    """The process has gone."""
+
+
+class Mortal(psycopg.Connection[Any]):
+    """A session whose process is killed before a statement."""
+
+    lives = 0
+
+    @override
+    def execute(self, *arguments: Any, **options: Any) -> Any:
+        if self.lives == 0:
+            self.close()
+            raise KilledError
+        self.lives -= 1
+        return super().execute(*arguments, **options)
+
+
+def exists(url: str, table: str) -> bool:
+    return execute(url, "SELECT to_regclass(%s) IS NOT NULL", [table]) == [(True,)]
+
+
+def all_messages_have_their_marks(url: str, partition: str) -> bool:
+    """Whether it is so, also in a partition that is detached and may come back."""
+    tables = ["outbox.message"] + [partition] * exists(url, partition)
+    return all(execute(url, UNMARKED.format(table)) == [(0,)] for table in tables)
+
+
+def run_until_killed(url: str, statements: int) -> bool:
+    """Run the command; return whether it lived to its end."""
+    with suppress(KilledError), Mortal.connect(url, autocommit=True) as mortal:
+        mortal.lives = statements
+        maintain(mortal, tell=print)
+        mortal.lives = 1
+        return True
+    return False
+
+
+def test_no_message_is_without_its_marks_wherever_the_upkeep_is_killed(
+    database_url: str,
+) -> None:
+    for statements in count(1):
+        old_partition(database_url)
+        add_old(database_url, outcome="published")
+        (partition,) = (p for t, p in execute(database_url, OLD) if t[-7:] == "message")
+
+        lived = run_until_killed(database_url, statements)
+
+        assert all_messages_have_their_marks(database_url, partition), statements
+        with psycopg.connect(database_url, autocommit=True) as next_one:
+            maintain(next_one, tell=print)
+        assert execute(database_url, OLD) == [], statements
+        assert steps(database_url, "drop", "attach", "finalize", table=None) == []
+        if lived:
+            break
+    assert statements > 10
+
+
+def test_the_routines_let_no_mark_go_before_its_message(database_url: str) -> None:
+    leader = leave_detached(database_url)
+    tables = [*FOLLOWERS, "outbox.message"]
+    with acting_as(database_url, "pillarbox_maintainer") as maintainer:
+        for table in FOLLOWERS:
+            for routine in ("finish_detached(%s)", "detach_expired(%s, '{}', '0')"):
+                maintainer.execute(f"SELECT outbox.{routine}".encode(), (table,))
+        assert all_messages_have_their_marks(database_url, leader)
+        assert len(execute(database_url, OLD)) == len(FOLLOWERS)
+        for table in reversed(tables):
+            maintainer.execute("SELECT outbox.finish_detached(%s)", (table,))
+            detach = "SELECT outbox.detach_expired(%s, '{}', '0')"
+            maintainer.execute(detach, (table,))
+            assert all_messages_have_their_marks(database_url, leader)
+        maintainer.execute("CALL outbox.maintain()")
+
+    assert execute(database_url, OLD) == []
+
+
+@contextmanager
+def attached(url: str) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def detached_by_hand(url: str) -> Iterator[None]:
+    ((partition,),) = execute(url, EXPIRED)
+    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+    yield
+    execute(url, f"DROP TABLE {partition}")
+
+
+@contextmanager
+def moved_away(url: str) -> Iterator[None]:
+    ((partition,),) = execute(url, EXPIRED)
+    execute(url, f"ALTER TABLE outbox.message DETACH PARTITION {partition}")
+    yield
+    execute(url, f"ALTER TABLE {partition} SET SCHEMA public")
+
+
+@pytest.mark.parametrize("leader", [detached_by_hand, moved_away])
+def test_marks_stay_as_long_as_somebody_may_attach_their_messages_again(
+    leader: Any, database_url: str
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    with leader(database_url):
+        execute(database_url, "CALL outbox.maintain()")
+        assert len(execute(database_url, OLD)) == len(FOLLOWERS)
+        assert execute(database_url, DETACH) == [("none",)]
+        assert steps(database_url, "detach", "hold", table=None) == []
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, OLD) == []
+
+
+def test_marks_stay_as_long_as_a_message_holds_its_partition(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    replay(database_url)
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert len(execute(database_url, OLD)) == 1 + len(FOLLOWERS)
+    assert steps(database_url, "hold", "detach", table=None) == ["hold"]
+    publish(database_url)
+    assert count_holding(database_url) == 0
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, OLD) == []
+
+
+def test_marks_that_were_detached_too_early_are_attached_again(
+    database_url: str,
+) -> None:
+    """As by a job that was planned, and whose leader has come back."""
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    replay(database_url)
+    (partition,) = (p for t, p in execute(database_url, OLD) if t[-7:] == "tlement")
+    execute(
+        database_url,
+        "INSERT INTO outbox.retiring_partition"
+        " SELECT partition, 'outbox.settlement', starts_at, ends_at, now(), 'pg_cron'"
+        " FROM outbox.partitions('outbox.settlement') WHERE partition = %s::regclass",
+        (partition,),
+    )
+    execute(database_url, f"ALTER TABLE outbox.settlement DETACH PARTITION {partition}")
+    assert steps(database_url, "attach", table="outbox.settlement") == ["attach"]
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert partition in dict(execute(database_url, OLD)).values()
+    assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
+
+
+def test_an_interrupted_detach_of_marks_is_finished_by_the_next_run(
+    database_url: str,
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    told: list[str] = []
+    with psycopg.connect(database_url, autocommit=True) as dba:
+        with psycopg.connect(database_url) as reading:
+            reading.execute("SELECT count(*) FROM outbox.settlement")
+            maintain(dba, tell=told.append, detach_wait=timedelta(milliseconds=50))
+        assert any("outbox.settlement" in t and "not detached yet" in t for t in told)
+        assert execute(database_url, EXPIRED) == []
+
+        maintain(dba, tell=told.append)
+
+    assert execute(database_url, OLD) == []
+
+
+def test_the_policy_of_messages_is_that_of_their_marks(
+    database_url: str, capsys: Capture
+) -> None:
+    arguments = ["message", "3w", "--interval", "hourly", "--premake", "30"]
+    assert main(["retention", "--database", database_url, "set", *arguments]) == 0
+    capsys.readouterr()
+
+    assert len(execute(database_url, POLICIES)) == 1
+    assert len(set(execute(database_url, BOUNDS))) == 1
+    assert main(["retention", "--database", database_url, "--json"]) == 0
+    policies = {p["table"]: p for p in json.loads(capsys.readouterr().out)}
+    for follower in FOLLOWERS:
+        assert policies[follower]["follows"] == "outbox.message"
+        assert policies[follower]["retention_seconds"] == 21 * 86400
+        assert policies[follower]["premake"] == 30
+    assert main(["retention", "--database", database_url]) == 0
+    assert capsys.readouterr().out.count("follows outbox.message") == len(FOLLOWERS)
+
+
+@pytest.mark.parametrize("table", FOLLOWERS)
+def test_marks_can_not_be_kept_otherwise(
+    table: str, database_url: str, capsys: Capture
+) -> None:
+    before = execute(database_url, POLICIES)
+    assert main(["retention", "--database", database_url, "set", table, "3d"]) == 2
+    refused = capsys.readouterr().err
+    assert f"{table}" in refused
+    assert "write outbox.message" in refused
+    set_it = "UPDATE outbox.partition_policy SET {} WHERE parent_table = %s"
+    for change in ("retention = '3 days'", "keep_table = true", "premake = 9"):
+        with pytest.raises(CheckViolation, match=f"{table} follows outbox.message"):
+            execute(database_url, set_it.format(change), (table,))
+    with pytest.raises(psycopg.Error, match="as wide as those"):
+        execute(database_url, "SELECT outbox.set_interval(%s, '7 days', 4)", (table,))
+
+    assert execute(database_url, POLICIES) == before
+    execute(database_url, "UPDATE outbox.partition_policy SET retention = '60 days'")
+    assert len(execute(database_url, POLICIES)) == 1
+
+
+def test_a_day_that_is_held_is_overdue_once(database_url: str) -> None:
+    overdue = (
+        "SELECT parent_table, overdue FROM outbox.partition_health WHERE overdue > 0"
+        " ORDER BY 1"
+    )
+    old_partition(database_url)
+    add_old(database_url)
+    with acting_as(database_url, "pillarbox_monitor") as monitor:
+        assert monitor.execute(overdue).fetchall() == [("outbox.message", 1)]
+
+    ((partition,),) = execute(database_url, EXPIRED)
+    execute(database_url, f"DROP TABLE {partition}")
+
+    assert execute(database_url, overdue) == [(table, 1) for table in FOLLOWERS]
+
+
+def test_tables_that_are_kept_are_kept_with_their_marks(
+    database_url: str, capsys: Capture
+) -> None:
+    old_partition(database_url)
+    add_old(database_url, outcome="published")
+    partitions = [partition for _, partition in execute(database_url, OLD)]
+    keep = ["retention", "--database", database_url, "keep-table"]
+    assert main([*keep, "outbox.settlement"]) == 2
+    assert "write outbox.message" in capsys.readouterr().err
+    assert main([*keep, "outbox.message"]) == 0
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    assert execute(database_url, OLD) == []
+    kept = "SELECT partition FROM outbox.kept_partition ORDER BY parent_table"
+    assert [partition for (partition,) in execute(database_url, kept)] == partitions
+    ((messages,),) = execute(
+        database_url,
+        "SELECT partition FROM outbox.kept_partition"
+        " WHERE parent_table = 'outbox.message'",
+    )
+    ((marks,),) = execute(
+        database_url,
+        "SELECT partition FROM outbox.kept_partition"
+        " WHERE parent_table = 'outbox.settlement'",
+    )
+    assert execute(
+        database_url,
+        f"SELECT count(*) FROM {messages} AS m JOIN {marks} AS s ON m.id = ANY (s.ids)",
+    ) == [(1,)]
+
+
+def test_marks_that_were_detached_by_hand_come_back_with_the_doctors_remedy(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url, 3)
+    add_old(database_url, 3, outcome="published")
+    ((marks,),) = execute(
+        database_url,
+        "SELECT partition::text FROM outbox.partitions('outbox.settlement')"
+        " WHERE starts_at = date_trunc('day', now(), 'UTC') - interval '72 hours'",
+    )
+    execute(database_url, f"ALTER TABLE outbox.settlement DETACH PARTITION {marks}")
+
+    with psycopg.connect(database_url, autocommit=True) as dba, suppress(UpkeepError):
+        maintain(dba, tell=print)
+
+    assert exists(database_url, marks)
+    findings = doctor(database_url)[1]
+    (found,) = (f for f in findings if "was detached" in f["finding"])
+    assert found["severity"] == "error"
+    assert "outbox.message" in found["finding"]
+    for finding in findings:
+        if finding["check"] == "partitions":
+            paste(database_url, finding["remedy"])
+    assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
+    assert [f for f in doctor(database_url)[1] if f["check"] == "partitions"] == []
+
+
+def test_messages_in_a_default_partition_get_partitions_for_their_marks(
+    database_url: str,
+) -> None:
+    execute(
+        database_url,
+        "SET ROLE pillarbox_owner; CREATE TABLE outbox.message_default"
+        " PARTITION OF outbox.message DEFAULT",
+    )
+    for days in (-300, 300):
+        add_old(database_url, days)
+
+    execute(database_url, "CALL outbox.maintain()")
+
+    publish(database_url)
+    execute(database_url, "CALL outbox.maintain()")
+    assert execute(database_url, UNMARKED.format("outbox.message")) == [(0,)]
+
+
+def test_a_day_of_messages_without_partitions_for_its_marks_gets_them(
+    database_url: str, doctor: Doctor
+) -> None:
+    old_partition(database_url, 3)
+    add_old(database_url, 3)
+    ((marks,),) = execute(
+        database_url,
+        "SELECT partition::text FROM outbox.partitions('outbox.settlement')"
+        " WHERE starts_at = date_trunc('day', now(), 'UTC') - interval '72 hours'",
+    )
+    execute(database_url, f"DROP TABLE {marks}")
+    with pytest.raises(CheckViolation, match="no partition of relation"):
+        publish(database_url)
+    (found,) = (f for f in doctor(database_url)[1] if f["check"] == "partitions")
+    assert found["severity"] == "error"
+    assert "can't be settled" in found["finding"]
+
+    paste(database_url, found["remedy"])
+
+    publish(database_url)
+    assert doctor(database_url)[1] == []

@@ -1,0 +1,172 @@
+"""`pillarbox trace`: what a person, a program and Mermaid get to see of a life."""
+
+import json
+
+import pytest
+
+from outbox import Message
+from outbox.cli.main import main
+from outbox.testing.postgres import PostgresServer
+from tests.acceptance.relays import as_role
+from tests.fixtures.marks import defer, publish
+from tests.fixtures.postgres import Template, new_database
+from tests.fixtures.relay import execute, insert
+
+HANDLE = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT m.id, inbox.moment_of(m.id), 'billing' FROM outbox.message AS m
+     WHERE m.topic = 'orders.placed'
+"""
+NASTY = 'email."]\x1b[31m\u202e'
+
+
+@pytest.fixture
+def family(database_url: str) -> list[Message]:
+    """Two generations: the first is published and handled, one child is refused."""
+    first = Message("orders.placed", b"secret", key="customer 7", tenant="acme")
+    cause = {"causation-id": str(first.id)}
+    second = Message("payments.requested", b"secret", headers=cause)
+    third = Message(NASTY, b"secret", headers=cause)
+    insert(database_url, first, second, third)
+    publish(database_url, "topic <> 'payments.requested'")
+    defer(database_url, "refused", attempts=2, reason="no such queue \x1b[31m")
+    execute(database_url, HANDLE)
+    return [first, second, third]
+
+
+def run(url: str, *arguments: str) -> int:
+    return main(["trace", *arguments, "--database", as_role(url, "pillarbox_monitor")])
+
+
+def test_the_answer_comes_first_then_the_steps_then_the_tree(
+    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(database_url, str(family[0].id)) == 0
+
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert lines[0] == f"orders.placed  {family[0].id}"
+    assert lines[1].startswith("published after ")
+    assert lines[2].startswith("billing: handled it ")
+    head = next(number for number, line in enumerate(lines) if "at (UTC)" in line)
+    assert [line.split()[3] for line in lines[head + 2 : head + 4]] == [
+        "published",
+        "handled",
+    ]
+    assert "◀ this one" in said
+    assert f"├─ payments.requested  {family[1].id}  waiting" in said
+    assert f"└─ {NASTY[:8]}\\x1b[31m\\u202e  {family[2].id}  published" in said
+    assert "secret" not in said
+
+
+def test_what_led_to_a_message_is_above_it(
+    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(database_url, str(family[1].id)) == 0
+
+    said = capsys.readouterr().out
+    assert "waiting: refused 2 times" in said.splitlines()[1]
+    assert "no such queue \\x1b[31m" in said
+    *_, above, this = said.splitlines()
+    assert above.startswith(f"orders.placed  {family[0].id}")
+    assert this.startswith(f"└─ payments.requested  {family[1].id}")
+
+
+def test_a_program_gets_moments_durations_and_the_tree(
+    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(database_url, str(family[0].id), "--json") == 0
+
+    said = capsys.readouterr().out
+    found = json.loads(said)
+    assert found["found"] == "found"
+    message = found["message"]
+    assert [it["what"] for it in message["steps"]] == ["added", "published", "handled"]
+    assert message["steps"][0]["since_added"] == 0
+    assert message["steps"][2]["since_added"] > 0
+    assert [it["id"] for it in message["caused"]] == [str(it.id) for it in family[1:]]
+    assert message["caused"][0]["consumers"] == []
+    assert "secret" not in said
+
+
+def test_mermaid_draws_the_tree_whatever_the_topics_are(
+    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(database_url, str(family[1].id), "--mermaid") == 0
+
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "flowchart TD"
+    assert "  m0 --> m1" in lines
+    assert run(database_url, str(family[0].id), "--mermaid") == 0
+    said = capsys.readouterr().out
+    assert "email.#34;#93;#92;x1b#91;31m#92;u202e" in said
+
+
+def test_the_messages_of_a_key_are_listed_with_their_window(
+    database_url: str, family: list[Message], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(database_url, "--key", "customer 7") == 0
+
+    head, _, _, row, *_ = capsys.readouterr().out.splitlines()
+    assert head == "1 message of key 'customer 7' in the last 1d"
+    assert row.startswith(str(family[0].id))
+    assert "billing: handled it" in row
+    assert run(database_url, "--key", "customer 7", "--json") == 0
+    (message,) = json.loads(capsys.readouterr().out)["messages"]
+    assert message["id"] == str(family[0].id)
+
+
+def test_the_status_tells_what_is_missing_from_what_can_t_be_known(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(database_url, str(Message("t", b"").id)) == 1
+    assert "no database that was given has it" in capsys.readouterr().out
+    assert run(database_url, "01900000-0000-7000-8000-000000000000") == 4
+    assert "outbox.message begins" in capsys.readouterr().out
+    assert run(database_url, "--key", "k") == 1
+    assert "--within 7d looks further back" in capsys.readouterr().out
+    assert run(database_url, "--key", "k", "--within", "90d") == 4
+
+
+def test_the_databases_of_consumers_are_asked_too(
+    database_url: str,
+    server: PostgresServer,
+    template: Template,
+    family: list[Message],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with new_database(server, "pillarbox_consumer", template) as name:
+        url = server.database_url(name)
+        execute(
+            url,
+            "INSERT INTO inbox.receipt (message_id, message_at, consumer)"
+            " SELECT %s::uuid, inbox.moment_of(%s::uuid), 'shipping'",
+            (family[0].id, family[0].id),
+        )
+        monkeypatch.setenv("PILLARBOX_INBOX_DATABASE_URL", f"{url} {database_url}")
+        assert run(database_url, str(family[0].id)) == 0
+
+    said = capsys.readouterr().out
+    assert "shipping: handled it" in said
+    assert name in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "give the id of a message, or --key KEY"),
+        (("1", "--key", "k"), "and not both"),
+        (("1", "--json", "--mermaid"), "choose one of them"),
+        (("--key", "k", "--mermaid"), "give its id"),
+    ],
+    ids=" ".join,
+)
+def test_what_makes_no_sense_is_refused(
+    database_url: str,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    problem: str,
+) -> None:
+    assert run(database_url, *arguments) == 2
+    assert problem in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""What no process sees is measured by one of the processes, for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+import psycopg
+import pytest
+from prometheus_client import CollectorRegistry
+
+from outbox import Message
+from outbox.errors import ConfigError
+from outbox.observability.database_measure import (
+    CONSUMER,
+    RELAY,
+    DatabaseMeasure,
+    DatabaseMeasured,
+    DatabaseMeasuredElsewhere,
+    DatabaseNotMeasured,
+    Measurer,
+)
+from outbox.observability.prometheus import DatabaseMetrics
+from outbox.testing.events import RecordedEvents
+from tests.acceptance.relays import as_role
+from tests.fixtures.relay import execute, insert
+
+BACKLOG = "pillarbox_outbox_backlog_messages"
+
+
+@asynccontextmanager
+async def measuring(
+    url: str,
+    seconds: float = 0.05,
+    grace: timedelta = timedelta(minutes=1),
+    measurer: Measurer = RELAY,
+) -> AsyncIterator[RecordedEvents]:
+    """Measure as a relay's role may, or a consumer's, until the end of the block."""
+    events = RecordedEvents()
+    role = "pillarbox_relay" if measurer is RELAY else "pillarbox_consumer"
+    measure = DatabaseMeasure(
+        as_role(url, role),
+        seconds=seconds,
+        notify=events,
+        grace=grace,
+        measurer=measurer,
+    )
+    task = asyncio.create_task(measure.run())
+    try:
+        yield events
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_relay_may_measure_all_of_it(database_url: str) -> None:
+    insert(database_url, Message("orders", b""), Message("orders", b"", key="k"))
+
+    async with measuring(database_url) as events:
+        measured, *_ = await events.wait_for(DatabaseMeasured)
+
+    assert measured.missing == {}
+    assert measured.backlog == 2
+    assert measured.waited is not None
+    assert measured.waited > timedelta(0)
+    # One fewer after midnight, until the next upkeep.
+    assert measured.ahead["outbox.message"] in {6, 7}
+    assert set(measured.gaps.values()) == {0}
+    assert set(measured.held.values()) == {0}
+    assert measured.bytes["outbox.message"] > 0
+
+
+async def test_a_partition_that_is_held_or_missing_is_counted(
+    database_url: str,
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), min(starts_at), 16, 'orders', 'text/plain',"
+        " '' FROM outbox.partitions('outbox.message')",
+    )
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET retention = '1 day'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+    ((today,),) = execute(
+        database_url,
+        "SELECT partition::text FROM outbox.partitions('inbox.suspect')"
+        " WHERE starts_at <= now() AND ends_at > now()",
+    )
+    execute(database_url, f"DROP TABLE {today}")
+
+    async with measuring(database_url) as events:
+        measured, *_ = await events.wait_for(DatabaseMeasured)
+
+    assert measured.held["outbox.message"] == 1
+    assert measured.gaps["inbox.suspect"] >= 1
+    assert measured.missing == {}
+
+
+async def test_a_pinned_transaction_of_another_role_is_timed(
+    database_url: str,
+) -> None:
+    with psycopg.connect(database_url) as pin:
+        pin.execute("SELECT pg_current_xact_id()")
+        async with measuring(database_url) as events:
+            await events.wait_for(DatabaseMeasured, count=3)
+
+        first, *_, last = events.of(DatabaseMeasured)
+        assert last.pinned_for > first.pinned_for
+
+
+async def test_one_measures_and_another_one_goes_on_when_it_ends(
+    database_url: str,
+) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(measuring(database_url))
+        await first.wait_for(DatabaseMeasured)
+        async with measuring(database_url) as second:
+            await second.wait_for(DatabaseMeasuredElsewhere)
+            assert second.of(DatabaseMeasured) == []
+            await stack.aclose()
+            await second.wait_for(DatabaseMeasured)
+
+
+async def test_another_one_goes_on_when_it_hangs(database_url: str) -> None:
+    # To the server, a process that sleeps is one that hangs.
+    hanging = measuring(database_url, 3600.0, grace=timedelta(seconds=-3599))
+    async with hanging as first:
+        await first.wait_for(DatabaseMeasured)
+        async with measuring(database_url) as second:
+            await second.wait_for(DatabaseMeasured)
+
+
+async def test_a_consumer_measures_where_no_relay_does(database_url: str) -> None:
+    execute(database_url, "UPDATE outbox.upkeep SET succeeded_at = now()")
+    async with measuring(database_url, measurer=CONSUMER) as consumer:
+        measured, *_ = await consumer.wait_for(DatabaseMeasured)
+        assert measured.missing == {}
+        assert measured.ahead["inbox.receipt"] in {6, 7}
+        assert measured.bytes["inbox.receipt"] > 0
+        assert measured.upkeep_age is not None
+        assert measured.upkeep_is_failing is False
+        assert measured.backlog is None
+
+        async with measuring(database_url, measurer=CONSUMER) as second:
+            await second.wait_for(DatabaseMeasuredElsewhere)
+            assert second.of(DatabaseMeasured) == []
+
+
+async def test_consumers_leave_it_to_a_relay_until_that_ends(database_url: str) -> None:
+    async with measuring(database_url, measurer=CONSUMER) as consumer:
+        await consumer.wait_for(DatabaseMeasured)
+        async with measuring(database_url) as relay:
+            await relay.wait_for(DatabaseMeasured)
+            await consumer.wait_for(DatabaseMeasuredElsewhere)
+            before = len(consumer.of(DatabaseMeasured))
+            await relay.wait_for(
+                DatabaseMeasured, count=len(relay.of(DatabaseMeasured)) + 3
+            )
+            assert len(consumer.of(DatabaseMeasured)) == before
+        await consumer.wait_for(DatabaseMeasured, count=before + 1)
+
+
+async def test_a_database_that_is_not_known_is_reported() -> None:
+    events = RecordedEvents()
+
+    def unknown() -> str:
+        raise ConfigError("the engine of sessions is not known")
+
+    measure = DatabaseMeasure(unknown, seconds=60, notify=events, measurer=CONSUMER)
+    task = asyncio.create_task(measure.run())
+    failed, *_ = await events.wait_for(DatabaseNotMeasured)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert "is not known" in failed.reason
+
+
+async def test_what_cannot_be_measured_is_reported_and_tried_again(
+    database_url: str,
+) -> None:
+    execute(database_url, "ALTER TABLE outbox.message RENAME TO hidden")
+    async with measuring(database_url) as events:
+        failed, *_ = await events.wait_for(DatabaseNotMeasured)
+        assert "no table outbox.message" in failed.reason
+        execute(database_url, "ALTER TABLE outbox.hidden RENAME TO message")
+        await events.wait_for(DatabaseMeasured)
+
+
+async def test_only_the_replica_that_measures_has_samples(database_url: str) -> None:
+    insert(database_url, Message("orders", b""))
+    registry = CollectorRegistry()
+    metrics = DatabaseMetrics(registry)
+    assert registry.get_sample_value(BACKLOG) is None
+
+    async with measuring(database_url) as events:
+        measured, *_ = await events.wait_for(DatabaseMeasured)
+    metrics(measured)
+
+    database = {"database": measured.database}
+    assert registry.get_sample_value(BACKLOG, database) == 1
+    ahead = {**database, "table": "outbox.message"}
+    assert registry.get_sample_value("pillarbox_partitions_ahead", ahead) in {6, 7}
+    metrics(DatabaseMeasuredElsewhere())
+    assert registry.get_sample_value(BACKLOG, database) is None

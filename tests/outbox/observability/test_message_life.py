@@ -1,0 +1,496 @@
+"""The life of a message, as the tables of its databases tell it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from outbox import Message, Priority
+from outbox.administration.connection import AdministrationConnection, administration
+from outbox.observability.message_life import (
+    Databases,
+    Found,
+    Life,
+    Progress,
+    State,
+    Trace,
+    read_lives_of_key,
+    read_trace,
+)
+from outbox.testing.postgres import PostgresServer
+from tests.acceptance.relays import as_role
+from tests.fixtures import marks
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.marks import defer, publish, replay
+from tests.fixtures.postgres import Template, new_database
+from tests.fixtures.relay import execute, insert
+
+HANDLE = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT %s::uuid, inbox.moment_of(%s::uuid), %s
+"""
+DELIVER = """
+    INSERT INTO inbox.delivery (message_id, lane, schema_version, consumer, topic, key,
+                                content_type, headers, payload)
+    SELECT m.id, m.lane %% 16, 1, %s, m.topic, m.key, m.content_type, m.headers, m.payload
+      FROM outbox.message AS m WHERE m.id = %s
+"""  # noqa: E501
+ACK = """
+    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
+                           moments)
+    SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), seq, seq, lane, consumer,
+           ARRAY[seq], ARRAY[created_at]
+      FROM inbox.delivery WHERE message_id = %s
+"""
+REDELIVER = """
+    INSERT INTO inbox.redelivery (created_at, due_at, seq, attempts, lane, cause,
+                                  consumer)
+    SELECT created_at, now() + interval '1 hour', seq, 3, lane, 'refused', consumer
+      FROM inbox.delivery WHERE message_id = %s
+"""
+IN_VIEWS = """
+    SELECT at, step, source, due_at, by, reason FROM outbox.message_life
+     WHERE message_id = %(id)s
+     UNION ALL
+    SELECT at, step, source, due_at, by, reason FROM inbox.message_life
+     WHERE message_id = %(id)s
+"""
+
+
+@contextmanager
+def opened(url: str) -> Iterator[AdministrationConnection]:
+    with administration(
+        as_role(url, "pillarbox_monitor"), application_name="pillarbox trace"
+    ) as connection:
+        yield connection
+
+
+def trace(url: str, id: UUID | str, **options: Any) -> Trace:
+    """Read it as the monitor."""
+    with opened(url) as connection:
+        return read_trace({"shop": connection}, str(id), **options)
+
+
+def steps(life: Life) -> list[str]:
+    return [it.what for it in life.steps]
+
+
+def handle(url: str, id: UUID, consumer: str = "billing") -> None:
+    execute(url, HANDLE, (id, id, consumer))
+
+
+def caused_by(cause: Message, topic: str) -> Message:
+    return Message(topic, b"", headers={"causation-id": str(cause.id)})
+
+
+def test_a_message_was_added_published_delivered_handled_and_acked(
+    database_url: str,
+) -> None:
+    message = Message("orders.placed", b"{}", key="k", tenant="acme")
+    insert(database_url, message)
+    publish(database_url)
+    execute(database_url, DELIVER, ("billing", message.id))
+    handle(database_url, message.id)
+    execute(database_url, ACK, (message.id,))
+
+    found = trace(database_url, message.id)
+
+    assert found.found is Found.FOUND
+    assert steps(found.life) == ["added", "published", "delivered", "handled", "acked"]
+    assert found.life.state is State.PUBLISHED
+    envelope = found.life.envelope
+    assert envelope is not None
+    assert (envelope.topic, envelope.key, envelope.tenant) == (
+        "orders.placed",
+        "k",
+        "acme",
+    )
+    assert envelope.payload_bytes == 2
+    ((handling),) = found.life.handlings
+    assert (handling.consumer, handling.progress) == ("billing", Progress.HANDLED)
+    assert (found.life.waits, found.unknown) == (None, ())
+
+
+def test_a_message_that_nobody_published_says_that_no_relay_runs(
+    database_url: str,
+) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+
+    life = trace(database_url, message.id).life
+
+    assert life.state is State.READY
+    assert life.waits is not None
+    assert "no relay is running" in life.waits
+
+
+def test_refusals_are_told_with_their_reasons_and_what_comes_next(
+    database_url: str,
+) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    defer(database_url, "refused", attempts=1, reason="no such queue")
+    defer(database_url, "refused", attempts=2, reason="still no such queue")
+
+    life = trace(database_url, message.id).life
+
+    assert steps(life) == ["added", "refused", "refused"]
+    assert [(it.attempts, it.reason) for it in life.steps[1:]] == [
+        (1, "no such queue"),
+        (2, "still no such queue"),
+    ]
+    assert life.state is State.WAITING
+    assert life.waits is not None
+    assert "refused 2 times" in life.waits
+    assert "still no such queue" in life.waits
+
+
+def test_a_blocked_message_names_the_one_that_it_waits_behind(
+    database_url: str,
+) -> None:
+    head, behind = Message("head", b"", key="k"), Message("behind", b"", key="k")
+    insert(database_url, head, behind)
+    defer(database_url, "refused", "topic = 'head'", attempts=1)
+    defer(database_url, "blocked", "topic = 'behind'")
+
+    life = trace(database_url, behind.id).life
+
+    assert life.state is State.BLOCKED
+    assert life.waits is not None
+    assert str(head.id) in life.waits
+
+
+def test_a_scheduled_message_keeps_the_moment_at_which_it_was_due(
+    database_url: str,
+) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    message = Message("t", b"", available_at=soon)
+    insert(database_url, message)
+    defer(database_url, "scheduled", seconds=3600)
+    waiting = trace(database_url, message.id).life
+    publish(database_url)
+
+    life = trace(database_url, message.id).life
+
+    assert (waiting.state, life.state) == (State.SCHEDULED, State.PUBLISHED)
+    assert waiting.waits is not None
+    assert waiting.waits.startswith("scheduled for ")
+    assert steps(life) == ["added", "scheduled", "published"]
+    assert life.steps[0].due_at == soon
+
+
+def test_a_replay_tells_who_requested_it_and_keeps_the_first_publication(
+    database_url: str,
+) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    publish(database_url)
+    first = trace(database_url, message.id).life.published_at
+    replay(database_url)
+    publish(database_url)
+
+    life = trace(database_url, message.id).life
+
+    assert steps(life) == ["added", "published", "replayed", "published"]
+    assert (life.replays, life.published_at) == (1, first)
+    assert life.steps[2].by
+    assert life.state is State.PUBLISHED
+
+
+def test_a_dead_letter_of_a_consumer_is_told_until_it_is_discarded(
+    database_url: str,
+) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    publish(database_url)
+    give_up(database_url, message, schema="inbox", reason="ValueError: no")
+    pending = trace(database_url, message.id).life
+    with psycopg.connect(database_url) as connection:
+        connection.execute(HANDLE, (message.id, message.id, "billing"))
+        connection.execute(
+            "UPDATE inbox.dead_letter SET status = 'DISCARDED', updated_at = now(),"
+            " discard_reason = 'was a test', discarded_by = 'ann'"
+        )
+
+    life = trace(database_url, message.id).life
+
+    assert pending.handlings[0].progress is Progress.DEAD_LETTERED
+    assert pending.handlings[0].reason == "ValueError: no"
+    # The receipt of the discard is none of a handler.
+    assert life.handlings[0].progress is Progress.DISCARDED
+    assert (life.steps[-1].by, life.steps[-1].reason) == ("ann", "was a test")
+
+
+def test_a_dead_letter_of_the_relay_that_was_retried(database_url: str) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    marks.give_up(database_url)
+    give_up(database_url, message, reason="no such topic")
+    execute(
+        database_url,
+        "UPDATE outbox.dead_letter SET status = 'SUCCEEDED', retry_count = 2,"
+        " updated_at = now()",
+    )
+
+    life = trace(database_url, message.id).life
+
+    assert life.state is State.DEAD_LETTERED
+    assert {"dead_lettered", "dead_letter", "retry_succeeded"} <= set(steps(life))
+    (retried,) = [it for it in life.steps if it.what == "retry_succeeded"]
+    assert (retried.attempts, retried.consumer) == (2, None)
+
+
+def test_a_delivery_that_was_given_back_waits(database_url: str) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    publish(database_url)
+    execute(database_url, DELIVER, ("billing", message.id))
+    execute(database_url, REDELIVER, (message.id,))
+
+    (handling,) = trace(database_url, message.id).life.handlings
+
+    assert (handling.progress, handling.attempts) == (Progress.WAITING, 3)
+    assert handling.due_at is not None
+
+
+def test_a_start_without_an_end_and_a_job_are_told(database_url: str) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    publish(database_url)
+    execute(
+        database_url,
+        "INSERT INTO inbox.suspect (message_id, message_at, consumer, starts)"
+        " SELECT %s::uuid, inbox.moment_of(%s::uuid), 'billing', 2",
+        (message.id, message.id),
+    )
+    execute(
+        database_url,
+        "INSERT INTO inbox.job (message_id, message_at, consumer, topic, state,"
+        " attempts, started_at, worker) SELECT %s::uuid, inbox.moment_of(%s::uuid),"
+        " 'reports', 't', 'in_progress', 1, now() + interval '1 second', 'host:7'",
+        (message.id, message.id),
+    )
+
+    started, job = trace(database_url, message.id).life.handlings
+
+    assert (started.consumer, started.progress) == ("billing", Progress.STARTED)
+    assert started.attempts == 2
+    assert (job.consumer, job.progress) == ("reports", Progress.IN_PROGRESS)
+
+
+def test_what_led_to_a_message_and_what_it_caused_are_a_tree(
+    database_url: str,
+) -> None:
+    first = Message("orders.placed", b"")
+    second = caused_by(first, "payments.requested")
+    third = caused_by(second, "payments.made")
+    other = caused_by(second, "emails.sent")
+    insert(database_url, first, second, third, other)
+    publish(database_url)
+
+    found = trace(database_url, second.id)
+
+    assert [it.id for it in found.causes] == [str(first.id)]
+    assert [it.life.topic for it in found.branch.caused] == [
+        "payments.made",
+        "emails.sent",
+    ]
+    assert all(it.life.state is State.PUBLISHED for it in found.branch.walk())
+    whole = trace(database_url, first.id)
+    assert [it.life.topic for it in whole.branch.walk()] == [
+        "orders.placed",
+        "payments.requested",
+        "payments.made",
+        "emails.sent",
+    ]
+    cut = trace(database_url, first.id, max_messages=2)
+    assert [it.is_cut for it in cut.branch.walk()] == [False, True]
+
+
+def test_messages_that_name_each_other_as_their_cause_are_read_once(
+    database_url: str,
+) -> None:
+    first = Message("a", b"")
+    second = caused_by(first, "b")
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, lane, topic, content_type, payload, headers)"
+        " VALUES (%s, 0, 'a', 'text/plain', '', jsonb_build_object('causation-id',"
+        " %s::text))",
+        (first.id, str(second.id)),
+    )
+    insert(database_url, second)
+
+    found = trace(database_url, first.id)
+
+    assert [it.life.topic for it in found.branch.walk()] == ["a", "b"]
+    assert [it.id for it in found.causes] == [str(second.id)]
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["8f14e45f-ceea-467f-9575-30a1c8b1d9a2", "01000000-0000-7000-8000-000000000000"],
+    ids=["a random one", "of another year"],
+)
+def test_an_id_that_tells_no_moment_or_a_wrong_one_is_found_in_any_day(
+    database_url: str, id: str
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, lane, topic, content_type, payload)"
+        " VALUES (%s, 0, 't', 'text/plain', '')",
+        (id,),
+    )
+
+    found = trace(database_url, id)
+
+    assert found.found is Found.FOUND
+    assert found.life.topic == "t"
+
+
+def test_an_id_that_was_used_twice_shows_both_messages(database_url: str) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    insert(database_url, message)
+
+    life = trace(database_url, message.id).life
+
+    assert len(life.envelopes) == 2
+    assert steps(life) == ["added", "added"]
+
+
+def test_a_message_of_now_that_is_nowhere_is_not_found(database_url: str) -> None:
+    assert trace(database_url, Message("t", b"").id).found is Found.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["01900000-0000-7000-8000-000000000000", "ffffffff-ffff-7fff-bfff-ffffffffffff"],
+    ids=["before the first day", "after the year 9999"],
+)
+def test_of_days_that_are_gone_nothing_can_be_known(database_url: str, id: str) -> None:
+    found = trace(database_url, id)
+
+    assert found.found is Found.NOT_KNOWABLE
+    assert any("outbox.message begins " in it for it in found.unknown)
+
+
+def test_a_receipt_outlives_the_message(database_url: str) -> None:
+    message = Message("t", b"")
+    handle(database_url, message.id)
+
+    found = trace(database_url, message.id)
+
+    assert (found.found, steps(found.life)) == (Found.FOUND, ["handled"])
+    assert (found.life.state, found.life.envelope) == (None, None)
+
+
+def test_a_dead_letter_outlives_the_message(database_url: str) -> None:
+    message = Message("t", b"")
+    give_up(database_url, message)
+
+    found = trace(database_url, message.id)
+
+    assert (found.found, steps(found.life)) == (Found.FOUND, ["dead_letter"])
+
+
+def test_a_message_that_was_refused_and_given_up_says_so_once(
+    database_url: str,
+) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    defer(database_url, "refused", attempts=8, reason="no such topic")
+    marks.give_up(database_url)
+
+    life = trace(database_url, message.id).life
+
+    assert steps(life) == ["added", "refused", "dead_lettered"]
+    assert life.state is State.DEAD_LETTERED
+
+
+def test_a_foreign_id_is_found_among_the_foreign_receipts(database_url: str) -> None:
+    execute(
+        database_url,
+        "INSERT INTO inbox.foreign_receipt (source, message_id, consumer)"
+        " VALUES ('a', 'evt_1', 'x'), ('stripe', 'evt_2', 'billing')",
+    )
+
+    found = trace(database_url, "evt_2")
+
+    assert (found.found, steps(found.life)) == (Found.FOUND, ["handled"])
+    assert found.life.handlings[0].consumer == "billing"
+    assert trace(database_url, "evt_3").found is Found.NOT_KNOWABLE
+
+
+def test_the_outbox_and_a_consumer_with_a_database_of_its_own_tell_one_life(
+    database_url: str, server: PostgresServer, template: Template
+) -> None:
+    message = Message("t", b"")
+    effect = caused_by(message, "effect")
+    insert(database_url, message)
+    publish(database_url)
+    with new_database(server, "pillarbox_other", template) as name:
+        other_url = server.database_url(name)
+        handle(other_url, message.id)
+        insert(other_url, effect)
+        with opened(database_url) as shop, opened(other_url) as billing:
+            databases: Databases = {"shop": shop, "billing": billing}
+            found = read_trace(databases, str(message.id))
+
+    assert [(it.what, it.database) for it in found.life.steps] == [
+        ("added", "shop"),
+        ("published", "shop"),
+        ("handled", "billing"),
+    ]
+    (caused,) = found.branch.caused
+    assert caused.life.envelope is not None
+    assert caused.life.envelope.database == "billing"
+
+
+def test_the_messages_of_a_key_are_found_whatever_their_priority(
+    database_url: str,
+) -> None:
+    messages = [Message("t", b"", key="k", priority=priority) for priority in Priority]
+    insert(database_url, *messages, Message("t", b"", key="other"))
+    publish(database_url)
+    since = datetime.now(UTC) - timedelta(days=1)
+
+    with opened(database_url) as connection:
+        lives = read_lives_of_key(
+            {"shop": connection}, "k", since=since, max_messages=10
+        ).lives
+        newest = read_lives_of_key(
+            {"shop": connection}, "k", since=since, max_messages=1
+        ).lives
+
+    assert {it.id for it in lives} == {str(it.id) for it in messages}
+    assert all(it.state is State.PUBLISHED for it in lives)
+    assert newest == lives[:1]
+
+
+def test_the_views_tell_what_the_reader_tells(database_url: str) -> None:
+    message = Message("t", b"")
+    insert(database_url, message)
+    defer(database_url, "refused", attempts=1)
+    publish(database_url)
+    replay(database_url)
+    execute(database_url, DELIVER, ("billing", message.id))
+    execute(database_url, REDELIVER, (message.id,))
+    handle(database_url, message.id, "shipping")
+    give_up(database_url, message, schema="inbox")
+    execute(database_url, "UPDATE inbox.dead_letter SET retry_count = 1")
+
+    life = trace(database_url, message.id).life
+    with psycopg.connect(as_role(database_url, "pillarbox_monitor")) as connection:
+        connection.execute("SET jit = off")
+        rows = connection.execute(IN_VIEWS, {"id": message.id}).fetchall()
+
+    told = [
+        (it.at, it.what, it.source, it.due_at, it.by, it.reason) for it in life.steps
+    ]
+    assert len(told) == 9
+    assert sorted(told, key=str) == sorted(rows, key=str)

@@ -1,0 +1,220 @@
+"""The overview: what the database says about messages, processes and partitions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox import Message, Priority
+from outbox.cli.output import to_json
+from outbox.observability.overview import Overview, Scope, read_overview
+from tests.acceptance.relays import as_role
+from tests.fixtures.dead_letters import give_up
+from tests.fixtures.marks import defer, publish
+from tests.fixtures.relay import execute, insert
+
+
+@pytest.fixture
+def monitor(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(
+        as_role(database_url, "pillarbox_monitor"), autocommit=True
+    ) as connection:
+        yield connection
+
+
+def test_the_backlog_is_what_has_no_final_mark(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    insert(
+        database_url,
+        Message("orders", b"", key="1", tenant="acme"),
+        Message("orders", b"", key="2", priority=Priority.BULK),
+        Message("mails", b"", key="3"),
+        Message("mails", b"", key="published"),
+        Message("mails", b"", key="later"),
+    )
+    publish(database_url, "key = 'published'")
+    defer(database_url, "scheduled", "key = 'later'")
+
+    backlog = read_overview(monitor, Scope(parts=["backlogs"])).outbox
+
+    assert backlog is not None
+    assert (backlog.messages, backlog.ready, backlog.scheduled) == (4, 3, 1)
+    assert (backlog.is_complete, backlog.estimated) == (True, 4)
+    assert backlog.waited is not None
+    groups = (backlog.priorities, backlog.topics, backlog.tenants)
+    counts = [{it.name: it.messages for it in group} for group in groups]
+    assert counts == [
+        {"default": 3, "bulk": 1},
+        {"mails": 2, "orders": 2},
+        {None: 3, "acme": 1},
+    ]
+
+
+def test_beyond_its_limit_the_backlog_is_estimated(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    insert(database_url, *(Message("orders", b"", key="k") for _ in range(40)))
+
+    backlog = read_overview(monitor, Scope(parts=["backlogs"], per_lane=10)).outbox
+
+    assert backlog is not None
+    assert not backlog.is_complete
+    assert backlog.messages == 11
+    assert 35 <= backlog.estimated <= 45
+
+
+def test_an_overview_can_be_written_as_json(monitor: psycopg.Connection) -> None:
+    overview = read_overview(monitor)
+
+    assert json.loads(json.dumps(asdict(overview), default=to_json))["missing"] == []
+
+
+def test_a_missing_part_is_named_and_does_not_fail_the_others(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    execute(database_url, "DROP SCHEMA inbox CASCADE")
+
+    overview = read_overview(monitor)
+
+    assert parts(overview) == {"consumers", "blocked", "dead_letters", "jobs", "tables"}
+    assert overview.outbox is not None
+    assert [it.side for it in overview.dead_letters] == ["outbox"]
+    assert {it.check for it in overview.findings} >= parts(overview)
+
+
+def parts(overview: Overview) -> set[str]:
+    return {it.part for it in overview.missing}
+
+
+def test_the_monitor_is_told_what_holds_a_partition(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), min(starts_at), 16, 'orders', 'text/plain',"
+        " '' FROM outbox.partitions('outbox.message')",
+    )
+    execute(
+        database_url,
+        "UPDATE outbox.partition_policy SET retention = '1 day'"
+        " WHERE parent_table = 'outbox.message'",
+    )
+
+    overview = read_overview(monitor, Scope(parts=["tables"]))
+
+    (table,) = [it for it in overview.tables if it.table == "outbox.message"]
+    (held,) = table.held
+    assert held.unsettled == 1
+    assert table.expired > 1
+    (finding,) = overview.findings
+    assert finding.severity == "warning"
+    assert f"{held.partition} is past its retention" in finding.finding
+    assert "unsettled" in finding.finding
+
+
+def test_the_lag_of_a_consumer_is_what_it_has_not_acked(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO inbox.subscription (consumer, topic) VALUES"
+        " ('billing', 'orders'), ('idle', 'mails')",
+    )
+    execute(
+        database_url,
+        "INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version,"
+        " consumer, topic, content_type, headers, payload)"
+        " SELECT now() - interval '2 minutes', outbox.uuid7(), n, 1, 'billing',"
+        " 'orders', 'text/plain', '{}', '' FROM generate_series(0, 4) AS n",
+    )
+
+    overview = read_overview(monitor, Scope(parts=["processes", "consumers"]))
+
+    billing, idle = overview.consumers
+    assert (billing.name, billing.replicas) == ("billing", 0)
+    assert billing.lag is not None
+    assert (billing.lag.messages, billing.lag.ready) == (5, 5)
+    assert [(it.name, it.messages) for it in billing.lag.topics] == [("orders", 5)]
+    assert idle.lag is not None
+    assert idle.lag.messages == 0
+    assert any(
+        "billing is not connected" in finding.finding for finding in overview.findings
+    )
+
+
+def test_a_refused_message_is_listed_with_its_key(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    insert(database_url, Message("orders", b"", key="7"), Message("orders", b""))
+    defer(database_url, "refused", "key = '7'", attempts=2, reason="no such exchange")
+
+    overview = read_overview(monitor)
+
+    assert overview.outbox is not None
+    assert (overview.outbox.refused, overview.outbox.ready) == (1, 1)
+    outbox, inbox = overview.blocked
+    assert (outbox.keys, inbox.keys) == (1, 0)
+    (message,) = outbox.oldest
+    assert (message.key, message.attempts) == ("7", 2)
+    assert message.last_error == "no such exchange"
+
+
+def test_dead_letters_are_counted_by_reason_and_up_to_a_limit(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    for reason in ("down", "down", "bad"):
+        give_up(database_url, Message("orders", b""), schema="outbox", reason=reason)
+
+    (outbox, _) = read_overview(monitor, Scope(parts=["dead_letters"])).dead_letters
+    (limited, _) = read_overview(
+        monitor, Scope(parts=["dead_letters"], rows=2)
+    ).dead_letters
+
+    assert (outbox.pending, outbox.new, outbox.is_complete) == (3, 3, True)
+    assert [(it.reason, it.pending) for it in outbox.reasons] == [
+        ("down", 2),
+        ("bad", 1),
+    ]
+    assert (limited.pending, limited.is_complete) == (2, False)
+
+
+def test_a_transaction_that_stays_open_is_listed(database_url: str) -> None:
+    scope = Scope(parts=["pins"], pins_from=timedelta(0))
+    with (
+        psycopg.connect(database_url, application_name="report") as pin,
+        psycopg.connect(database_url, autocommit=True) as superuser,
+    ):
+        pin.execute("SELECT pg_current_xact_id()")
+
+        (found,) = [
+            it for it in read_overview(superuser, scope).pins if it.name == "report"
+        ]
+
+    assert found.is_writing
+    assert found.open_for is not None
+    assert found.xid is not None
+
+
+def test_a_message_of_an_idle_lane_is_found_however_old_it_is(
+    database_url: str, monitor: psycopg.Connection
+) -> None:
+    execute(
+        database_url,
+        "INSERT INTO outbox.message (id, created_at, lane, topic, content_type,"
+        " payload) SELECT outbox.uuid7(), now() - interval '4 days', 40, 'orders',"
+        " 'text/plain', ''",
+    )
+
+    backlog = read_overview(monitor, Scope(parts=["backlogs"])).outbox
+
+    assert backlog is not None
+    assert backlog.messages == 1
+    assert backlog.waited is not None
+    assert backlog.waited > timedelta(days=3)

@@ -1,0 +1,279 @@
+"""What outbox.message_status and the views beside it say of a message, at each step."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from outbox import Message
+from tests.fixtures.marks import defer, give_up, publish, verify
+from tests.fixtures.relay import execute, insert
+
+
+def status(url: str) -> dict[str, Any]:
+    """The one message's row."""
+    with psycopg.connect(url, row_factory=dict_row) as connection:
+        connection.execute("SET jit = off")
+        (row,) = connection.execute("SELECT * FROM outbox.message_status")
+    return row
+
+
+def unsettled(url: str) -> list[Any]:
+    return execute(url, "SELECT state, run FROM outbox.unsettled_message ORDER BY seq")
+
+
+def test_a_new_message_is_ready(database_url: str) -> None:
+    message = Message("t", b"", key="k", tenant="acme")
+    insert(database_url, message)
+
+    row = status(database_url)
+
+    assert (row["id"], row["topic"], row["key"]) == (message.id, "t", "k")
+    assert (row["tenant"], row["state"]) == ("acme", "ready")
+    assert (row["run"], row["attempts"], row["available_at"]) == (0, 0, None)
+    assert (row["published_at"], row["dead_lettered_at"]) == (None, None)
+    assert unsettled(database_url) == [("ready", 0)]
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["not claimed", "claimed"])
+def test_a_scheduled_message_says_when_it_is_due(
+    database_url: str, *, claimed: bool
+) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    insert(database_url, Message("t", b"", available_at=soon))
+    if claimed:
+        defer(database_url, "scheduled", seconds=3600)
+        verify(database_url)
+
+    row = status(database_url)
+
+    assert row["state"] == "scheduled"
+    assert abs(row["available_at"] - soon) < timedelta(minutes=5)
+    assert unsettled(database_url) == [("scheduled", 0)]
+
+
+def test_a_published_message_says_when(database_url: str) -> None:
+    insert(database_url, Message("t", b""))
+    publish(database_url)
+
+    row = status(database_url)
+
+    assert row["state"] == "published"
+    assert abs(row["published_at"] - datetime.now(UTC)) < timedelta(minutes=5)
+    assert (row["dead_lettered_at"], row["last_error"]) == (None, None)
+    assert unsettled(database_url) == []
+
+
+def test_a_refused_message_waits_and_says_why(database_url: str) -> None:
+    insert(database_url, Message("t", b""))
+    defer(database_url, "refused", attempts=1, reason="no such queue")
+    defer(database_url, "refused", attempts=2, reason="still no such queue")
+    verify(database_url)
+
+    row = status(database_url)
+
+    assert (row["state"], row["attempts"]) == ("waiting", 2)
+    assert row["last_error"] == "still no such queue"
+    assert row["available_at"] > datetime.now(UTC)
+    assert unsettled(database_url) == [("waiting", 0)]
+
+
+def test_a_refused_message_waits_until_it_is_tried_again(database_url: str) -> None:
+    insert(database_url, Message("t", b""))
+    defer(database_url, "refused", seconds=-60, attempts=1)
+
+    assert status(database_url)["state"] == "waiting"
+
+
+def test_a_message_behind_a_refused_one_is_blocked(database_url: str) -> None:
+    insert(database_url, Message("head", b"", key="k"), Message("behind", b"", key="k"))
+    defer(database_url, "refused", "topic = 'head'", attempts=1)
+    defer(database_url, "blocked", "topic = 'behind'")
+    verify(database_url)
+
+    assert unsettled(database_url) == [("waiting", 0), ("blocked", 0)]
+
+
+def test_a_message_published_after_refusals_keeps_their_number_and_the_reason(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b""))
+    defer(database_url, "refused", attempts=3, reason="not now")
+    publish(database_url)
+
+    row = status(database_url)
+
+    assert (row["state"], row["attempts"]) == ("published", 3)
+    assert row["last_error"] == "not now"
+    assert row["published_at"] is not None
+    assert row["available_at"] is None
+    assert unsettled(database_url) == []
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["at once", "after refusals"])
+def test_a_dead_letter_says_when_it_was_given_up(
+    database_url: str, *, refused: bool
+) -> None:
+    insert(database_url, Message("t", b""))
+    if refused:
+        defer(database_url, "refused", attempts=7)
+    give_up(database_url)
+
+    row = status(database_url)
+
+    assert row["state"] == "dead_lettered"
+    assert row["dead_lettered_at"] is not None
+    assert row["published_at"] is None
+    assert unsettled(database_url) == []
+
+
+def test_a_replay_keeps_the_first_publication_and_starts_a_run_of_its_own(
+    database_url: str,
+) -> None:
+    insert(database_url, Message("t", b""))
+    defer(database_url, "refused", attempts=3)
+    publish(database_url)
+    first = status(database_url)["published_at"]
+
+    defer(database_url, "replayed", seconds=0)
+
+    row = status(database_url)
+    assert (row["state"], row["run"], row["attempts"]) == ("ready", 1, 0)
+    assert (row["published_at"], row["last_error"]) == (first, None)
+    assert unsettled(database_url) == [("ready", 1)]
+
+    publish(database_url)
+
+    row = status(database_url)
+    assert (row["state"], row["run"], row["published_at"]) == ("published", 1, first)
+    assert unsettled(database_url) == []
+
+
+def test_a_replay_that_is_given_up_was_published_before(database_url: str) -> None:
+    insert(database_url, Message("t", b""))
+    publish(database_url)
+    defer(database_url, "replayed", seconds=0)
+    give_up(database_url)
+
+    row = status(database_url)
+
+    assert row["state"] == "dead_lettered"
+    assert row["published_at"] < row["dead_lettered_at"]
+    assert unsettled(database_url) == []
+
+
+def test_a_second_mark_changes_nothing(database_url: str) -> None:
+    """Two relays settled the same message: one was slow, and its lanes were taken."""
+    insert(database_url, Message("t", b""))
+    publish(database_url)
+    execute(
+        database_url,
+        "INSERT INTO outbox.settlement (created_at, lane, first_seq, last_seq, outcome,"
+        " ids) SELECT created_at, lane, first_seq, last_seq, outcome, ids"
+        " FROM outbox.settlement",
+    )
+
+    assert status(database_url)["state"] == "published"
+    assert unsettled(database_url) == []
+
+
+def test_an_entry_written_late_does_not_reopen_a_settled_run(database_url: str) -> None:
+    """A relay that lost its lane notes a refusal after another one has published it."""
+    insert(database_url, Message("t", b""))
+    defer(database_url, "refused", attempts=1)
+    publish(database_url)
+    late = (
+        "INSERT INTO outbox.deferral (created_at, due_at, seq, id, attempts, lane,"
+        " cause, reason) SELECT created_at, now(), seq, id, 2, lane, 'refused', 'late'"
+        " FROM outbox.message"
+    )
+    execute(database_url, late)
+
+    assert status(database_url)["state"] == "published"
+    assert unsettled(database_url) == []
+
+
+def test_a_mark_settles_a_message_even_if_the_log_does_not_know(
+    database_url: str,
+) -> None:
+    """Another relay, which hadn't read the log, published it."""
+    insert(database_url, Message("t", b""))
+    publish(database_url)
+    execute(
+        database_url,
+        "INSERT INTO outbox.deferral (created_at, due_at, seq, id, attempts, lane,"
+        " cause, reason) SELECT created_at, now(), seq, id, 1, lane, 'refused', 'late'"
+        " FROM outbox.message",
+    )
+
+    assert status(database_url)["state"] == "published"
+    assert unsettled(database_url) == []
+
+
+def test_messages_above_a_watermark_are_found_and_those_below_are_not_read(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message(f"t{n}", b"") for n in range(50)))
+    publish(database_url)
+    verify(database_url)
+    insert(database_url, *(Message("new", b"") for _ in range(20)))
+    publish(database_url, "topic = 'new' AND seq % 2 = 0")
+
+    found = execute(
+        database_url,
+        "SELECT count(*) FILTER (WHERE topic = 'new'), count(*)"
+        " FROM outbox.unsettled_message",
+    )
+    progress = execute(
+        database_url,
+        "SELECT bool_or(verified_up_to > 0), bool_or(marked_up_to > verified_up_to),"
+        " max(marked_up_to) FROM outbox.lane_progress()",
+    )
+
+    assert found == [(10, 10)]
+    assert progress == [(True, True, 70)]
+
+
+def test_a_watermark_of_another_cluster_is_ignored(database_url: str) -> None:
+    """The rows of a restored dump or a logical replica came by another way."""
+    insert(database_url, Message("t", b""))
+    execute(
+        database_url,
+        "INSERT INTO outbox.watermark (created_at, lane, above, up_to, messages,"
+        " cluster) SELECT date_trunc('day', created_at, 'UTC'), lane, -1, seq, 1,"
+        " 'other' FROM outbox.message",
+    )
+
+    assert unsettled(database_url) == [("ready", 0)]
+
+
+def test_a_watermark_from_before_the_sequence_was_set_back_is_ignored(
+    database_url: str,
+) -> None:
+    insert(database_url, *(Message("old", b"", key="k") for _ in range(9)))
+    publish(database_url)
+    verify(database_url)
+    execute(database_url, "ALTER SEQUENCE outbox.message_seq RESTART")
+
+    insert(database_url, Message("new", b"", key="k"))
+
+    assert unsettled(database_url) == [("ready", 0)]
+
+
+@pytest.mark.parametrize(
+    "view", ["message_status", "deferred_message", "unsettled_message"]
+)
+@pytest.mark.parametrize("role", ["relay", "monitor"])
+def test_the_relay_and_the_monitor_may_read_it_and_find_no_content(
+    database_url: str, view: str, role: str
+) -> None:
+    insert(database_url, Message("t", b"secret"))
+    with psycopg.connect(database_url, row_factory=dict_row) as connection:
+        connection.execute(f"SET jit = off; SET ROLE pillarbox_{role}".encode())
+        cursor = connection.execute(f"SELECT * FROM outbox.{view}".encode())
+        columns = {column.name for column in cursor.description or ()}
+
+    assert {"id", "topic", "state", "run", "attempts", "last_error"} <= columns
+    assert not columns & {"payload", "headers"}

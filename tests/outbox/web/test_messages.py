@@ -1,0 +1,146 @@
+"""Messages on the page: what finds them, the life of one, and who sees its payload."""
+
+from typing import Any
+
+import pytest
+
+from outbox import Message
+from tests.fixtures.marks import defer, publish
+from tests.fixtures.relay import execute, insert
+from tests.fixtures.web import BOB, as_role, browsing
+from tests.outbox.web.test_dead_letters import HOSTILE, shown
+
+HANDLE = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT m.id, inbox.moment_of(m.id), 'billing' FROM outbox.message AS m
+     WHERE m.topic = 'orders.placed'
+"""
+SECRET = {"card": "4111"}
+
+
+@pytest.fixture
+def family(database_url: str) -> list[Message]:
+    """The first is published and handled; it caused two, of which one is refused."""
+    first = Message("orders.placed", SECRET, key="customer 7", tenant="acme")
+    cause = {"causation-id": str(first.id)}
+    second = Message("payments.requested", b"", tenant="acme", headers=cause)
+    third = Message(HOSTILE, b"", key=HOSTILE, tenant=HOSTILE, headers=cause)
+    insert(database_url, first, second, third)
+    publish(database_url, "topic <> 'payments.requested'")
+    defer(database_url, "refused", attempts=2, reason=HOSTILE)
+    execute(database_url, HANDLE)
+    return [first, second, third]
+
+
+def found(text: str, family: list[Message]) -> list[int]:
+    """Which of the messages are in a list, by their number."""
+    return [n for n, message in enumerate(family) if f"m-{message.id}" in text]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", [0, 1, 2]),
+        ("?topic=orders.placed", [0]),
+        ("?topic=orders.*", [0]),
+        ("?tenant=acme", [0, 1]),
+        ("?tenant=acme&topic=payments.*", [1]),
+        ("?key=customer+7", [0]),
+        ("?key=customer+7&state=unsettled", []),
+        ("?state=published", [0, 2]),
+        ("?state=waiting", [1]),
+        ("?state=unsettled", [1]),
+        ("?state=unsettled&tenant=other", []),
+        ("?state=dead_lettered&window=7d", []),
+    ],
+)
+def test_messages_are_found_by_what_is_known_of_them(
+    database_url: str, family: list[Message], query: str, expected: list[int]
+) -> None:
+    with browsing(as_role(database_url, "pillarbox_web")) as browser:
+        text = browser.get(f"/messages{query}")
+    assert found(text, family) == expected
+    window = "the last 7 days" if "7d" in query else "the last hour"
+    assert window in shown(text)
+
+
+def test_a_message_is_found_by_its_id(database_url: str, family: list[Message]) -> None:
+    with browsing(as_role(database_url, "pillarbox_monitor")) as browser:
+        text = browser.get(f"/messages?id={family[1].id}")
+        assert f'href="/messages/{family[1].id}"' in text
+        assert "refused 2 times" in shown(text)
+        nowhere = shown(browser.get(f"/messages?id={Message('t', b'').id}"))
+        assert "No table of this database has a message" in nowhere
+        gone = browser.get("/messages?id=01900000-0000-7000-8000-000000000000")
+        assert "outbox.message begins" in shown(gone)
+
+
+def test_a_message_has_its_life_and_what_it_caused(
+    database_url: str, family: list[Message]
+) -> None:
+    with browsing(as_role(database_url, "pillarbox_monitor")) as browser:
+        text = browser.get(f"/messages/{family[0].id}")
+        child = browser.get(f"/messages/{family[1].id}")
+        browser.get(f"/messages/{Message('t', b'').id}")
+        assert browser.status == 404
+    said = shown(text)
+    assert "Consumer billing handled" in said
+    for step in ("added", "published", "handled"):
+        assert step in said
+    for message in family:
+        assert f'href="/messages/{message.id}"' in text
+    assert "<img" not in text + child
+    assert "waiting: refused 2 times" in shown(child)
+    assert f'href="/messages/{family[0].id}"' in child
+
+
+@pytest.mark.parametrize(
+    ("settings", "token", "problem"),
+    [
+        ({}, None, "--show-payloads"),
+        ({"show_payloads": True}, BOB, "bob may not see them"),
+    ],
+)
+def test_the_payload_is_for_those_who_may_see_it(
+    database_url: str,
+    family: list[Message],
+    settings: dict[str, Any],
+    token: str | None,
+    problem: str,
+) -> None:
+    with browsing(database_url, **settings) as browser:
+        if token is not None:
+            browser.log_in(token)
+        text = browser.get(f"/messages/{family[0].id}")
+    assert "4111" not in text
+    assert problem in shown(text)
+
+
+def test_a_role_that_may_not_read_payloads_shows_none(
+    database_url: str, family: list[Message]
+) -> None:
+    url = as_role(database_url, "pillarbox_web")
+    with browsing(url, show_payloads=True) as browser:
+        text = shown(browser.get(f"/messages/{family[0].id}"))
+    assert "GRANT SELECT ON outbox.message TO it" in text
+
+
+def test_the_hook_redacts_what_a_message_says(
+    database_url: str, family: list[Message]
+) -> None:
+    def redact(text: str) -> str:
+        return text.replace("4111", "####")
+
+    with browsing(database_url, show_payloads=True, redact=redact) as browser:
+        text = shown(browser.get(f"/messages/{family[0].id}"))
+    assert '"card": "####"' in text
+    assert "4111" not in text
+
+
+@pytest.mark.parametrize(
+    "query", ["state=lost", "window=1y", "key=%00", "topic=%00", "id=%00"]
+)
+def test_what_can_not_be_is_refused(database_url: str, query: str) -> None:
+    with browsing(database_url) as browser:
+        browser.get(f"/messages?{query}")
+        assert browser.status == 400

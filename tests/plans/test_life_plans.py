@@ -1,0 +1,271 @@
+"""The life of a message is read from indexes, in the days that may know of it."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from outbox.administration.connection import AdministrationConnection
+from outbox.observability.message_life import (
+    Found,
+    State,
+    read_lives_of_key,
+    read_trace,
+)
+from outbox.postgres.connection import PIN_SESSION
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.marks import publish
+from tests.fixtures.postgres import Template, new_database
+from tests.plans.conftest import AUTO_EXPLAIN, Node
+
+DAY: Final = timedelta(days=1)
+DAYS: Final = 30
+ROWS: Final = 4000
+# Ids that tell when the message was added; every hundredth caused the next one.
+ADD = """
+    INSERT INTO outbox.message
+           (id, created_at, lane, topic, key, content_type, payload, headers)
+    SELECT id, moment, 16 + n %% 16, 't', 'k' || n %% 100, 'text/plain', '\\x',
+           CASE WHEN n %% 100 = 1 THEN jsonb_build_object('causation-id', lag(id) OVER
+                (ORDER BY n)::text) ELSE '{}' END
+      FROM (SELECT n, moment,
+                   (lpad(to_hex((extract(epoch FROM moment) * 1000)::bigint), 12, '0')
+                    || '7' || left(md5(n::text), 3) || '8'
+                    || substr(md5(n::text), 4, 15))::uuid AS id
+              FROM generate_series(0, %(count)s - 1) AS n,
+                   LATERAL (SELECT %(begin)s::timestamptz
+                                   + n * interval '2 seconds') AS made (moment)
+           ) AS made
+"""
+DELIVER = """
+    INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
+                                topic, key, content_type, headers, payload)
+    SELECT id, created_at, lane % 16, 1, 'billing', topic, key, content_type, '{}', ''
+      FROM outbox.message ORDER BY seq
+"""
+ACK = """
+    INSERT INTO inbox.ack (created_at, first_seq, last_seq, lane, consumer, seqs,
+                           moments)
+    SELECT date_bin('15 minutes', created_at, '2000-01-01Z'), min(seq), max(seq), lane,
+           consumer, array_agg(seq ORDER BY seq), array_agg(created_at ORDER BY seq)
+      FROM inbox.delivery GROUP BY 1, lane, consumer, seq / 4096
+"""
+HANDLE = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT id, inbox.moment_of(id), 'billing' FROM outbox.message
+"""
+GIVE_UP = """
+    INSERT INTO {schema}.dead_letter (created_at, origin, message_id, topic, attempts,
+        schema_version, content_type, headers, payload, error_reason)
+    SELECT created_at, 'consumer:billing', id::text, 't', 1, 1, 'text/plain', '{{}}',
+           '', 'why'
+      FROM outbox.message WHERE seq % 10 = 0
+"""
+TABLES = ("outbox.message", "inbox.delivery", "inbox.receipt", "inbox.job")
+DEAD_LETTERS = ("outbox.dead_letter", "inbox.dead_letter")
+
+
+@pytest.fixture(scope="module", params=["with statistics", "with stale statistics"])
+def url(
+    request: pytest.FixtureRequest,
+    server: PostgresServer,
+    template: Template,
+    today: datetime,
+) -> Iterator[str]:
+    """Many days, of which two have messages that were published and handled."""
+    with new_database(server, "pillarbox_life_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute("SET jit = off")
+            days = [today - n * DAY for n in range(1, DAYS)]
+            for parent in (*TABLES, *DEAD_LETTERS):
+                connection.execute(
+                    "SELECT outbox.make_partitions_at(%s, %s)", (parent, days)
+                )
+            connection.execute("ANALYZE")
+            for day in (today - 20 * DAY, today - 2 * DAY):
+                connection.execute(ADD, {"begin": day, "count": ROWS})
+            publish(url)
+            for fill in (DELIVER, ACK, HANDLE):
+                connection.execute(fill)
+            for schema in ("outbox", "inbox"):
+                connection.execute(GIVE_UP.format(schema=schema))
+            if request.param == "with statistics":
+                connection.execute("VACUUM ANALYZE")
+        yield url
+
+
+class Recorded:
+    """The plans of the statements that were executed, with what they touched."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[str, Node]] = []
+
+    def note(self, notice: psycopg.errors.Diagnostic) -> None:
+        _, plan, shown = (notice.message_primary or "").partition("plan:\n")
+        if plan:
+            found = json.loads(shown)
+            self.plans.append((found["Query Text"], found["Plan"]))
+
+    def scans(self, statement: str, *tables: str) -> list[Node]:
+        """The executed scans of partitions by the statement that has this text."""
+        prefixes = tuple(f"{table}_p2" for table in tables)
+        return [
+            node
+            for text, plan in self.plans
+            if statement in text
+            for node in _walk(plan)
+            if str(node.get("Relation Name", "")).startswith(prefixes)
+            and node["Actual Loops"] > 0
+        ]
+
+    def sequential(self) -> list[str]:
+        return [
+            node["Relation Name"]
+            for _, plan in self.plans
+            for node in _walk(plan)
+            if node["Node Type"] == "Seq Scan"
+            and "_p2" in node["Relation Name"]
+            and node["Actual Loops"] > 0
+        ]
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _walk(child)
+
+
+def rows(scans: list[Node]) -> int:
+    return sum(
+        round(it["Actual Loops"] * it["Actual Rows"])
+        + int(it.get("Rows Removed by Filter", 0))
+        for it in scans
+    )
+
+
+def days(scans: list[Node]) -> set[str]:
+    # pg_partman 4 writes underscores, 5 doesn't.
+    return {re.sub(r"\D", "", str(it["Relation Name"])) for it in scans}
+
+
+@contextmanager
+def recording(url: str) -> Iterator[tuple[AdministrationConnection, Recorded]]:
+    recorded = Recorded()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("LOAD 'auto_explain'")
+        connection.execute(AUTO_EXPLAIN)
+        connection.execute(PIN_SESSION)
+        connection.execute("SET ROLE pillarbox_monitor")
+        connection.add_notice_handler(recorded.note)
+        yield connection, recorded
+
+
+def id_of(url: str, number: int, back: int, today: datetime) -> UUID:
+    """The id of the message of this number, added so many days ago."""
+    query = "SELECT id FROM outbox.message WHERE created_at = %s"
+    with psycopg.connect(url) as connection:
+        moment = today - back * DAY + number * timedelta(seconds=2)
+        row: Any = connection.execute(query, (moment,)).fetchone()
+    assert isinstance(row[0], UUID)
+    return row[0]
+
+
+@pytest.mark.parametrize("back", [20, 2], ids=lambda n: f"{n} days ago")
+def test_a_life_is_read_from_indexes_of_the_days_that_know_of_it(
+    url: str, today: datetime, back: int
+) -> None:
+    id = id_of(url, 100, back, today)
+
+    with recording(url) as (connection, recorded):
+        found = read_trace({"shop": connection}, str(id))
+
+    assert found.found is Found.FOUND
+    assert found.life.state is State.PUBLISHED
+    assert {"added", "published", "delivered", "acked", "handled"} <= {
+        it.what for it in found.life.steps
+    }
+    (caused,) = found.branch.caused
+    assert caused.life.state is State.PUBLISHED
+    assert recorded.sequential() == []
+    day = (today - back * DAY).strftime("%Y%m%d")
+    for name, table in (
+        ("find_envelopes", "message"),
+        ("message_life", "settlement"),
+        ("message_life", "deferral"),
+    ):
+        text = {"find_envelopes": "Find messages by id"}.get(
+            name, "outbox.message_life"
+        )
+        touched = recorded.scans(text, table)
+        assert rows(touched) <= 60, (name, table)
+        near = {(today - (back + n) * DAY).strftime("%Y%m%d") for n in (-2, -1, 0, 1)}
+        assert days(touched) <= near, (name, table)
+    assert days(recorded.scans("inbox.message_life", "receipt")) == {day}
+    assert rows(recorded.scans("inbox.message_life", "receipt")) == 2
+
+
+def test_what_a_message_caused_is_found_by_its_index(url: str, today: datetime) -> None:
+    id = id_of(url, 200, 20, today)
+
+    with recording(url) as (connection, recorded):
+        read_trace({"shop": connection}, str(id))
+
+    touched = recorded.scans("is_caused", "message")
+    # Once for the message, and once for what it caused.
+    assert rows(touched) == 1
+    assert all(
+        "expr" in str(it.get("Index Name")) for it in touched if "Index Name" in it
+    )
+
+
+def test_the_messages_of_a_key_are_read_in_the_lanes_and_days_that_are_meant(
+    url: str, today: datetime
+) -> None:
+    since = today - 3 * DAY
+
+    with recording(url) as (connection, recorded):
+        found = read_lives_of_key(
+            {"shop": connection}, "k16", since=since, max_messages=5
+        )
+
+    del found  # the lanes here aren't those of the keys
+    touched = recorded.scans("wanted (lane)", "message")
+    assert recorded.sequential() == []
+    assert min(days(touched)) >= since.strftime("%Y%m%d")
+    assert rows(touched) <= 3 * ROWS / 16 + 3
+
+
+def test_an_id_that_is_nowhere_reads_no_row(url: str) -> None:
+    with recording(url) as (connection, recorded):
+        found = read_trace({"shop": connection}, "8f14e45f-ceea-467f-9575-30a1c8b1d9a2")
+
+    assert found.found is Found.NOT_KNOWABLE
+    assert recorded.sequential() == []
+    assert rows(recorded.scans("", "message", "settlement", "receipt")) == 0
+
+
+@pytest.mark.parametrize("schema", ["outbox", "inbox"])
+def test_the_views_are_answered_by_indexes(
+    url: str, today: datetime, schema: str
+) -> None:
+    id = id_of(url, 300, 2, today)
+
+    with recording(url) as (connection, recorded):
+        connection.execute("SET jit = off")
+        connection.execute(
+            f"SELECT * FROM {schema}.message_life WHERE message_id = %s", (id,)
+        )
+        connection.execute("SELECT")
+
+    # The marks of a day are few, and may be read faster from end to end.
+    touched = recorded.scans("message_life", "message", "deferral", "receipt")
+    assert touched
+    assert rows(touched) <= 99

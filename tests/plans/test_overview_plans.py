@@ -1,0 +1,267 @@
+"""The overview reads by index, of recent days alone, and no settled message."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from outbox.observability.overview import PARTS, Overview, Scope, read_overview
+from outbox.postgres.advisory_lock import LOCK_CLASS
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.marks import defer, publish, verify
+from tests.fixtures.postgres import Template, new_database
+from tests.plans.conftest import AUTO_EXPLAIN, Explained
+
+DAY: Final = timedelta(days=1)
+DAYS: Final = 30
+ROWS: Final = 6000
+FRESH: Final = 300
+WAITING: Final = 20
+TABLES: Final = (
+    "outbox.message",
+    "inbox.delivery",
+    "inbox.receipt",
+    "outbox.dead_letter",
+    "inbox.dead_letter",
+    "inbox.job",
+)
+LOGS: Final = ("deferral", "redelivery")
+"""Read from end to end, whatever they hold."""
+ADD = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
+    SELECT outbox.uuid7(), %(begin)s + n * interval '1 second', 16 + n %% 16,
+           %(topic)s, 'k' || n %% 100, 'text/plain', '\\x'
+      FROM generate_series(1, %(count)s) AS n
+"""
+DELIVER = """
+    INSERT INTO inbox.delivery (created_at, message_id, lane, schema_version, consumer,
+                                topic, content_type, headers, payload)
+    SELECT %(begin)s + n * interval '1 second', outbox.uuid7(), n %% 16, 1, 'billing',
+           't', 'text/plain', '{}', '\\x'
+      FROM generate_series(1, %(count)s) AS n
+"""
+ACK = """
+    INSERT INTO inbox.ack
+           (created_at, first_seq, last_seq, lane, consumer, seqs, moments)
+    SELECT bin, min(seq), max(seq), lane, consumer, array_agg(seq ORDER BY seq),
+           array_agg(created_at ORDER BY seq)
+      FROM (SELECT d.*, date_bin('15 minutes', created_at,
+                                 '2000-01-01 00:00:00+00') AS bin
+              FROM inbox.delivery AS d) AS d
+     GROUP BY bin, lane, consumer, seq / 4096
+"""
+VERIFY_DELIVERIES = """
+    INSERT INTO inbox.watermark (created_at, above, up_to, deliveries, lane, consumer)
+    SELECT p.starts_at, -1, max(d.seq), count(*), d.lane, d.consumer
+      FROM inbox.delivery AS d
+      JOIN outbox.partitions('inbox.delivery') AS p
+        ON d.created_at >= p.starts_at AND d.created_at < p.ends_at
+     GROUP BY p.starts_at, d.lane, d.consumer
+"""
+RECEIVE = """
+    INSERT INTO inbox.receipt (message_id, message_at, consumer)
+    SELECT id, inbox.moment_of(id), 'billing'
+      FROM (SELECT (lpad(to_hex((extract(epoch FROM %(begin)s + n * interval '1 second')
+                                 * 1000)::bigint), 12, '0')
+                    || '70008' || lpad(to_hex(n), 15, '0'))::uuid AS id
+              FROM generate_series(1, %(count)s) AS n) AS made
+"""
+GIVE_UP = """
+    INSERT INTO {side}.dead_letter (created_at, status, origin, message_id, topic,
+           attempts, schema_version, content_type, headers, payload, error_reason)
+    SELECT %(begin)s + n * interval '1 second',
+           CASE WHEN n %% 1000 = 0 THEN 'PENDING' ELSE 'SUCCEEDED' END,
+           'consumer:billing', n::text, 't', 1, 1, 'text/plain', '{}', '\\x', 'why'
+      FROM generate_series(1, %(count)s) AS n
+"""
+START_JOBS = """
+    INSERT INTO inbox.job (message_id, message_at, consumer, state, finished_at, topic)
+    SELECT id, inbox.moment_of(id), 'billing',
+           CASE WHEN n %% 1000 = 0 THEN 'queued' ELSE 'success' END,
+           CASE WHEN n %% 1000 = 0 THEN NULL ELSE now() END, 't'
+      FROM (SELECT outbox.uuid7() AS id, n FROM generate_series(1, %(count)s) AS n) AS j
+"""
+
+
+@pytest.fixture(scope="module", params=["with statistics", "without statistics"])
+def url(
+    request: pytest.FixtureRequest,
+    server: PostgresServer,
+    template: Template,
+    today: datetime,
+) -> Iterator[str]:
+    """Days that are settled, and of today some messages that wait."""
+    with new_database(server, "pillarbox_overview_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            connection.execute(f"ALTER DATABASE {name} SET jit = off".encode())
+            days = [today - n * DAY for n in range(1, DAYS)]
+            for table in TABLES:
+                connection.execute(
+                    "SELECT outbox.make_partitions_at(%s, %s)", (table, days)
+                )
+            for begin in (today - 9 * DAY, today - DAY, today):
+                values = {"begin": begin, "count": ROWS, "topic": "settled"}
+                for statement in (ADD, DELIVER, RECEIVE):
+                    connection.execute(statement, values)
+                for side in ("outbox", "inbox"):
+                    connection.execute(GIVE_UP.replace("{side}", side).encode(), values)
+            connection.execute(ACK)
+            connection.execute(VERIFY_DELIVERIES)
+            connection.execute(START_JOBS, {"count": ROWS})
+            publish(url)
+            verify(url)
+            if request.param == "with statistics":
+                connection.execute("ANALYZE")
+            for topic, count in (("refused", WAITING), ("fresh", FRESH)):
+                connection.execute(
+                    ADD, {"begin": today, "count": count, "topic": topic}
+                )
+            connection.execute(DELIVER, {"begin": today, "count": FRESH})
+            defer(url, "refused", "topic = 'refused'", attempts=1)
+        yield url
+
+
+@pytest.fixture
+def relay(url: str) -> Iterator[None]:
+    """Hold every lane, as a relay does."""
+    with psycopg.connect(
+        url, autocommit=True, application_name="pillarbox relay host.1 lease"
+    ) as connection:
+        connection.execute(
+            "SELECT pg_advisory_lock(%s, lane) FROM generate_series(0, 47) AS lane",
+            (LOCK_CLASS,),
+        )
+        yield
+
+
+@contextmanager
+def plans_of(url: str) -> Iterator[tuple[psycopg.Connection, list[Explained]]]:
+    """Yield a connection of the monitor, and the plans of what it executes."""
+    plans: list[Explained] = []
+
+    def note(notice: psycopg.errors.Diagnostic) -> None:
+        _, plan, shown = (notice.message_primary or "").partition("plan:\n")
+        if plan:
+            plans.append(Explained(json.loads(shown)["Plan"], {}))
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("LOAD 'auto_explain'")
+        connection.execute(AUTO_EXPLAIN)
+        connection.execute("SET auto_explain.log_nested_statements = on")
+        connection.execute("SET ROLE pillarbox_monitor")
+        connection.add_notice_handler(note)
+        yield connection, plans
+
+
+def read(url: str, scope: Scope) -> tuple[Overview, list[dict[str, Any]]]:
+    """Return the overview, and the scans of partitions that were executed."""
+    with plans_of(url) as (connection, plans):
+        overview = read_overview(connection, scope)
+        connection.execute("SELECT")
+    return overview, scans_of(plans)
+
+
+def scans_of(plans: Sequence[Explained]) -> list[dict[str, Any]]:
+    return [
+        node
+        for plan in plans
+        for node in plan.nodes
+        if "_p20" in str(node.get("Relation Name", "")) and node["Actual Loops"] > 0
+    ]
+
+
+def from_end_to_end(scans: Sequence[dict[str, Any]]) -> set[str]:
+    return {
+        node["Relation Name"]
+        for node in scans
+        if node["Node Type"] == "Seq Scan"
+        and not node["Relation Name"].startswith(LOGS)
+        and node["Actual Rows"] + node.get("Rows Removed by Filter", 0) > 0
+    }
+
+
+def rows_read(scans: Sequence[dict[str, Any]], table: str) -> int:
+    return sum(
+        round(
+            node["Actual Loops"]
+            * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+        )
+        for node in scans
+        if node["Relation Name"].startswith(f"{table}_p")
+    )
+
+
+@pytest.mark.usefixtures("relay")
+def test_what_waits_is_found_without_reading_what_is_settled(
+    url: str, today: datetime
+) -> None:
+    overview, scans = read(url, Scope(parts=["processes", "backlogs"]))
+
+    assert overview.outbox is not None
+    assert overview.missing == ()
+    assert overview.outbox.messages == FRESH + WAITING
+    assert from_end_to_end(scans) == set()
+    # Each of those that wait, and one look for each lane.
+    assert rows_read(scans, "message") <= FRESH + 2 * WAITING + 2 * 48
+    # pg_partman 4 writes underscores into names, 5 doesn't.
+    opened = {
+        re.sub(r"\D", "", node["Relation Name"])
+        for node in scans
+        if node["Relation Name"].startswith("message_p")
+    }
+    assert f"{today - 9 * DAY:%Y%m%d}" not in opened
+    assert f"{today:%Y%m%d}" in opened
+
+
+def test_without_a_relay_older_days_are_looked_at_too(url: str) -> None:
+    overview, scans = read(url, Scope(parts=["processes", "backlogs"]))
+
+    assert overview.outbox is not None
+    assert overview.outbox.messages == FRESH + WAITING
+    assert from_end_to_end(scans) == set()
+    assert rows_read(scans, "message") <= FRESH + 2 * WAITING + 4 * 48
+
+
+def test_the_view_of_unsettled_deliveries_reads_none_that_is_acked(url: str) -> None:
+    with plans_of(url) as (connection, plans):
+        query = "SELECT count(*) FROM inbox.unsettled_delivery"
+        ((unsettled,),) = connection.execute(query)
+        connection.execute("SELECT")
+
+    scans = scans_of(plans)
+    assert unsettled > 0
+    # One look for each of 16 lanes of each day.
+    assert rows_read(scans, "delivery") <= 2 * unsettled + 16 * (DAYS + 8)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_reads_a_table_from_end_to_end(url: str, part: Any) -> None:
+    overview, scans = read(url, Scope(parts=[part]))
+
+    assert overview.missing == ()
+    assert from_end_to_end(scans) == set()
+
+
+def test_rates_are_measured_from_a_few_rows(url: str) -> None:
+    scope = Scope(parts=["rate", "consumers"], marks=5, rows=100, window=3 * DAY)
+
+    overview, scans = read(url, scope)
+
+    assert overview.rate is not None
+    assert overview.rate.per_second > 0
+    (consumer,) = overview.consumers
+    assert consumer.rate is not None
+    assert consumer.lag is not None
+    assert consumer.lag.messages == FRESH
+    assert rows_read(scans, "settlement") <= 5 * 48
+    assert rows_read(scans, "receipt") <= 100 + 1
+    assert rows_read(scans, "delivery") <= FRESH + 2 * 16

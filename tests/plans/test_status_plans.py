@@ -1,0 +1,264 @@
+"""What people and commands ask about messages: no settled day is read for it."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from outbox.postgres.sql_files import load
+from outbox.testing.postgres import PostgresServer
+from tests.fixtures.marks import defer, publish, verify
+from tests.fixtures.postgres import Template, new_database
+from tests.plans.conftest import Explained, executed_plans
+
+DAY: Final = timedelta(days=1)
+DAYS: Final = 40
+SETTLED: Final = 6000
+FRESH: Final = 3000
+MARKED: Final = 200
+WAITING: Final = 40
+ADD = """
+    INSERT INTO outbox.message (id, created_at, lane, topic, key, content_type, payload)
+    SELECT outbox.uuid7(), %(begin)s + n * interval '1 second', 16 + n %% 16,
+           %(topic)s, 'k' || n %% 100, 'text/plain', '\\x'
+      FROM generate_series(1, %(count)s) AS n
+"""
+ANALYZE = "ANALYZE outbox.message, outbox.settlement, outbox.deferral, outbox.watermark"
+
+Run = Callable[..., Explained]
+
+
+@pytest.fixture(scope="module", params=["with statistics", "with stale statistics"])
+def url(
+    request: pytest.FixtureRequest,
+    server: PostgresServer,
+    template: Template,
+    today: datetime,
+) -> Iterator[str]:
+    """Settled days, and of today some that are settled, fresh, or refused."""
+    with new_database(server, "pillarbox_status_plans", template) as name:
+        url = server.database_url(name)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET timezone = 'UTC'")
+            days = [today - n * DAY for n in range(1, DAYS)]
+            connection.execute(
+                "SELECT outbox.make_partitions_at('outbox.message', %s)", (days,)
+            )
+            for day in (today - 9 * DAY, today - DAY):
+                connection.execute(
+                    ADD, {"begin": day, "count": SETTLED, "topic": "settled"}
+                )
+            publish(url)
+            verify(url)
+            connection.execute(ANALYZE)
+            for topic, count in (
+                ("marked", MARKED),
+                ("refused", WAITING),
+                ("fresh", FRESH),
+            ):
+                connection.execute(
+                    ADD, {"begin": today, "count": count, "topic": topic}
+                )
+            publish(url, "topic = 'marked'")
+            defer(url, "refused", "topic = 'refused'", attempts=1)
+            if request.param == "with statistics":
+                connection.execute(ANALYZE)
+        yield url
+
+
+@pytest.fixture(params=["monitor", "relay"])
+def run(request: pytest.FixtureRequest, url: str) -> Iterator[Run]:
+    """Run a statement as somebody who may, and return its plan."""
+    settings = {"jit": "off", "search_path": "pg_catalog, pg_temp"}
+    with executed_plans(url, f"pillarbox_{request.param}", settings) as execute:
+
+        def explain(
+            statement: str, parameters: Mapping[str, object] | None = None
+        ) -> Explained:
+            return Explained(execute(statement, parameters or {}), {})
+
+        yield explain
+
+
+def scans(plan: Explained, table: str) -> list[dict[str, Any]]:
+    """The scans of a table's partitions that were executed."""
+    return [
+        node
+        for node in plan.nodes
+        if str(node.get("Relation Name", "")).startswith(f"{table}_p")
+        and node["Actual Loops"] > 0
+    ]
+
+
+def days(plan: Explained, table: str) -> set[str]:
+    # pg_partman 4 writes underscores into names, 5 doesn't.
+    return {re.sub(r"\D", "", node["Relation Name"]) for node in scans(plan, table)}
+
+
+def rows(plan: Explained, table: str) -> int:
+    """How many rows the scans looked at."""
+    return sum(
+        round(
+            node["Actual Loops"]
+            * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+        )
+        for node in scans(plan, table)
+    )
+
+
+def about(found: int, expected: int) -> bool:
+    """Whether that many were found: a plan rounds what it says of each lane."""
+    return abs(found - expected) <= 48
+
+
+def by_index(plan: Explained, table: str) -> bool:
+    """Whether no partition with rows was read from end to end."""
+    return all(
+        node["Node Type"] != "Seq Scan"
+        for node in scans(plan, table)
+        if node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+    )
+
+
+def named(day: datetime) -> str:
+    return day.strftime("%Y%m%d")
+
+
+def find(url: str, topic: str) -> UUID:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "SELECT id FROM outbox.message WHERE topic = %s LIMIT 1", (topic,)
+        ).fetchone()
+    assert row is not None
+    assert isinstance(row[0], UUID)
+    return row[0]
+
+
+@pytest.mark.parametrize("topic", ["settled", "refused", "fresh"])
+def test_the_status_of_a_message_is_found_in_the_indexes_of_one_day(
+    run: Run, url: str, topic: str
+) -> None:
+    plan = run(
+        "SELECT * FROM outbox.message_status WHERE id = %(id)s",
+        {"id": find(url, topic)},
+    )
+
+    assert by_index(plan, "message")
+    assert rows(plan, "message") == 1
+    assert len(days(plan, "settlement")) == 1
+    assert len(days(plan, "deferral")) == 1
+    assert rows(plan, "settlement") <= SETTLED / 16
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT state, count(*) FROM outbox.message_status"
+        " WHERE created_at >= %(begin)s AND created_at < %(end)s GROUP BY state",
+        "SELECT * FROM outbox.message_status WHERE published_at IS NULL"
+        " AND topic = 'settled' AND created_at >= %(begin)s AND created_at < %(end)s",
+    ],
+    ids=["counts of a day", "of a topic"],
+)
+def test_the_status_of_a_day_costs_one_look_for_each_message(
+    run: Run, today: datetime, query: str
+) -> None:
+    bounds = {"begin": today - DAY, "end": today}
+
+    plan = run(query, bounds)
+
+    assert days(plan, "message") == {named(today - DAY)}
+    assert days(plan, "settlement") == {named(today - DAY)}
+    (marks,) = scans(plan, "settlement")
+    assert "Index" in marks["Node Type"]
+    assert marks["Actual Loops"] == SETTLED
+    # Of the few marks that may have it, not of all of the day.
+    assert rows(plan, "settlement") <= 3 * SETTLED
+
+
+def test_unsettled_messages_are_found_above_the_watermarks(
+    run: Run, today: datetime
+) -> None:
+    plan = run("SELECT count(*) FROM outbox.unsettled_message")
+
+    assert by_index(plan, "message")
+    assert about(rows(plan, "message"), FRESH + MARKED + WAITING)
+    assert days(plan, "settlement") <= {named(today)}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("count_refused", 0), ("list_refused", WAITING)]
+)
+def test_commands_read_no_settled_messages(
+    run: Run, name: Literal["count_refused", "list_refused"], most: int
+) -> None:
+    values = {"max_rows": 50} if name == "list_refused" else {}
+
+    plan = run(load("relay", name), values)
+
+    assert by_index(plan, "message")
+    assert rows(plan, "message") <= most
+
+
+WHICH: Final = dict.fromkeys(("topic", "topic_prefix", "key", "tenant"))
+
+
+@pytest.mark.parametrize("name", ["find_published", "count_published"])
+@pytest.mark.parametrize("topic", [None, "settled"])
+def test_a_replay_reads_the_requested_days_and_looks_once_for_each_message(
+    run: Run, today: datetime, name: str, topic: str | None
+) -> None:
+    bounds = {"since": today - 2 * DAY + timedelta(hours=1), "until": today}
+    more = {"max_rows": None} if name == "find_published" else {}
+    statement = load("relay", "find_published" if more else "count_published")
+
+    plan = run(statement, {**WHICH, "topic": topic, **bounds, **more})
+
+    assert days(plan, "message") == {named(today - 2 * DAY), named(today - DAY)}
+    assert days(plan, "settlement") == {named(today - DAY)}
+    assert rows(plan, "settlement") <= 3 * SETTLED
+
+
+@pytest.mark.parametrize("run", ["relay"], indirect=True)
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_batch_of_a_replay_is_found_by_the_indexes_of_its_days(
+    run: Run, url: str, today: datetime, count: int
+) -> None:
+    with psycopg.connect(url) as connection:
+        places = connection.execute(
+            "SELECT id, created_at FROM outbox.message"
+            " WHERE created_at >= %s AND created_at < %s ORDER BY seq LIMIT %s",
+            (today - DAY, today, count),
+        ).fetchall()
+    moments = [moment for _, moment in places]
+
+    plan = run(
+        load("relay", "replay_published"),
+        {
+            "ids": [id for id, _ in places],
+            "first": min(moments),
+            "last": max(moments),
+        },
+    )
+
+    # Many rows of a small partition are read faster from end to end.
+    assert by_index(plan, "message") or count > 1
+    assert days(plan, "message") == {named(today - DAY)}
+    assert days(plan, "settlement") == {named(today - DAY)}
+    assert rows(plan, "settlement") <= 3 * count
+
+
+def test_the_last_hour_is_read_by_minute_whatever_the_days_hold(url: str) -> None:
+    # Here all marks of a day are on one page.
+    settings = {"jit": "off", "enable_seqscan": "off"}
+    with executed_plans(url, "pillarbox_monitor", settings) as execute:
+        statement = load("outbox", "measure_history")
+        plan = Explained(execute(statement, {"minutes": 60, "most": 200}), {})
+    for table, condition in (("message", "id >="), ("settlement", "settled_at >=")):
+        assert by_index(plan, table)
+        assert all(condition in it["Index Cond"] for it in scans(plan, table))
+        assert rows(plan, table) <= 60 * 200

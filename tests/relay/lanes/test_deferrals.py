@@ -1,0 +1,485 @@
+"""Messages that wait: any number of keys, of due messages, and of relays in turn."""
+
+import asyncio
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import relay.claim
+from outbox import Message, Priority, uuid7
+from outbox.retry import RetryPolicy
+from outbox.testing.events import RecordedEvents
+from relay.events import BatchSettled, BrokerLost, MessageDeadLettered
+from relay.lanes.deferrals import Deferrals, Draining, End, LogOfKey, Place
+from relay.publisher import Acked, Confirmation, Nacked
+from tests.fixtures.publisher import ScriptedPublisher
+from tests.fixtures.relay import (
+    dead_letters,
+    defer,
+    execute,
+    insert,
+    make_due,
+    mark_published,
+    numbered,
+    running,
+    unsettled,
+)
+from tests.fixtures.waiting import wait_for
+
+LONG = timedelta(hours=1)
+PATIENT = RetryPolicy(max_attempts=8, first_delay=LONG, max_delay=LONG)
+PERSISTENT = RetryPolicy(
+    max_attempts=1000,
+    first_delay=timedelta(milliseconds=1),
+    max_delay=timedelta(milliseconds=20),
+)
+KEYS = 300
+NOT_IN_THE_LOG = (
+    "SELECT count(*) FROM outbox.message m"
+    " WHERE NOT EXISTS (SELECT FROM outbox.deferral d WHERE d.id = m.id)"
+)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def fill_with_blocked_keys(url: str, behind: int = 2) -> None:
+    """Refused heads that wait for an hour, with messages behind them."""
+    execute(
+        url,
+        """
+        INSERT INTO outbox.message (id, lane, topic, key, content_type, payload)
+        SELECT outbox.uuid7(), outbox.lane_of('b' || n, outbox.uuid7(), 'default'),
+               'b' || n || '/' || i, 'b' || n, 'text/plain', ''
+          FROM generate_series(0, %s) AS i, generate_series(1, %s) AS n
+        """,
+        (behind, KEYS),
+    )
+    defer(url, "b%/0")
+
+
+async def until_a_retry_is_written(events: RecordedEvents) -> None:
+    settled = 0
+    while not any(event.retried for event in events.of(BatchSettled)):
+        settled = len(await events.wait_for(BatchSettled, settled + 1))
+
+
+@pytest.mark.parametrize("batch_size", [2, 20])
+async def test_each_key_stays_in_order_whatever_the_broker_refuses(
+    database_url: str, batch_size: int
+) -> None:
+    chance = random.Random(batch_size)
+    publisher = ScriptedPublisher(
+        lambda message: Nacked("no") if chance.random() < 0.3 else Acked()
+    )
+    keys = [f"k{n}" for n in range(30)]
+    insert(database_url, *numbered(keys, 6))
+
+    async with running(
+        database_url, publisher, batch_size=batch_size, retry=PERSISTENT
+    ):
+        await publisher.until_acked(50)
+        insert(
+            database_url,
+            *[Message(f"{key}/{n}", b"", key=key) for n in (6, 7) for key in keys],
+        )
+        await publisher.until_acked(240)
+
+    assert unsettled(database_url) == 0
+    assert len(publisher.acked) == 240
+    for key in keys:
+        assert publisher.of_key(key) == [f"{key}/{n}" for n in range(8)]
+
+
+async def test_two_relays_in_turn_keep_the_order_of_many_blocked_keys(
+    database_url: str,
+) -> None:
+    answers = count()
+
+    def every_third(message: Message) -> Confirmation:
+        return Nacked("no") if next(answers) % 3 == 0 else Acked()
+
+    insert(database_url, *numbered([f"k{n}" for n in range(40)], 5))
+    first, second = ScriptedPublisher(every_third), ScriptedPublisher()
+
+    async with running(database_url, first, batch_size=20, retry=PERSISTENT):
+        await first.until_acked(80)
+    async with running(database_url, second, batch_size=20):
+        await second.until_acked(200 - len(first.acked))
+
+    published = [*first.topics(), *second.topics()]
+    assert len(published) == len(set(published)) == 200
+    for n in range(40):
+        topics = [*first.of_key(f"k{n}"), *second.of_key(f"k{n}")]
+        assert topics == [f"k{n}/{i}" for i in range(5)]
+
+
+async def test_many_blocked_keys_delay_no_other_key(database_url: str) -> None:
+    fill_with_blocked_keys(database_url)
+    others = numbered("abcdefgh", 3)
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, retry=PATIENT):
+        insert(database_url, *others, Message("without a key", b""))
+        await publisher.until_acked(25)
+
+    assert sorted(publisher.topics()) == sorted(
+        [*(message.topic for message in others), "without a key"]
+    )
+
+
+async def test_keys_that_are_due_all_at_once_delay_no_other_key(
+    database_url: str,
+) -> None:
+    fill_with_blocked_keys(database_url)
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, batch_size=4, retry=PATIENT):
+        insert(database_url, Message("before", b"", key="other"))
+        await publisher.until_acked(1)
+        publisher.open.clear()
+        make_due(database_url)
+        calls = len(publisher.calls)
+        await publisher.until(lambda: len(publisher.calls) > calls)
+
+        publisher.open.set()
+        insert(database_url, Message("after", b"", key="other"))
+        await publisher.until(lambda: "after" in publisher.topics())
+        assert len(publisher.acked) < 3 * KEYS
+        await publisher.until_acked(3 * KEYS + 2)
+
+    for n in range(1, KEYS + 1):
+        assert publisher.of_key(f"b{n}") == [f"b{n}/{i}" for i in range(3)]
+
+
+async def test_a_key_that_is_free_again_goes_on_without_the_log(
+    database_url: str,
+) -> None:
+    fill_with_blocked_keys(database_url)
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, retry=PATIENT) as running_relay:
+        # What is claimed after the head of its key was published isn't in the log.
+        await asyncio.to_thread(
+            wait_for,
+            "all messages in the log",
+            lambda: execute(database_url, NOT_IN_THE_LOG) == [(0,)],
+        )
+        make_due(database_url)
+        await publisher.until_acked(3 * KEYS)
+        publisher.script = lambda message: (
+            Nacked("no") if message.topic == "a/0" else Acked()
+        )
+        insert(database_url, *numbered("ab", 2))
+        await until_a_retry_is_written(running_relay.events)
+        await publisher.until_acked(3 * KEYS + 2)
+        publisher.script = lambda message: Acked()
+        make_due(database_url)
+        await publisher.until_acked(3 * KEYS + 4)
+        insert(
+            database_url,
+            *[Message(f"{key}/9", b"", key=key) for key in ("b1", "b2", "a")],
+        )
+        await publisher.until_acked(3 * KEYS + 7)
+
+    assert publisher.of_key("a") == ["a/0", "a/1", "a/9"]
+    # Those that were added at last are not in it.
+    assert execute(database_url, NOT_IN_THE_LOG) == [(5,)]
+
+
+@pytest.mark.parametrize("step", ["_find_next_of_keys", "_load", "_claim_next"])
+async def test_a_claim_that_fails_half_way_passes_nothing_by(
+    step: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(relay.claim, step)
+    failures = iter([False, False, *[True] * 5])
+
+    async def fail(*arguments: Any, **more: Any) -> Any:
+        result = await original(*arguments, **more)
+        if next(failures, False):
+            raise psycopg.OperationalError("the connection was cut")
+        return result
+
+    fill_with_blocked_keys(database_url)
+    urgent = [
+        Message(f"u{key}/{n}", b"", key=f"u{key}", priority=Priority.REALTIME)
+        for n in range(20)
+        for key in range(5)
+    ]
+    publisher = ScriptedPublisher()
+    monkeypatch.setattr(relay.claim, step, fail)
+    async with running(database_url, publisher, batch_size=20, retry=PATIENT):
+        insert(database_url, *urgent)
+        make_due(database_url)
+        await publisher.until_acked(100 + 3 * KEYS)
+
+    for key in range(5):
+        assert publisher.of_key(f"u{key}") == [f"u{key}/{n}" for n in range(20)]
+    for n in range(1, KEYS + 1):
+        assert publisher.of_key(f"b{n}") == [f"b{n}/{i}" for i in range(3)]
+
+
+async def test_a_broker_that_goes_away_while_a_key_drains_changes_no_order(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("k", 12))
+    defer(database_url, "k/0")
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher, batch_size=4) as relay:
+        # All of them are in the log.
+        await relay.events.wait_for(BatchSettled, 3)
+        make_due(database_url)
+        await publisher.until_acked(3)
+        publisher.away = "gone fishing"
+        insert(database_url, Message("k/12", b"", key="k"))
+        await relay.events.wait_for(BrokerLost)
+        publisher.away = None
+        await publisher.until_acked(13)
+
+    assert publisher.of_key("k") == [f"k/{n}" for n in range(13)]
+    assert unsettled(database_url) == 0
+
+
+async def test_a_message_that_waited_is_dead_lettered_once_by_whichever_relay(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("k", 3))
+    defer(database_url, "k/0", attempts=2, due_in=timedelta(0))
+    publisher = ScriptedPublisher(
+        lambda message: Nacked("no") if message.topic == "k/0" else Acked()
+    )
+
+    async with running(database_url, publisher) as relay:
+        await relay.events.wait_for(MessageDeadLettered)
+        await publisher.until_acked(2)
+    async with running(database_url, publisher):
+        insert(database_url, Message("k/3", b"", key="k"))
+        await publisher.until_acked(3)
+
+    assert publisher.of_key("k") == ["k/1", "k/2", "k/3"]
+    assert dead_letters(database_url) == [("k/0", 3, "no")]
+    assert unsettled(database_url) == 0
+
+
+async def test_a_late_entry_for_a_message_that_was_published_publishes_nothing(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("k", 2))
+    mark_published(database_url, "k/0")
+    defer(database_url, "k/0", due_in=timedelta(0))
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher):
+        await publisher.until_acked(1)
+        insert(database_url, Message("k/2", b"", key="k"))
+        await publisher.until_acked(2)
+
+    assert publisher.topics() == ["k/1", "k/2"]
+    assert execute(
+        database_url, "SELECT outcome FROM outbox.deferral WHERE cause = 'settled'"
+    ) == [("published",), ("published",)]
+
+
+async def test_a_message_that_was_deleted_by_hand_holds_up_nothing(
+    database_url: str,
+) -> None:
+    insert(database_url, *numbered("k", 2))
+    defer(database_url, "k/0", due_in=timedelta(0))
+    execute(database_url, "DELETE FROM outbox.message WHERE topic = 'k/0'")
+    publisher = ScriptedPublisher()
+
+    async with running(database_url, publisher):
+        await publisher.until_acked(1)
+        insert(database_url, Message("k/2", b"", key="k"))
+        await publisher.until_acked(2)
+
+    assert publisher.topics() == ["k/1", "k/2"]
+
+
+async def test_a_scheduled_message_waits_for_its_key_once_it_is_due(
+    database_url: str,
+) -> None:
+    publisher = ScriptedPublisher(lambda message: Nacked("no"))
+    insert(
+        database_url,
+        Message("scheduled", b"", key="k", available_at=datetime.now(UTC) + LONG),
+        Message("head", b"", key="k"),
+    )
+    async with running(database_url, publisher, retry=PATIENT) as relay:
+        await until_a_retry_is_written(relay.events)
+        execute(
+            database_url,
+            "INSERT INTO outbox.deferral"
+            " (created_at, due_at, seq, id, lane, cause, key)"
+            " SELECT created_at, now(), seq, id, lane, 'scheduled', key"
+            "  FROM outbox.message WHERE topic = 'scheduled'",
+        )
+        publisher.script = lambda message: Acked()
+        insert(database_url, Message("other", b"", key="j"))
+        await publisher.until_acked(1)
+        await relay.events.wait_for(BatchSettled, 3)
+        assert publisher.topics() == ["other"]
+        make_due(database_url)
+        await publisher.until_acked(3)
+
+    # In the order in which they were added, once both of them may go.
+    assert publisher.of_key("k") == ["scheduled", "head"]
+
+
+def place(id: UUID | None = None, **changes: Any) -> Place:
+    return Place(
+        **{
+            "lane": 16,
+            "seq": 1,
+            "id": id or uuid7(),
+            "created_at": NOW,
+            "run": 0,
+            "attempts": 0,
+            "entry": 1,
+            "cause": "refused",
+            "key": "k",
+            **changes,
+        }
+    )
+
+
+def test_a_head_that_is_due_lets_its_key_drain_and_nothing_else() -> None:
+    deferrals = Deferrals()
+    deferrals.block("k")
+    deferrals.block("j")
+
+    deferrals.release(place())
+
+    assert list(deferrals.draining) == ["k"]
+    assert deferrals.blocked == {"k", "j"}
+    assert not deferrals.due
+
+
+def test_a_scheduled_message_that_is_due_does_not_free_its_key() -> None:
+    deferrals = Deferrals()
+    deferrals.block("k")
+    scheduled = place(cause="scheduled")
+
+    deferrals.release(scheduled)
+
+    assert deferrals.due == {scheduled.id: scheduled}
+    assert not deferrals.draining
+
+
+def test_a_message_that_is_held_while_its_key_drains_is_read_though_it_is_older() -> (
+    None
+):
+    deferrals = Deferrals()
+    deferrals.block("k")
+    deferrals.drain("k")
+    deferrals.begin_claim()
+    deferrals.claimed(Draining("k", [place(seq=7)], End.MORE), left=(), is_free=False)
+    assert deferrals.draining == {"k": 7}
+
+    deferrals.hold("k", 3)
+
+    assert deferrals.draining == {"k": 2}
+
+
+def test_a_scan_that_was_overtaken_by_a_refusal_is_repeated() -> None:
+    deferrals = Deferrals()
+    began = deferrals.scan()
+    deferrals.expect(NOW)
+
+    deferrals.scanned(began, (NOW + LONG, 5), is_cut=False)
+
+    assert deferrals.due_up_to <= (NOW, -1)
+
+
+def test_a_scan_goes_on_after_the_last_message_it_found() -> None:
+    deferrals = Deferrals()
+
+    deferrals.scanned(deferrals.scan(), (NOW, 5), is_cut=True)
+
+    assert deferrals.due_up_to == (NOW, 5)
+    assert deferrals.more_is_due
+
+
+@pytest.mark.parametrize(
+    ("log", "blocked", "draining"),
+    [
+        (LogOfKey("k", True, False, 3, NOW, NOW), {"k"}, []),
+        (LogOfKey("k", False, False, 3, None, NOW), {"k"}, ["k"]),
+        (LogOfKey("k", False, True, None, None, None), set(), []),
+        (LogOfKey(None, False, False, 3, NOW, NOW), set(), []),
+    ],
+    ids=["head", "no head", "nothing waits", "scheduled"],
+)
+def test_a_relay_that_takes_over_learns_from_the_log_which_keys_wait(
+    log: LogOfKey, blocked: set[str], draining: list[str]
+) -> None:
+    deferrals = Deferrals()
+
+    deferrals.read(log)
+
+    assert deferrals.blocked == blocked
+    assert list(deferrals.draining) == draining
+
+
+def test_a_key_drains_when_somebody_else_has_settled_its_head() -> None:
+    deferrals = Deferrals()
+    deferrals.block("k")
+
+    deferrals.read(LogOfKey("k", False, True, 3, None, NOW))
+
+    assert list(deferrals.draining) == ["k"]
+
+
+def test_a_head_that_comes_due_while_its_key_is_read_is_not_forgotten() -> None:
+    deferrals = Deferrals()
+    deferrals.block("k")
+    deferrals.drain("k")
+    deferrals.begin_claim()
+    found = Draining.read("k", [(HEAD, False)], is_cut=False)
+    deferrals.release(HEAD)
+
+    deferrals.claimed(found, left=(), is_free=False)
+
+    assert list(deferrals.draining) == ["k"]
+
+
+BLOCKED = place(cause="blocked")
+HEAD = place(seq=2)
+BEHIND = place(cause="blocked", seq=3)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "places", "end"),
+    [
+        ([], [], End.NOTHING),
+        ([(BLOCKED, None), (BEHIND, None)], [BLOCKED, BEHIND], End.NOTHING),
+        ([(BLOCKED, None), (HEAD, False), (BEHIND, None)], [BLOCKED], End.HEAD),
+        ([(BLOCKED, None), (HEAD, True), (BEHIND, None)], [BLOCKED, HEAD], End.MORE),
+        ([(HEAD, True)], [HEAD], End.NOTHING),
+    ],
+    ids=["nothing", "no head", "a head that waits", "one that is due", "the last one"],
+)
+def test_a_key_drains_up_to_its_head(
+    waiting: list[tuple[Place, bool | None]], places: list[Place], end: End
+) -> None:
+    assert Draining.read("k", waiting, is_cut=False) == Draining("k", places, end)
+
+
+def test_a_key_is_free_when_a_claim_has_taken_all_that_waits() -> None:
+    deferrals = Deferrals()
+    deferrals.block("k")
+    deferrals.drain("k")
+    deferrals.begin_claim()
+    draining = Draining("k", [BLOCKED, BEHIND], End.NOTHING)
+
+    deferrals.claimed(draining, left={BEHIND.id}, is_free=False)
+    assert deferrals.blocked == {"k"}
+    assert deferrals.draining == {"k": BLOCKED.seq}
+
+    deferrals.claimed(draining, left=(), is_free=True)
+    assert not deferrals.blocked
+    assert not deferrals.has_work
