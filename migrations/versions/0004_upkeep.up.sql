@@ -24,11 +24,16 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT p FROM outbox.partition_policy WHERE parent_table = parent;
     -- A condition or a gate that fails would hold every partition forever: let it fail here, where it is reported.
-    IF p.unsettled IS NOT NULL THEN
-        EXECUTE format('SELECT FROM %s WHERE %s LIMIT 0', p.template, p.unsettled);
-    ELSIF p.gate IS NOT NULL THEN
-        EXECUTE format('SELECT FROM %s($1, now(), now(), 0)', p.gate) USING p.template::regclass;
-    END IF;
+    BEGIN
+        IF p.unsettled IS NOT NULL THEN
+            EXECUTE format('SELECT FROM %s WHERE %s LIMIT 0', p.template, p.unsettled);
+        ELSIF p.gate IS NOT NULL THEN
+            EXECUTE format('SELECT FROM %s($1, now(), now(), 0)', p.gate) USING p.template::regclass;
+        END IF;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN  -- a gate reads other tables, whose retention another upkeep may have reached
+        outcome := 'busy';
+        RETURN;
+    END;
     outcome := 'none';
     IF outbox.clock_problem() IS NOT NULL THEN
         RETURN;
@@ -57,7 +62,9 @@ BEGIN
     skip := skip || x.partition;
     BEGIN
         SELECT u.* INTO STRICT v_held FROM outbox.describe_unsettled(parent, x.partition, x.starts_at, x.ends_at) AS u;
-        IF v_held.unsettled > 0 THEN
+        IF v_held.unsettled IS NULL THEN
+            RAISE lock_not_available;  -- on a table that the gate reads
+        ELSIF v_held.unsettled > 0 THEN
             outcome := 'held';
             RAISE WARNING 'partition % is past its retention, but held: it has %', x.partition, v_held.described
                 USING HINT = outbox.show_unsettled(parent, x.partition::text, x.starts_at, x.ends_at);

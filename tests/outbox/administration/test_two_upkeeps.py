@@ -130,6 +130,37 @@ def test_two_concurrent_fallbacks_drop_all_expired_partitions(
     assert execute(database_url, EXPIRED) == []
 
 
+@pytest.mark.parametrize("table", ["deferral", "watermark"])
+def test_an_upkeep_waits_while_another_one_has_locked_what_the_gate_reads(
+    database_url: str, table: str
+) -> None:
+    """The other one may have reached the tables that follow outbox.message."""
+    old_partition(database_url)
+    with (
+        psycopg.connect(database_url) as ahead,
+        psycopg.connect(database_url) as behind,
+        acting_as(database_url, "pillarbox_maintainer") as maintainer,
+    ):
+        ahead.execute(f"LOCK TABLE outbox.{table} IN ACCESS EXCLUSIVE MODE")
+        assert behind.execute(DETACH).fetchall() == [("busy",)]
+        behind.rollback()
+
+        upkeep = threading.Thread(
+            target=maintainer.execute, args=("CALL outbox.maintain()",)
+        )
+        upkeep.start()
+        pause = (
+            "SELECT 1 FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event = 'PgSleep'"
+        )
+        wait_for("the pause after a busy table", lambda: execute(database_url, pause))
+        ahead.rollback()
+        upkeep.join(60)
+
+    assert execute(database_url, EXPIRED) == []
+    assert execute(database_url, RECORD) == [(True, None)]
+
+
 def test_a_fallback_in_mid_detach_makes_a_second_upkeep_yield_and_the_reverse(
     database_url: str,
 ) -> None:
