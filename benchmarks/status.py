@@ -1,7 +1,8 @@
 """How long `pillarbox status` measures, with 90 days and 10 million messages.
 
 As the monitor, in a session that has seen nothing of the database yet, or in one that
-has, as with --watch. The start of the process is left out: it is that of every command.
+has, as with --watch; without consumers of the postgres broker, and with one. The start
+of the process is left out: it is that of every command.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
             "a new session": in_new_session(url, waiting),
             "a new session, no relay": in_new_session(url, waiting, relay=False),
             "the same session again": in_same_session(url, waiting),
+            "a new session, with the postgres broker": in_new_session(url, waiting),
         }
         for question, run in questions.items():
+            if "broker" in question:
+                subscribe(url)
             found = measure(
                 Variant(label=question, run=run),
                 runs=conditions.runs(15),
@@ -81,6 +85,12 @@ def prepare(url: str, waiting: int) -> None:
         connection.execute(DEAD_LETTERS)
         connection.execute("VACUUM (ANALYZE) outbox.deferral")
         connection.execute("ANALYZE inbox.dead_letter")
+
+
+def subscribe(url: str) -> None:
+    """Have a consumer of the postgres broker, to which nothing was published."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO inbox.subscription VALUES ('benchmark', 'b')")
 
 
 def in_new_session(

@@ -21,11 +21,9 @@ RIGHTS: Final = (
 
 _MOST: Final = 4
 _SETTINGS: Final = (
-    # Compiling a plan for many partitions would take seconds.
-    f"{PIN_SESSION}; SET jit = off"
-    "; SET statement_timeout = '10s'; SET lock_timeout = '2s'"
+    f"{PIN_SESSION}; SET statement_timeout = '10s'; SET lock_timeout = '2s'"
     "; SET idle_in_transaction_session_timeout = '30s'"
-    # With many partitions, to compile a plan takes longer than to execute it.
+    # Compiling a plan for many partitions would take seconds.
     "; SET jit = off"
 )
 
