@@ -82,7 +82,7 @@ clock: packages $(READY) ## Run the database's tests at other hours and on odd d
 	@$(BIN)/python -m tests.clock --workers $(WORKERS) $(ARGS)
 
 fault: packages $(READY) ## Run the tests that break things, in their full numbers
-	@$(BIN)/pytest -m "fault or variant" --full $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) -m "fault or variant" --full $(ARGS)
 
 bench: packages $(READY) ## Measure speed and memory, beside other libraries
 	@$(BIN)/python -m benchmarks $(ARGS)

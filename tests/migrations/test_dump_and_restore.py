@@ -60,14 +60,30 @@ HEALTH = (
 
 
 @pytest.fixture
-def older(server: PostgresServer) -> Iterator[PostgresServer]:
+def older(server: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]:
     url = os.environ.get("PILLARBOX_OLDER_DATABASE_URL")
     if not url:
         yield server
         return
     elsewhere = PostgresServer(url)
-    with one_at_a_time(elsewhere):
+    with (
+        one_at_a_time(elsewhere),
+        new_database(elsewhere, "pillarbox_plain") as plain,
+        new_database(server, "pillarbox_plain") as copy,
+    ):
+        source, target = elsewhere.database_url(plain), server.database_url(copy)
+        execute(source, "CREATE TABLE plain (number integer)")
+        # PostgreSQL 17.12 gives every column an option that 18.6 doesn't know.
+        if errors := carry(source, target, str(tmp_path / "plain")):
+            said = "; ".join(errors)
+            pytest.skip(f"no dump of that server can be restored here: {said}")
         yield elsewhere
+
+
+def carry(source: str, target: str, file: str) -> list[str]:
+    """Dump a database and restore it into another one; return the errors of that."""
+    assert run("pg_dump", "--format=custom", "--file", file, source) == []
+    return run("pg_restore", "-d", target, file)
 
 
 def run(program: str, *arguments: str) -> list[str]:
@@ -109,6 +125,7 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
     tmp_path: Path,
 ) -> None:
     file, roles = str(tmp_path / "dump"), str(tmp_path / "roles.sql")
+    url = empty_database_url
     with new_database(older, "pillarbox_older") as name:
         source = older.database_url(name)
         migrate(source, with_cron=False)
@@ -125,13 +142,10 @@ def test_rows_policy_and_upkeep_survive_a_dump_and_its_restore(
         assert empty_tables(rows) == []
         beside = [execute(source, query) for query in BESIDE]
         schema, known = snapshot(source), partman(source)
-        assert run("pg_dump", "--format=custom", "--file", file, source) == []
         assert run("pg_dumpall", "--roles-only", "--file", roles, "-d", older.url) == []
-
-    url = empty_database_url
-    # Those that are there already are errors, and stay as they are.
-    run("psql", "-X", "-q", "-f", roles, server.url)
-    errors = run("pg_restore", "-d", url, file)
+        # Those that are there already are errors, and stay as they are.
+        run("psql", "-X", "-q", "-f", roles, server.url)
+        errors = carry(source, url, file)
 
     assert errors == losses(known, partman(url))
     assert contents(url) == rows
