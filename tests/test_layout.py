@@ -24,6 +24,10 @@ BROKERS = tuple(
     )
 )
 WITHOUT_SOURCE = {"http"}  # posted messages are received by `inbox.webhook`
+TEXTS = {
+    *(".css", ".html", ".js", ".json", ".lock", ".md", ".py", ".sql", ".toml"),
+    *(".txt", ".yaml", ".yml", "Makefile", "Dockerfile"),
+}
 ENDINGS = ("", ".py", ".md")
 MOST_MODULES = 21
 HEADER = ("-- Does: ", "-- Takes: ", "-- Gives: ", "-- Index: ")
@@ -77,6 +81,16 @@ def test_everything_about_a_broker_has_its_name(broker: str) -> None:
         if not any((ROOT / room / f"{broker}{end}").exists() for end in ENDINGS)
     ]
     assert missing == []
+
+
+def test_no_file_has_the_marks_of_an_unfinished_merge() -> None:
+    mark = re.compile(rb"^(<{7}|>{7}|\|{7}) ", re.MULTILINE)
+    tree = [path for path in ROOT.iterdir() if not path.name.startswith(".")]
+    paths = [path for entry in tree for path in (entry, *entry.rglob("*"))]
+    texts = [path for path in paths if path.suffix in TEXTS or path.name in TEXTS]
+
+    assert {ROOT / "README.md", ROOT / "docs" / "web.md"} <= set(texts)
+    assert [name_of(path) for path in texts if mark.search(path.read_bytes())] == []
 
 
 def test_each_adapter_belongs_to_a_broker_that_has_a_page() -> None:
