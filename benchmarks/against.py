@@ -1,7 +1,7 @@
 """Compare HEAD with another commit, in turns, in one call.
 
     python -m benchmarks.against 2661586 relay_to_nothing writer guard
-    python -m benchmarks.against 95e7517 settling:1000
+    python -m benchmarks.against 95e7517 settling:1000 doorbell.latency
 
 Each tree runs its own benchmarks in a process of its own, on a PostgreSQL server of its
 own. One run of the one is followed by one run of the other; whoever waits is idle. The
@@ -38,7 +38,7 @@ from benchmarks.measure import (
 ROOT = Path(__file__).parents[1]
 SITE = ".against"
 LEAST = 0.97
-UNITS = {"writer": "ms", "guard": "ms", "upkeep": "ms"}
+UNITS = {"writer": "ms", "guard": "ms", "upkeep": "ms", "doorbell.latency": "ms"}
 """Where less is better; everywhere else a figure is a rate."""
 WRITER_MESSAGES = 1
 SETTLING = "settling:"
@@ -61,6 +61,7 @@ from benchmarks.conditions import Conditions
 from outbox.testing.postgres import postgres_server
 
 question, which = sys.argv[1], int(sys.argv[2])
+module, _, part = question.partition(".")
 
 class Done(BaseException):
     pass
@@ -79,11 +80,11 @@ def serve(subject, *others, runs, on_run=None):
     raise Done
 
 benchmarks.measure.measure = serve
-module = import_module(f"benchmarks.{question}")
+answers = getattr(import_module(f"benchmarks.{module}"), part or "answers")
 with postgres_server(None, settings=SERVER_SETTINGS) as server:
     with closing(Conditions(server=server)) as conditions:
         try:
-            list(module.answers(conditions))
+            list(answers(conditions))
         except Done:
             pass
 """
