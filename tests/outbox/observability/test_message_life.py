@@ -369,7 +369,7 @@ def test_a_message_of_now_that_is_nowhere_is_not_found(database_url: str) -> Non
 
 @pytest.mark.parametrize(
     "id",
-    ["01900000-0000-7000-8000-000000000000", "ffffffff-ffff-7fff-bfff-ffffffffffff"],
+    ["01600000-0000-7000-8000-000000000000", "ffffffff-ffff-7fff-bfff-ffffffffffff"],
     ids=["before the first day", "after the year 9999"],
 )
 def test_of_days_that_are_gone_nothing_can_be_known(database_url: str, id: str) -> None:
