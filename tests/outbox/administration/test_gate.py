@@ -19,8 +19,10 @@ from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 MANY = """
 INSERT INTO outbox.message (id, created_at, lane, topic, content_type, payload)
-SELECT gen_random_uuid(), now() - n * interval '1 millisecond', n %% 48, 't', 'c', ''
-  FROM generate_series(1, %s) AS n
+SELECT gen_random_uuid(),
+       -- All on one day.
+       greatest(now() - n * interval '1 millisecond', day), n %% 48, 't', 'c', ''
+  FROM generate_series(1, %s) AS n, date_trunc('day', now(), 'UTC') AS day
 """
 ONE_BY_HAND = """
 INSERT INTO outbox.message (id, seq, lane, topic, content_type, payload)

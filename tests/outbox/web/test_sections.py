@@ -51,7 +51,8 @@ def test_the_days_of_a_table_are_a_strip_with_sizes_and_retention(
     assert f"{today} today" in shown(text)
     assert "inbox.receipt" in text
     assert "partitions of 1d; rows are kept 30d; 7 are made ahead." in shown(text)
-    assert shown(text).count("1 today, 7 ahead.") >= 5
+    # One less if a day has begun since they were made.
+    assert len(re.findall(r"1 today, [67] ahead\.", shown(text))) >= 5
 
 
 def test_what_holds_a_day_is_shown_with_the_query_that_lists_it(
