@@ -1,5 +1,6 @@
 """What holds a day of messages: exactly those that are still to be published."""
 
+from datetime import UTC
 from typing import Any
 
 import psycopg
@@ -198,7 +199,8 @@ def test_the_plan_says_what_holds_a_partition_and_since_when(
     )
     assert unsettled == 3
     assert "3 unsettled rows (2 unclaimed, 1 refused) in lane" in reason
-    assert f" of topic t, the oldest {first} of {since:%Y-%m-%d %H:%M:%S}" in reason
+    moment = since.astimezone(UTC)
+    assert f" of topic t, the oldest {first} of {moment:%Y-%m-%d %H:%M:%S}" in reason
     assert all(str(lane) in reason for lane in lanes)
 
 
