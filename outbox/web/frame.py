@@ -89,7 +89,7 @@ class Frame:
     runner: Runs = field(init=False)
     streams: Streams = field(init=False)
     cache: Cache = field(init=False)
-    forms: FormTokens = field(default_factory=FormTokens)
+    forms: FormTokens = field(init=False)
     observers: Observers = field(init=False)
     _templates: Environment = field(init=False)
 
@@ -98,6 +98,7 @@ class Frame:
         seconds = self.settings.refresh.total_seconds()
         self.database = Database(self.settings.database, read_only=True)
         self.store = Database(self.settings.database, read_only=False)
+        self.forms = FormTokens(self.settings.database)
         self.streams = Streams(seconds)
         self.cache = Cache(seconds)
         self.observers = Observers(self.settings.observers)
@@ -186,9 +187,8 @@ class Frame:
         if not self.forms.is_ours(request, name, fields.pop(FORM_FIELD, None)):
             raise HTTPException(
                 403,
-                "This form doesn't come from a page that is open in your browser, or "
-                "the page was open when pillarbox web was restarted. Go back, reload "
-                "the page, and try again.",
+                "This form doesn't come from a page that is open in your browser. Go "
+                "back, reload the page, and try again.",
             )
         return fields
 

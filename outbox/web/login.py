@@ -68,11 +68,12 @@ class TokenLogin:
                     f"the token of {shorten(viewer.name)} has {len(token)} characters:"
                     f" use at least {_SHORTEST}, as openssl rand -hex 24 makes them"
                 )
-        self._viewers = {_digest(token): viewer for token, viewer in viewers.items()}
-        # Logins outlive a restart, and end with the removal of any token.
+        # Logins outlive a restart, and end with the removal of any token. No cookie
+        # tells the key.
         self._key = sha256(
-            b"pillarbox login" + b"".join(sorted(self._viewers))
+            b"\0".join([b"pillarbox login", *sorted(it.encode() for it in viewers)])
         ).digest()
+        self._viewers = {self._sign(token): viewer for token, viewer in viewers.items()}
         self._failures: deque[float] = deque(maxlen=_FAILURES)
 
     @property
@@ -87,14 +88,14 @@ class TokenLogin:
         """Return the value of the login cookie; None if the token is unknown."""
         if self.is_locked:
             return None
-        given, found = _digest(token.strip()), None
+        given, found = self._sign(token.strip()), None
         for known in self._viewers:
             if hmac.compare_digest(known, given):
                 found = known
         if found is None:
             self._failures.append(time.monotonic())
             return None
-        said = f"{found.hex()}.{int(time.time())}"
+        said = f"{found}.{int(time.time())}"
         return f"{said}.{self._sign(said)}"
 
     def __call__(self, connection: HTTPConnection) -> Viewer | None:
@@ -102,10 +103,10 @@ class TokenLogin:
         said, _, signature = connection.cookies.get(LOGIN_COOKIE, "").rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode()):
             return None
-        digest, _, at = said.partition(".")
+        name, _, at = said.partition(".")
         if not 0 <= time.time() - int(at) < _LIFETIME:
             return None
-        return self._viewers.get(bytes.fromhex(digest))
+        return self._viewers.get(name)
 
     def _sign(self, said: str) -> str:
         return hmac.new(self._key, said.encode(), sha256).hexdigest()
@@ -162,10 +163,15 @@ def set_cookie(
 
 
 class FormTokens:
-    """Proves that a form was made by this process for the browser that sends it."""
+    """Proves that a form was made by this page for the browser that sends it.
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
+    Args:
+        secret: the same in all processes that serve the page: a form that one of them
+            made may be sent to another one, or come after a restart.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self._key = sha256(b"pillarbox forms\0" + secret.encode()).digest()
 
     def token(self, cookie: str, viewer: str) -> str:
         """Return what a form must contain, for the browser with this cookie."""
@@ -190,7 +196,3 @@ class FormTokens:
 def new_form_cookie() -> str:
     """Return a value for the cookie that forms are tied to."""
     return secrets.token_urlsafe(24)
-
-
-def _digest(token: str) -> bytes:
-    return sha256(token.encode()).digest()

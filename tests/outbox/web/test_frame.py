@@ -1,6 +1,7 @@
 """The frame of the page: logins, forms, headers, errors, and what it weighs."""
 
 import re
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -144,6 +145,27 @@ def test_a_changed_login_cookie_is_nobodys(database_url: str, changed: str) -> N
             "/dead-letters", headers=[(b"cookie", said), (b"accept", b"*/*")]
         )
     assert response.status_code == 401
+
+
+def test_a_login_cookie_holds_no_digest_of_a_token(database_url: str) -> None:
+    with browsing(database_url) as browser:
+        cookie = browser.client.cookies["pillarbox_login"]
+    # Who has it could make logins that never end, or try tokens that are short.
+    assert not any(sha256(it.encode()).hexdigest() in cookie for it in TOKENS)
+
+
+def test_another_process_takes_the_logins_and_forms_of_this_one(
+    database_url: str,
+) -> None:
+    with (
+        browsing(database_url) as browser,
+        browsing(database_url, token=None) as other,
+    ):
+        browser.get("/dead-letters")
+        form = browser.hidden()
+        other.client.cookies.update(browser.client.cookies)
+        other.post_raw("/dead-letters/plan", {**form, "kind": "discard"})
+    assert (other.status, "Discard 0 dead letters?" in other.text) == (200, True)
 
 
 def test_the_cookies_are_kept_from_scripts_and_other_sites(database_url: str) -> None:
