@@ -219,6 +219,8 @@ def show(
             text = redact(text)
         except Exception as error:  # noqa: BLE001 (the host's own code)
             return f"(not shown: the redact hook raised {type(error).__name__})"
+        # JSON can say half of a surrogate pair, which no page can hold.
+        text = text.encode(errors="backslashreplace").decode()
         if len(text) > _MAX_SHOWN:
             return f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} characters more"
         return text

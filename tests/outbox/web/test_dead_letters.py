@@ -197,6 +197,19 @@ def test_contents_are_hidden_if_the_role_may_not_read_them(database_url: str) ->
     assert "4111" not in text
 
 
+def test_json_with_half_of_a_surrogate_pair_is_shown_as_it_was_written(
+    database_url: str,
+) -> None:
+    payload = rb'{"name": "\ud800"}'
+    (id,) = give_up(
+        database_url, Message("t", payload, content_type="application/json")
+    )
+
+    with browsing(database_url, show_payloads=True) as browser:
+        text = shown(browser.get(f"/dead-letters/outbox/{id}"))
+    assert (browser.status, r'"name": "\ud800"' in text) == (200, True)
+
+
 def test_the_hook_redacts_payload_headers_and_stack_trace(database_url: str) -> None:
     (id,) = give_up(
         database_url,
