@@ -42,13 +42,13 @@ class ConsumerActive(Event):
         failed: how often a handler raised, and will be called again.
         retried: retries that were scheduled, after a failure or as a handler asked.
         lag: the median time from add to handled, in seconds; None if nothing was
-            handled. It is as far as the consumer is behind. A scheduled message counts
-            from when it was added.
+            handled. It shows how far the consumer is behind. A scheduled message
+            counts from when it was added.
         slowest: the longest such time.
         in_flight: handlers that are running now.
         held: messages that were fetched and are not settled yet, those in flight
             included.
-        period: since when.
+        period: the time since the last report.
     """
 
     consumer: str
@@ -178,7 +178,7 @@ class RetryRequested(DeliveryEvent):
     """The handler raised `RetryLater`.
 
     Attributes:
-        reason: what the handler gave for one.
+        reason: the one that the handler gave.
         seconds_until_retry: the delay.
     """
 

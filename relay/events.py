@@ -35,12 +35,12 @@ class RelayActive(Event):
         published: messages that the broker accepted.
         refused: how often the broker refused a message, which is then retried.
         lag: the median time from add to publish, in seconds; None if nothing was
-            published. It is as far as the relay is behind. A scheduled message counts
-            from the moment it was due, a replayed one from the replay.
+            published. It shows how far the relay is behind. A scheduled message
+            counts from the moment it was due, a replayed one from the replay.
         slowest: the longest such time.
-        lanes: that it holds now.
-        blocked_keys: that it knows of now; see `RelayMeasured`.
-        period: since when.
+        lanes: how many it holds now.
+        blocked_keys: how many it knows of now; see `RelayMeasured`.
+        period: the time since the last report.
     """
 
     published: int

@@ -68,8 +68,8 @@ class DatabaseMeasured(Event):
     """The database was measured: by one of the replicas, for all of them.
 
     Attributes:
-        backlog: messages that are not settled, estimated where there are many; None,
-            and so is waited, if they could not be counted, or a consumer measured.
+        backlog: messages that are not settled, estimated where there are many. It is
+            None, as is `waited`, if they could not be counted, or a consumer measured.
         waited: how long the oldest one that is due has waited.
         ahead: partitions that have not begun yet, by table.
         gaps: partitions that are missing between those, and for now, by table.
@@ -77,9 +77,9 @@ class DatabaseMeasured(Event):
         bytes: size of all partitions with their indexes, by table.
         pinned_for: how long the oldest transaction has been in use, as far as this role
             can see, or since it was first noticed.
-        pinned_by: how many transactions it lies behind.
-        upkeep_age: time since the upkeep last succeeded, or was first awaited; None,
-            and so is upkeep_is_failing, if that could not be read.
+        pinned_by: how many transactions have begun since.
+        upkeep_age: time since the upkeep last succeeded, or was first due. It is None,
+            as is `upkeep_is_failing`, if that could not be read.
         upkeep_is_failing: whether it has failed since, or distrusts the clock.
         missing: parts that could not be measured, with the reason.
         seconds: how long measuring took.

@@ -18,12 +18,12 @@ LIST_MINIMUMS: Final = load("outbox", "list_minimums")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionFoundShort(Event):
-    """The retries of this process can outlast the day that a message needs.
+    """The retries of this process can last longer than a table's minimum retention.
 
     Attributes:
-        table: whose days are dropped too early.
+        table: the table, whose days would be dropped too early.
         minimum: its minimum retention.
-        needed: what the retries may take.
+        needed: how long the retries may take.
         remedy: the command that raises it.
     """
 
