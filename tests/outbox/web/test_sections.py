@@ -148,7 +148,7 @@ def test_relays_and_consumers_are_shown_with_the_lanes_that_they_hold(
     )
     assert "16: 0–15" in text
     assert f"11 of {LANES} lanes are held by nobody now (0–2, 40–47)" in text
-    assert "Consumer mail is subscribed by the postgres broker" in text
+    assert "Consumer mail is subscribed to the postgres broker" in text
     assert "Consumer billing is subscribed" not in text
 
 
