@@ -568,7 +568,8 @@ class _Reading:
     def run(self) -> Overview:
         row = self._connection.execute(load("outbox", "look_around")).fetchone()
         assert row is not None
-        self._at, database, has_schema = row
+        at, database, has_schema = row
+        self._at = at.astimezone(UTC)
         if not has_schema:
             raise UpkeepError(
                 "this database has no table outbox.message; run pillarbox migrate"

@@ -62,7 +62,10 @@ def seen(
         " WHERE id = ANY (%s) ORDER BY seq",
         ([message.id for message in messages],),
     )
-    return [(row[:-1], row[-1]) for row in cursor.fetchall()]
+    return [
+        ((*fields, due and due.astimezone(UTC), lane), headers)
+        for *fields, due, lane, headers in cursor.fetchall()
+    ]
 
 
 def expected(message: Message) -> tuple[object, Mapping[str, str]]:

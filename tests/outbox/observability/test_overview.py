@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 import psycopg
 import pytest
@@ -67,6 +67,19 @@ def test_beyond_its_limit_the_backlog_is_estimated(
     assert not backlog.is_complete
     assert backlog.messages == 11
     assert 35 <= backlog.estimated <= 45
+
+
+def test_its_moments_are_utc_whatever_the_time_zone_of_the_session(
+    monitor: psycopg.Connection,
+) -> None:
+    monitor.execute("SET timezone = 'Europe/Berlin'")
+
+    overview = read_overview(monitor)
+
+    assert overview.at.tzinfo is UTC
+    days = [table.oldest for table in overview.tables or () if table.oldest]
+    assert days
+    assert {day.utcoffset() for day in days} == {timedelta(0)}
 
 
 def test_an_overview_can_be_written_as_json(monitor: psycopg.Connection) -> None:
