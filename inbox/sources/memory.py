@@ -1,4 +1,4 @@
-"""Deliveries out of a list, in this process: for tests."""
+"""A source that reads a list in this process: for tests."""
 
 import asyncio
 import heapq
@@ -19,7 +19,7 @@ _POLL: Final = timedelta(seconds=1)
 
 
 class MemoryDelivery:
-    """One handing-over of a message that waits in this process."""
+    """A delivery of a message from this process."""
 
     def __init__(self, source: "MemorySource", message: Message, attempts: int) -> None:
         self.message = message
@@ -33,7 +33,7 @@ class MemoryDelivery:
             self._source.acked.append(self.message)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again: before all others, or after the delay."""
+        """Deliver it again: before all others, or after the delay."""
         if self._source.held.pop(id(self), None) is None:
             return
         if delay is None:
@@ -43,11 +43,11 @@ class MemoryDelivery:
 
 
 class MemorySource:
-    """Hands over what was given to `add`.
+    """Delivers the messages that were passed to `add`.
 
     Attributes:
         acked: the messages that were acked, in that order.
-        held: the deliveries that were handed over and not settled.
+        held: the deliveries that are not settled.
     """
 
     def __init__(self, *messages: Message, poll_interval: timedelta = _POLL) -> None:
@@ -64,7 +64,7 @@ class MemorySource:
         """Make an empty one from `memory://`.
 
         Raises:
-            ConfigError: the URL says something else.
+            ConfigError: it is another URL.
         """
         url, _ = MemoryOptions.parse(url)
         if url.rstrip("/") != "memory:":
@@ -73,31 +73,31 @@ class MemorySource:
 
     @property
     def waiting(self) -> int:
-        """How many messages are still to be handed over."""
+        """How many messages are still to be delivered."""
         return len(self._ready) + len(self._waiting)
 
     def add(self, *messages: Message) -> None:
-        """Let messages be handed over, after those that are there."""
+        """Add messages, to be delivered after those already here."""
         self._ready.extend((message, 0) for message in messages)
         self._arrived.set()
 
     def return_now(self, message: Message, attempts: int) -> None:
-        """Put a message before all others."""
+        """Return a message to the front."""
         self._ready.appendleft((message, attempts))
         self._arrived.set()
 
     def return_later(self, message: Message, attempts: int, delay: timedelta) -> None:
-        """Put a message aside for a while."""
+        """Return a message after a delay."""
         due = time.monotonic() + delay.total_seconds()
         heapq.heappush(self._waiting, (due, next(self._ticket), message, attempts))
         self._arrived.set()
 
     async def __aenter__(self) -> Self:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Take back what was not settled."""
+        """Take back unsettled messages."""
         for delivery in reversed(list(self.held.values())):
             await delivery.nack()
 

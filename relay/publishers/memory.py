@@ -23,10 +23,10 @@ class MemoryPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `memory://` or `memory://drop`.
+        """Create one from `memory://` or `memory://drop`.
 
         Raises:
-            ConfigError: the URL says something else.
+            ConfigError: it is another URL.
         """
         url, _ = MemoryOptions.parse(url)
         where = url.removeprefix("memory:").strip("/")
@@ -38,12 +38,12 @@ class MemoryPublisher:
         return cls(keep=not where)
 
     async def __aenter__(self) -> Self:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection."""
         self._entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """There is nothing to disconnect from."""
+        """Do nothing: there is no connection."""
         self._entered = False
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:

@@ -54,7 +54,7 @@ class PostgresPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -62,12 +62,12 @@ class PostgresPublisher:
         return cls(url)
 
     async def __aenter__(self) -> Self:
-        """Connect, and see that the tables are there.
+        """Connect, and check that the tables exist.
 
         Raises:
             BrokerUnavailableError: the database can't be reached, or is read-only.
-            ConfigError: it has no table `inbox.delivery`, we may not insert, or a
-                pooler in transaction mode is in between.
+            ConfigError: it has no table `inbox.delivery`, the role may not insert, or
+                the URL leads through a pooler in transaction mode.
         """
         try:
             await self._enter()
@@ -114,7 +114,7 @@ class PostgresPublisher:
             ) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Insert the deliveries of a batch, in its order.
+        """Insert the deliveries of a batch, in order.
 
         A message to which nobody subscribes is nacked, so that it stays visible in
         the outbox; a later attempt succeeds once somebody does.
@@ -122,7 +122,7 @@ class PostgresPublisher:
         Raises:
             BrokerUnavailableError: the connection broke, the table has no partition
                 for today, or nothing may be written; the next call connects again.
-                Also when it is not entered.
+                Also if it was not entered.
         """
         if not self._entered:
             raise BrokerUnavailableError(
@@ -133,13 +133,13 @@ class PostgresPublisher:
             unsubscribed = await self._insert(sound) if sound else set()
         except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
             if len(batch) > 1:
-                # One value that can't be stored must not be charged to the others.
+                # A value that can't be stored must not cost the others an attempt.
                 return [(await self.publish([message]))[0] for message in batch]
             return [
                 Nacked(f"PostgreSQL refused it: {message_of(error)}", permanent=True)
             ]
         except psycopg.ProgrammingError as error:
-            # A table or a right that is gone hits every message.
+            # A missing table or privilege affects every message.
             raise BrokerUnavailableError(
                 f"{self._name}: {message_of(error)}"
             ) from error
@@ -183,7 +183,7 @@ class PostgresPublisher:
                     f"the connection to {self._name} broke: {message_of(error)}"
                 ) from error
             except psycopg.InternalError as error:
-                # Such as a standby, which may not write.
+                # Such as a standby, which is read-only.
                 raise BrokerUnavailableError(
                     f"{self._name}: {message_of(error)}"
                 ) from error

@@ -1,9 +1,9 @@
 """Publishes to Redis Streams: the stream is the topic, the message is its fields.
 
 A batch is one MULTI … EXEC in one round trip: a server that is out of memory or has
-become a replica takes all of it or nothing, so order holds. Redis can refuse single
-entries only where a topic's name is that of something else than a stream; messages
-of the key to other topics then go before.
+become a replica stores all of it or nothing, so order holds. Redis refuses single
+entries only if a topic's name belongs to a key that isn't a stream; later messages of
+the same key to other topics then overtake them.
 """
 
 from collections.abc import Sequence
@@ -40,13 +40,13 @@ class RedisPublisher:
         self._url = address
         self._entered = False
         self._client = redis_client(address)
-        # Redis doesn't remove what is acked.
+        # Redis doesn't remove acked entries.
         self._trim = () if options.maxlen is None else ("MAXLEN", "~", options.maxlen)
         self._max_payload_bytes = options.max_payload_bytes
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -57,7 +57,7 @@ class RedisPublisher:
         """Connect.
 
         Raises:
-            BrokerUnavailableError: Redis can't be reached, or refuses us.
+            BrokerUnavailableError: Redis can't be reached, or rejects the connection.
         """
         try:
             with cancellable():
@@ -79,7 +79,7 @@ class RedisPublisher:
         """Ask Redis for a PONG.
 
         Raises:
-            BrokerUnavailableError: it doesn't come.
+            BrokerUnavailableError: none arrives.
         """
         try:
             with cancellable():
@@ -88,11 +88,11 @@ class RedisPublisher:
             raise redis_unavailable(self._url, error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Append the batch to its streams, in its order.
+        """Append the batch to its streams, in order.
 
         Raises:
-            BrokerUnavailableError: the connection broke, or Redis takes no writes;
-                the next call connects again. Also when it is not entered.
+            BrokerUnavailableError: the connection broke, or Redis accepts no writes;
+                the next call reconnects. Also if it was not entered.
         """
         if not self._entered:
             raise BrokerUnavailableError("broker redis: its publisher is not entered")
@@ -106,7 +106,7 @@ class RedisPublisher:
             if len(sent) == 1:
                 answers[sent[0]] = Nacked(str(error))
                 return answers
-            # One topic that we may not write to must not be charged to the others.
+            # A topic that we may not write to must not cost the others an attempt.
             for i in sent:
                 (answers[i],) = await self.publish([batch[i]])
             return answers

@@ -1,4 +1,4 @@
-"""Deliveries out of Kafka: the topic is the topic, the consumer group the consumer."""
+"""A source that reads Kafka: the consumer is the consumer group."""
 
 from inbox.sources.kafka.source import KafkaSource
 

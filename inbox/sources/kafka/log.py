@@ -1,4 +1,4 @@
-"""A Kafka partition as long as it is ours, and what came of it."""
+"""A Kafka partition while it is assigned to us, and its records."""
 
 import time
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.sources.kafka.offsets import Offsets
 from inbox.sources.kafka.reader import Part
 
-# More than a consumer starts before it has handled what was in flight before.
+# More than a consumer starts before it has handled what its predecessor had in flight.
 _MAX_SUSPECTS: Final = 2_000
 
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """A Kafka partition from its assignment to its end.
+    """A Kafka partition, from its assignment until it is revoked.
 
     Attributes:
-        ours: nobody else has it yet.
-        in_flight: how many of its entries are handed over and not settled.
-        landed: called with each that is settled, once it is to go to somebody else.
+        ours: whether it is still assigned to us.
+        in_flight: how many of its entries were delivered and are not settled.
+        landed: called with each entry that is settled once the partition is to move.
         taken_over: what its previous owner may have been handling.
     """
 
@@ -43,14 +43,14 @@ class Log:
 
 
 def written_at_of(record: Record) -> float | None:
-    """Return when a record was written, in seconds since 1970, if it says."""
+    """Return when a record was written, in seconds since 1970; None if unknown."""
     kind, milliseconds = record.timestamp()
     return None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A record that came.
+    """A record that was fetched.
 
     Attributes:
         place: in the order of arrival.

@@ -1,7 +1,7 @@
-"""What of a log may be committed: the settled messages before all that are not.
+"""The offset that may be committed: that of the first unsettled message of a log.
 
-A log knows only one offset for a consumer: where to go on. So what is settled out of
-order waits here for what came before it.
+Kafka keeps one offset for a consumer: where to continue. So messages that are settled
+out of order wait here for those before them.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ class Offsets:
     """The offsets of one log since it was assigned.
 
     Attributes:
-        position: where to go on after a crash; None while nothing was settled.
+        position: where to continue after a crash; None until something is settled.
     """
 
     def __init__(self) -> None:
@@ -21,18 +21,18 @@ class Offsets:
         self._last = -1
 
     def follows(self, offset: int) -> bool:
-        """Return whether an offset is above all others; a log may leave some out."""
+        """Return whether an offset is above all others; offsets may have gaps."""
         return offset > self._last
 
     def add(self, offset: int) -> None:
-        """Enter an offset that follows, unsettled."""
+        """Add the next offset, unsettled."""
         if not self.follows(offset):
             raise ValueError(f"offset {offset} comes after {self._last}")
         self._last = offset
         self._open.append(offset)
 
     def settle(self, offset: int) -> bool:
-        """Settle an offset that was added; tell whether that moved the position."""
+        """Settle an offset; return whether that moved the position."""
         self._settled.add(offset)
         moved = False
         while self._open and self._open[0] in self._settled:

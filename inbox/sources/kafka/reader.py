@@ -1,8 +1,8 @@
-"""One consumer of librdkafka, with the thread that polls it.
+"""One librdkafka consumer, with the thread that polls it.
 
-The thread polls all the time, whatever handlers do, so Kafka never takes the consumer
-for dead. When there is no room for more it pauses, and polls on. It alone calls the
-client, which lets one call in at a time and none beside a thread that polls on and on.
+The thread polls all the time, whatever handlers do, so Kafka never considers the
+consumer dead. When there is no room for more records, it pauses the partitions and
+continues to poll. Only this thread calls the client, which allows one call at a time.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ _FORBIDDEN: Final = {
 
 
 class Listener(Protocol):
-    """What a reader tells, in this order, on its event loop."""
+    """The callbacks of a reader, called in this order on its event loop."""
 
     def assigned(self, parts: Sequence[Part]) -> None:
-        """Kafka partitions are ours from now on."""
+        """Kafka partitions were assigned to us."""
 
     def arrived(self, messages: Sequence[Message]) -> None:
-        """Messages of our Kafka partitions came."""
+        """Messages of our Kafka partitions arrived."""
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Kafka partitions go to others, as soon as `left` is called."""
+        """Kafka partitions move to other replicas as soon as `left` is called."""
 
     def lost(self, parts: Sequence[Part]) -> None:
-        """Kafka partitions went to others."""
+        """Kafka partitions have moved to other replicas."""
 
     def changed(self) -> None:
         """`trouble`, `down` or `ended` of the reader changed."""
@@ -60,15 +60,15 @@ class Reader:
     """A member of a consumer group, for one event loop.
 
     Args:
-        config: librdkafka's; the callbacks are set here.
+        config: librdkafka's properties; the callbacks are set here.
         name: of the broker, for errors.
-        topics: names, or their beginnings followed by `*`.
-        room: how many messages may come now; asked by the thread.
-        handover: how long `left` is waited for.
+        topics: names, or prefixes followed by `*`.
+        room: returns how many messages may be fetched; called by the thread.
+        handover: how long to wait for `left`.
 
     Attributes:
-        trouble: what went wrong with the group or a topic, to be raised and cleared.
-        down: no broker can be reached, as far as is known.
+        trouble: an error of the group or a topic, to be raised and cleared.
+        down: whether no broker can be reached, as far as is known.
         refusal: why the brokers refused our credentials, if they did.
         ended: set when the thread and the connections are gone.
     """
@@ -110,7 +110,7 @@ class Reader:
         threading.Thread(target=self._run, name="kafka", daemon=True).start()
 
     def join(self) -> None:
-        """Become a member of the group."""
+        """Join the group."""
         self._wishes.append(
             lambda client: client.subscribe(
                 [_subscription(topic) for topic in self._topics],
@@ -123,10 +123,10 @@ class Reader:
     async def topics(
         self, until: float, topic: str | None = None
     ) -> Mapping[str, KafkaError | None]:
-        """Return the topics, or one of them, each with what is wrong with it.
+        """Return all topics, or one, each with its error, if any.
 
         Raises:
-            BrokerUnavailableError: nobody tells until that time of the loop.
+            BrokerUnavailableError: no broker answers by that time of the loop.
         """
         named = {} if topic is None else {"topic": topic}
         while not self.ended.is_set():
@@ -157,12 +157,12 @@ class Reader:
         raise kafka_unavailable(self._name, self._reason)
 
     def store(self, positions: Mapping[Part, int]) -> None:
-        """Have positions committed soon; those of others are left alone."""
+        """Commit positions soon; those of other replicas' partitions are left alone."""
         offsets = [TopicPartition(*part, at) for part, at in positions.items()]
         self._wishes.append(lambda client: client.store_offsets(offsets=offsets))
 
     async def close(self) -> None:
-        """Commit what was stored, and leave the group."""
+        """Commit the stored positions, and leave the group."""
         self._stop.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WAIT):
@@ -186,12 +186,12 @@ class Reader:
     def _grant(self, client: confluent_kafka.Consumer) -> None:
         while self._wishes:
             wish = self._wishes.popleft()
-            # To store what isn't ours any more has no effect, as it should.
+            # Storing offsets of revoked partitions has no effect, as intended.
             with suppress(KafkaException):
                 wish(client)
 
     def _read(self, client: confluent_kafka.Consumer) -> None:
-        # The loop may not have come to count what is on its way.
+        # The loop may not have counted yet what is in transit.
         room = self._room() - (self._told - self._arrived)
         if room > 0:
             self._full_since = None
@@ -224,13 +224,13 @@ class Reader:
         self._arrived += len(messages)
 
     def _full(self) -> bool:
-        """Return whether the buffer has been full for so long that we have to poll."""
+        """Return whether the buffer has been full for so long that we must poll."""
         if self._full_since is None:
             self._full_since = time.monotonic()
         return time.monotonic() - self._full_since > _FULL_BEFORE_PAUSE
 
     def _assigned(self, _: object, partitions: Sequence[TopicPartition]) -> None:
-        # What is new isn't paused, so pause again.
+        # New partitions aren't paused, so pause again.
         self._paused = False
         self._tell(self._listener.assigned, _parts(partitions))
 
@@ -273,7 +273,7 @@ def _answer(told: asyncio.Future[Any], answer: object) -> None:
 
 
 def _subscription(topic: str) -> str:
-    """Say a topic, or a beginning of topics, as librdkafka takes it."""
+    """Return a topic, or a prefix of topics, in librdkafka's form."""
     if not topic.endswith("*"):
         return topic
     return f"^{topic[:-1].replace('.', '[.]')}"
@@ -310,7 +310,7 @@ async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> No
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # Our question may just have created it.
+            # Our request may just have created it.
             await asyncio.sleep(_PAUSE)
         if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise ConfigError(

@@ -1,9 +1,9 @@
-"""Deliveries out of Kafka: the topic is the topic, the consumer group the consumer.
+"""A source that reads Kafka: the consumer is the consumer group.
 
 Kafka keeps one offset for each Kafka partition, so only the settled messages before the
-first unsettled one are committed. What is nacked waits here, with what follows of its
-key. A Kafka partition that is to go to another replica is left when all is settled that
-was handed over of it, or after `handover`.
+first unsettled one are committed. Nacked messages wait here, with later ones of their
+key. A Kafka partition that is to move to another replica is released when all that was
+delivered of it is settled, or after `handover`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _DEFAULTS: Final = {
     "queued.max.messages.kbytes": 16_384,
 }
 _COOPERATIVE: Final = {"partition.assignment.strategy": "cooperative-sticky"}
-# New topics that begin as `orders.*` says are found within that time.
+# New topics that match `orders.*` are found within this time.
 _DISCOVERY: Final = {"topic.metadata.refresh.interval.ms": 5000}
 
 
@@ -51,11 +51,10 @@ class KafkaSource:
         url: `kafka://host:port,…/?option=…`, with the options of `KafkaOptions` and
             librdkafka's own.
         consumer: the name of the group, which begins with the oldest records.
-        topics: names, or their beginnings followed by `*`; topics that come later are
-            found within 5 s.
+        topics: names, or prefixes followed by `*`; new topics are found within 5 s.
         poll_interval: how long one `receive` waits.
-        handover: how long another replica waits at most for what is in work here;
-            None: as the URL says.
+        handover: how long another replica waits at most for messages that are being
+            handled here; None: as in the URL.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class KafkaSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -104,7 +103,7 @@ class KafkaSource:
 
         Raises:
             BrokerUnavailableError: no broker can be reached.
-            ConfigError: a topic isn't there, or the brokers refuse us.
+            ConfigError: a topic doesn't exist, or the brokers refuse our credentials.
         """
         reader = self._reader = self._new_reader()
         try:
@@ -120,7 +119,7 @@ class KafkaSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Commit what was acked, and leave the group with everything else."""
+        """Commit what was acked, and leave the group."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._store(reader)
@@ -167,7 +166,7 @@ class KafkaSource:
         )
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Put an entry before those that follow it, or aside for a while."""
+        """Return an entry to the front of its key, or delay it."""
         if entry.log.ours and entry.log.landed is None:
             if delay is None:
                 self._backlog.add(entry)
@@ -179,12 +178,12 @@ class KafkaSource:
         self._landed(entry.log)
 
     def assigned(self, parts: Sequence[Part]) -> None:
-        """Begin with Kafka partitions."""
+        """Start with newly assigned Kafka partitions."""
         for part in parts:
             self._logs[part] = Log(part)
 
     def arrived(self, records: Sequence[Record]) -> None:
-        """Take records in."""
+        """Accept records."""
         for record in records:
             topic, number, offset = record.topic(), record.partition(), record.offset()
             assert topic is not None
@@ -194,7 +193,7 @@ class KafkaSource:
             if log is None or log.landed is not None:
                 continue
             if not log.offsets.follows(offset):
-                # The log was cut back and written anew.
+                # The log was truncated and written again.
                 self.lost([log.part])
                 log = self._logs[log.part] = Log(log.part)
             log.offsets.add(offset)
@@ -206,21 +205,21 @@ class KafkaSource:
         self._wakeup.set()
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Hand nothing more over of Kafka partitions, and wait for what is in work."""
+        """Deliver no more of Kafka partitions, and wait for what is being handled."""
         logs = [self._logs[part] for part in parts if part in self._logs]
         for log in logs:
             log.landed = lambda: self._leave_if_landed(logs, left)
         self._leave_if_landed(logs, left)
 
     def lost(self, parts: Sequence[Part]) -> None:
-        """Forget Kafka partitions; what is still in work of them isn't committed."""
+        """Forget Kafka partitions; what is still being handled isn't committed."""
         for part in parts:
             log = self._logs.pop(part, None)
             if log is not None:
                 log.ours = False
 
     def changed(self) -> None:
-        """Look after the reader."""
+        """Wake a waiting `receive`: the state of the reader changed."""
         self._wakeup.set()
 
     def _leave_if_landed(self, logs: Sequence[Log], left: Callable[[], None]) -> None:

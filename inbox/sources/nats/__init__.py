@@ -1,4 +1,4 @@
-"""Deliveries out of NATS JetStream, by durable pull consumers."""
+"""A source that reads NATS JetStream with durable pull consumers."""
 
 from inbox.sources.nats.source import NatsSource
 

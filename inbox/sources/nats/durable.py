@@ -1,8 +1,8 @@
-"""The durable consumers of JetStream, and the deliveries that come of them.
+"""The durable consumers of JetStream, and their deliveries.
 
 A consumer of ours has one durable for each of its topics on each stream: servers
-before 2.10 filter by one subject only, and so no replica ever gets a topic that it
-has no handler for. Names and answers are those of JetStream's API.
+before 2.10 filter by one subject only, and this way no replica gets a topic for which
+it has no handler. Names and answers are those of JetStream's API.
 """
 
 import re
@@ -20,17 +20,17 @@ from outbox.message import Message
 NANOSECONDS: Final = 1_000_000_000
 _NOT_FOUND: Final = 404
 _MAX_SLUG: Final = 60
-# How long after ack_wait what is missing has to be there.
+# How long after ack_wait the missing messages must have arrived.
 _GRACE: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A delivery as it was read, with what is wrong with it if anything is.
+    """A delivery as it was read, with its problem, if any.
 
     Attributes:
-        durable: the place of the durable that it came from.
-        place: its number in the stream.
+        durable: the place of its durable.
+        place: its sequence number in the stream.
         stored_at: when the stream took it, in seconds since 1970.
     """
 
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def key(self) -> str | None:
-        """What it keeps its order with."""
+        """The key within which it keeps its order."""
         return self.message.key
 
 
@@ -53,13 +53,13 @@ class Entry:
 class Durable:
     """One durable consumer on its stream, and the pull that is open on it.
 
-    What was handed over to nobody who is left (a replica died, a connection was cut)
-    comes again only after `ack_wait`. Until then first deliveries are set aside, so
-    that they don't overtake it.
+    Messages that a dead replica or a lost connection held are delivered again only
+    after `ack_wait`. Until then first deliveries are set aside, so that they don't
+    overtake those.
 
     Attributes:
-        missing: how many may still come again.
-        aside: the first deliveries that wait for them, until `waits_until`.
+        missing: how many may still be delivered again.
+        aside: first deliveries that wait for them, until `waits_until`.
     """
 
     stream: str
@@ -75,7 +75,7 @@ class Durable:
 
     @property
     def place(self) -> str:
-        """Where it is, as JetStream's subjects say it."""
+        """Its stream and name, in the form of JetStream's subjects."""
         return f"{self.stream}.{self.name}"
 
     async def join(
@@ -85,9 +85,9 @@ class Durable:
         default: Mapping[str, Any],
         held: int,
     ) -> None:
-        """Make it, or bring one that is there to what is wanted.
+        """Create it, or update an existing one.
 
-        We hold so many of its messages already.
+        `held` of its messages are here already.
 
         Raises:
             ApiError: JetStream refuses.
@@ -122,19 +122,19 @@ class Durable:
         self.waits_until = time.monotonic() + self.ack_wait + _GRACE
 
     async def look(self, connection: NatsConnection, held: int) -> None:
-        """See whether others settled what is missing."""
+        """Check whether other replicas have settled the missing messages."""
         info = await connection.ask(f"CONSUMER.INFO.{self.place}")
         self.missing = max(0, info["num_ack_pending"] - held)
 
     @property
     def may_pull(self) -> bool:
-        """Whether a pull would bring messages that can be handed over."""
+        """Whether a pull would return messages that can be delivered."""
         return self.outstanding <= 0 and (
             not self.aside or time.monotonic() > self.waits_until - _GRACE
         )
 
     def sort(self, entry: Entry) -> None:
-        """Set a delivery aside, together with what waits there."""
+        """Set a delivery aside, with the others that wait."""
         if not entry.is_first:
             self.missing -= 1
         self.aside.append(entry)
@@ -155,7 +155,7 @@ async def find_durables(
     topics: Collection[str],
     stream: str | None,
 ) -> list[Durable]:
-    """Return the durables of a consumer's topics, on one stream or wherever they are.
+    """Return the durables of a consumer's topics, on one stream or on all.
 
     Raises:
         ConfigError: no stream captures a topic.
@@ -177,7 +177,7 @@ async def find_durables(
 
 
 def subjects_of(topics: Collection[str]) -> list[str]:
-    """Return the subjects of topics, without those that others cover.
+    """Return the subjects of topics, without those that another one covers.
 
     Raises:
         ConfigError: a topic can't be a subject.
@@ -204,6 +204,6 @@ def subjects_of(topics: Collection[str]) -> list[str]:
 
 
 def durable_name(consumer: str, subject: str) -> str:
-    """Name the durable of a subject: readable, and different for each subject."""
+    """Return the name of a subject's durable: readable and unique."""
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", subject.removesuffix(".>"))[:_MAX_SLUG]
     return f"{consumer}_{readable}_{sha256(subject.encode()).hexdigest()[:8]}"

@@ -1,10 +1,10 @@
 """Pulls from the durable consumers of JetStream, over one connection.
 
-Not by nats-py's own `PullSubscription.fetch` (read in 2.16): a `fetch` that is
-cancelled loses what it has received until `ack_wait` is over, and `receive` may be
-cancelled; it discards what the server says about an earlier pull, such as that the
-durable is gone; and it needs a subscription and a waiting task for each durable, of
-which a consumer has one for each topic.
+nats-py's own `PullSubscription.fetch` (read in 2.16) doesn't fit: a cancelled `fetch`
+loses what it has received until `ack_wait` is over, and `receive` may be cancelled; it
+discards the server's answers to an earlier pull, such as that the durable is gone; and
+it needs a subscription and a waiting task for each durable, of which a consumer has one
+for each topic.
 """
 
 import json
@@ -23,7 +23,7 @@ from outbox.message import Message
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
-# The pull ended without, or with fewer, messages.
+# The pull ended with fewer messages than requested, or none.
 _ENDED: Final = frozenset({"404", "408"})
 
 
@@ -44,19 +44,19 @@ class Pulls:
 
     @property
     def ack_wait(self) -> float:
-        """The shortest of the durables', in seconds."""
+        """The shortest `ack_wait` of the durables, in seconds."""
         return min(durable.ack_wait for durable in self._durables.values())
 
     @property
     def is_open(self) -> bool:
-        """Whether something can still come."""
+        """Whether messages can still arrive."""
         return self.connection.lost is None and any(
             durable.outstanding > 0 for durable in self._durables.values()
         )
 
     @property
     def is_overdue(self) -> bool:
-        """Whether JetStream owes us the end of a pull."""
+        """Whether JetStream should have ended a pull by now."""
         latest = time.monotonic() - _GRACE
         return any(
             durable.outstanding > 0 and durable.ends_at < latest
@@ -72,13 +72,13 @@ class Pulls:
         return [e for durable in self._durables.values() for e in durable.take()]
 
     async def look(self, held: Callable[[str], int]) -> None:
-        """See whether others settled what we wait for; tell how much we hold."""
+        """Check whether other replicas settled the missing messages."""
         for place, durable in self._durables.items():
             if durable.aside:
                 await durable.look(self.connection, held(place))
 
     async def listen(self, heard: Callable[[Msg], Awaitable[None]]) -> None:
-        """Have `heard` called with what comes, in its order."""
+        """Call `heard` with each message that arrives, in order."""
         await self.connection.client.subscribe(
             f"{self._inbox}>", cb=heard, pending_bytes_limit=0
         )
@@ -98,7 +98,7 @@ class Pulls:
             )
 
     async def read(self, got: Msg) -> Entry | None:
-        """Read a message of a stream; None for JetStream's own word about a pull."""
+        """Read a message of a stream; return None for JetStream's answer to a pull."""
         if not got.reply.startswith(ACKS):
             await self._end(got)
             return None
@@ -144,7 +144,7 @@ class Pulls:
 async def give_back(
     connection: NatsConnection, entries: Iterable[tuple[Entry, float]]
 ) -> None:
-    """Have entries handed over again, each after so many seconds, in their order."""
+    """Return entries, to be delivered again after their delays, in order."""
     for entry, delay in entries:
         word = b"-NAK"
         if delay:

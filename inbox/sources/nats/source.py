@@ -1,9 +1,9 @@
-"""Deliveries out of NATS JetStream, by durable pull consumers.
+"""A source that reads NATS JetStream with durable pull consumers.
 
-JetStream hands messages to whichever replica asks, so a key is in order with one
-replica; with several it may not be, nor after a crash, since what was held comes back
-only when `ack_wait` is over. Receipts still let nothing happen twice. What a replica
-holds is kept by heartbeats, and what waits for its time holds back its key here.
+JetStream delivers a message to any replica that asks, so a key is in order with one
+replica. With several it may not be, nor after a crash, since messages that were held
+are delivered again only when `ack_wait` is over. Receipts still keep effects single. A
+replica keeps its messages by heartbeats; a delayed message holds back its key here.
 """
 
 import asyncio
@@ -39,27 +39,27 @@ _BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
 
 
 class NatsSource:
-    """The messages of one consumer's topics, from the oldest that a stream has.
+    """The messages of one consumer's topics, starting with the oldest in a stream.
 
-    Failed attempts are counted by the replica that holds a message: NATS counts how
-    often it handed one over, for whatever reason.
+    Failed attempts are counted by the replica that holds a message: NATS counts
+    deliveries, whatever their outcome.
 
     Args:
         url: `nats://` or `tls://`, with the options of `NatsOptions`.
-        consumer: begins the names of the durables.
-        topics: subjects, or their beginnings followed by `.*`.
+        consumer: the prefix of the durables' names.
+        topics: subjects, or prefixes followed by `.*`.
         poll_interval: how long one pull waits at most; drawn anew each time.
-        ack_wait: after that time what a dead replica held is handed over again.
-        max_deliver: a message that was handed over this often without an outcome has a
+        ack_wait: the time after which a dead replica's messages are delivered again.
+        max_deliver: a message that was delivered this often without an outcome has a
             problem.
         max_ack_pending: how many messages all replicas together may hold; 1 keeps
             the order of each topic whatever happens, one message at a time.
 
     Attributes:
-        reclaimed: how many came that had been handed over before.
+        reclaimed: how many messages had been delivered before.
 
-    What neither these arguments nor the URL give stays as it is in a durable that
-    exists; a new one has 30 s, no limit and 10,000.
+    Settings that neither these arguments nor the URL give stay unchanged in an existing
+    durable; a new one has 30 s, no limit and 10,000.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class NatsSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -115,11 +115,11 @@ class NatsSource:
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
-        """Connect, and make the durables.
+        """Connect, and create the durables.
 
         Raises:
-            BrokerUnavailableError: NATS can't be reached, or refuses us.
-            ConfigError: no stream captures a topic, or a durable isn't ours.
+            BrokerUnavailableError: NATS can't be reached, or rejects the connection.
+            ConfigError: no stream captures a topic, or a durable is of another type.
         """
         self._entered = True
         await self._connected()
@@ -130,7 +130,7 @@ class NatsSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Write what was acked, and give back everything else."""
+        """Send the outstanding acks, and return all other messages."""
         _, writing = self._tasks
         self._outcomes.close()
         try:
@@ -158,7 +158,7 @@ class NatsSource:
                 await self._fetch(pulls, limit)
                 entries = self._backlog.take(limit)
         except ConfigError as error:
-            # It was right at the start.
+            # The settings were valid when we first connected.
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
@@ -176,11 +176,11 @@ class NatsSource:
         ]
 
     def acked(self, entry: Entry) -> None:
-        """Have an entry acked."""
+        """Ack an entry."""
         self._outcomes.add(entry)
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Put an entry back into its place, or aside for a while."""
+        """Return an entry to its place, or delay it."""
         if delay is None:
             self._backlog.add(entry)
         else:
@@ -211,7 +211,7 @@ class NatsSource:
         if self._pulls is not None and (entry := await self._pulls.read(got)):
             at = entry.durable, entry.place
             if at in self._held:
-                # It came late to us, or our heartbeat to NATS; we have it still.
+                # It, or our heartbeat, was late; the entry is still held here.
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
@@ -228,7 +228,7 @@ class NatsSource:
         return sum(held == place for held, _ in self._held)
 
     async def _leave(self, writing: asyncio.Task[None]) -> None:
-        # A pull can't be taken back, so its messages are waited for.
+        # A pull can't be cancelled, so wait for its messages.
         while self._pulls is not None and self._pulls.is_open:
             self._came.clear()
             await self._came.wait()
@@ -254,7 +254,7 @@ class NatsSource:
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
         await connection.flush()
-        # What is refused is told before the answer to the flush.
+        # Refusals arrive before the answer to the flush.
         await self._drop_if_refused(connection)
         if connection.lost is not None:
             raise connection.lost

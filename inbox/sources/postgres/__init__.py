@@ -1,4 +1,4 @@
-"""Deliveries out of `inbox.delivery`: PostgreSQL as the broker."""
+"""A source that reads `inbox.delivery`: PostgreSQL as the broker."""
 
 from inbox.sources.postgres.source import PostgresSource
 

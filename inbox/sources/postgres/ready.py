@@ -1,4 +1,4 @@
-"""What was claimed and not handed out yet: tenants take turns, each in its order."""
+"""Claimed messages that were not delivered yet: tenants take turns, each in order."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ from outbox.message import Message
 
 
 class Item(Protocol):
-    """What carries a message."""
+    """An item with a message."""
 
     @property
     def message(self) -> Message: ...  # noqa: D102
@@ -18,23 +18,23 @@ T = TypeVar("T", bound=Item)
 
 
 class Ready(Generic[T]):
-    """Items by tenant; what has none shares one place in the round."""
+    """Items by tenant; those without a tenant share one turn."""
 
     def __init__(self) -> None:
         # The tenant that was served last is at the end.
         self._lines: OrderedDict[str | None, deque[T]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Count what is here."""
+        """Count the items."""
         return sum(map(len, self._lines.values()))
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants of which something is here."""
+        """The tenants that have items."""
         return [tenant for tenant in self._lines if tenant is not None]
 
     def has_only(self, tenants: Collection[str]) -> bool:
-        """Return whether something is here, and all of it is of these tenants."""
+        """Return whether there are items, all of them of these tenants."""
         return bool(self._lines) and all(tenant in tenants for tenant in self._lines)
 
     def add(self, item: T) -> None:
@@ -42,7 +42,7 @@ class Ready(Generic[T]):
         self._lines.setdefault(item.message.tenant, deque()).append(item)
 
     def put_back(self, item: T, follows: Callable[[T], bool]) -> None:
-        """Put an item first among those of its tenant, but behind what it follows."""
+        """Return an item to the front of its tenant's, behind those that it follows."""
         line = self._lines.setdefault(item.message.tenant, deque())
         place = max(
             (n + 1 for n, other in enumerate(line) if follows(other)), default=0
@@ -50,7 +50,7 @@ class Ready(Generic[T]):
         line.insert(place, item)
 
     def take(self, limit: int, without: Collection[str]) -> list[T]:
-        """Take out at most `limit`, one of each tenant after the other."""
+        """Take out at most `limit` items, one of each tenant in turn."""
         given: list[T] = []
         round_ = [tenant for tenant in self._lines if tenant not in without]
         while round_ and len(given) < limit:
@@ -64,7 +64,7 @@ class Ready(Generic[T]):
         return given
 
     def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
-        """Take out what is unwanted."""
+        """Remove unwanted items."""
         removed: list[T] = []
         for tenant, line in list(self._lines.items()):
             found = [item for item in line if unwanted(item)]

@@ -1,7 +1,7 @@
-"""Deliveries out of `inbox.delivery`: PostgreSQL as the broker.
+"""A source that reads `inbox.delivery`: PostgreSQL as the broker.
 
-The replicas of a consumer share 16 lanes by leases, so a key is with one of them at
-a time. Claiming writes nothing; see `lanes` for what is known in the process.
+The replicas of a consumer share 16 lanes by leases, so one of them has a key at a time.
+Claiming writes nothing; see `lanes` for the state that a process keeps.
 """
 
 import asyncio
@@ -58,15 +58,15 @@ class PostgresSource:
 
     Args:
         url: of the database, reached directly, not through a transaction pooler.
-        consumer: whose deliveries; its replicas share them.
-        topics: to subscribe to; exact ones, or beginnings followed by `*`.
-        lease: how long a replica that hangs keeps its lanes; None: as the URL says.
+        consumer: the consumer, whose replicas share its deliveries.
+        topics: those to subscribe to: exact names, or prefixes followed by `*`.
+        lease: how long a replica that hangs keeps its lanes; None: as in the URL.
         poll_interval: how long to wait at most unless woken; drawn anew each time.
-        sweep_interval: how often to look for what committed late or is due again.
+        sweep_interval: how often to look for deliveries that committed late or are due.
         prefetch: how many to claim at once; they wait in memory, in no transaction.
             None: as the URL says.
         answer_timeout: how long to wait for the database's answer to a statement.
-        leave_timeout: how long leaving waits for what was settled to be written.
+        leave_timeout: how long leaving waits until outcomes are written.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PostgresSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -137,8 +137,8 @@ class PostgresSource:
 
         Raises:
             BrokerUnavailableError: the database can't be reached, or is read-only.
-            ConfigError: it has no table `inbox.delivery`, we may not use it, or a
-                pooler is in between.
+            ConfigError: it has no table `inbox.delivery`, the role may not use it, or
+                the URL leads through a pooler.
         """
         try:
             await self._enter()
@@ -172,14 +172,14 @@ class PostgresSource:
             raise self._away(error) from error
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Write what was settled, then give the lanes back."""
+        """Write the outcomes, then release the lanes."""
         _, writing = self._tasks
         self._settled.close()
         lanes = self._lease.lanes
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._queue.close)
             leaving.push_async_callback(self._bell.close)
-            # A task that is cancelled before its first step has not tidied up.
+            # A task that is cancelled before its first step has not cleaned up.
             leaving.push_async_callback(self._lease.close)
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
@@ -188,15 +188,15 @@ class PostgresSource:
                     await self._queue.raise_watermarks(lanes)
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive nothing of these tenants until another call says otherwise."""
+        """Receive no messages of these tenants until the next call."""
         self._left_out = frozenset(tenants)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return the ready deliveries of our lanes; wait for the doorbell if none are.
 
         Raises:
-            BrokerUnavailableError: the database is away, or foreign sessions keep us
-                from every lane; it names them.
+            BrokerUnavailableError: the database is unavailable, or foreign sessions
+                hold every lane; it names them.
         """
         for task in self._tasks:
             if task.done():
@@ -220,14 +220,14 @@ class PostgresSource:
             raise self._away(error) from error
 
     def acked(self, row: ClaimedDelivery) -> None:
-        """Have a delivery marked as acked."""
+        """Ack a delivery."""
         self._settled.add(Settled(row, None))
 
     def nacked(self, row: ClaimedDelivery, delay: timedelta | None) -> None:
         """Make a delivery claimable again, at once or after a delay with its key.
 
-        Without the lane's lease it doesn't wait: whoever has the lane now knows which
-        keys are blocked, and would hand out what follows.
+        Without the lane's lease no delay is recorded: the replica that has the lane now
+        wouldn't know that the key is blocked, and would deliver later messages of it.
         """
         if delay is None or not self._lease.holds([row.lane]):
             self._lanes.give_back(row)
@@ -245,13 +245,13 @@ class PostgresSource:
         return BrokerUnavailableError(said)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
-        # Who is left out may be let in again any moment: then our caller says so.
+        # Tenants that are left out may be allowed again at any moment, by another call.
         poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
         deadline = time.monotonic() + jittered(poll)
         look = _FIRST_LOOK
         given = await self._look(limit)
         if given:
-            # Enough to do: writers need not ring until that is over.
+            # There is work: writers need not ring until it is done.
             try:
                 await self._bell.disarm()
             except BaseException:
@@ -261,7 +261,7 @@ class PostgresSource:
             return given
         while not given and time.monotonic() < deadline:
             if not await self._bell.arm():
-                # A writer is under way: its rows come any moment.
+                # A writer's transaction is open: its rows may appear at any moment.
                 await asyncio.sleep(look)
                 look = min(look * 2, _LAST_LOOK)
             elif not (given := await self._look(limit)):

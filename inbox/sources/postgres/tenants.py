@@ -1,8 +1,8 @@
-"""When and where to look for tenants that the floods of others hide.
+"""When and where to look for tenants behind the floods of others.
 
-Claims go by seq. So with more waiting than one claim gives, what a tenant added late
-would be found when all before it is done. A look goes from tenant to tenant instead,
-past those of which something is in memory already, and takes the first of each.
+Claims read by seq. So if more waits than one claim returns, a tenant's late message
+would be found only after all earlier ones. A look goes from tenant to tenant instead,
+skips those with messages in memory, and takes the first message of each other one.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Final
 _MAX_STEPS: Final = 64
 _MIN_ROWS_EACH: Final = 4
 _INTERVAL: Final = 0.25
-# What is in memory is bounded: with that many claims' worth of it, no look adds more.
+# Memory is bounded: when it holds this many claims' worth, no look adds more.
 _MAX_CLAIMS: Final = 4
 
 
@@ -41,22 +41,22 @@ class Tenants:
         self._look_at = 0.0
 
     def claimed(self, tenants: Sequence[str | None], *, full: bool) -> None:
-        """Learn from a claim; a full one left something of each behind, maybe."""
+        """Record a claim; a full one may have left messages of each tenant behind."""
         self._deep = full
         self._more = {tenant for tenant in tenants if full and tenant is not None}
         if self._more or self._found:
             self._look_at = 0.0
 
     def handed_out(self, count: int) -> None:
-        """Learn that so much less is in memory."""
+        """Record that this many messages were delivered from memory."""
         self._handed_out += count
 
     def is_due(self, ready: int, tenants: Sequence[str], *, stuck: bool) -> bool:
         """Return whether to look now.
 
         Args:
-            ready: how much is in memory, of these `tenants`.
-            stuck: nothing of it may be handed out.
+            ready: how many messages are in memory, of these `tenants`.
+            stuck: none of them may be delivered.
         """
         if ready >= _MAX_CLAIMS * self._prefetch:
             return False
@@ -77,13 +77,13 @@ class Tenants:
         ready: Sequence[str],
         cut: bool,
     ) -> None:
-        """Learn from a look.
+        """Record a look.
 
         Args:
-            steps: the tenants it passed and found.
-            tenants: those of the rows that it gave.
-            ready: those of which something was in memory before.
-            cut: it gave as many rows as it might.
+            steps: the tenants that it skipped or found.
+            tenants: those of the rows that it returned.
+            ready: those that had messages in memory before.
+            cut: whether it returned the maximum number of rows.
         """
         rows = Counter(tenants)
         self._found = bool(rows)

@@ -1,4 +1,4 @@
-"""Deliveries out of a queue of RabbitMQ; the queue is the consumer's."""
+"""A source that reads the consumer's queue of RabbitMQ."""
 
 from inbox.sources.rabbitmq.source import RabbitMQSource
 

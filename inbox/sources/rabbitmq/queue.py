@@ -25,7 +25,8 @@ OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], N
 
 _SINGLE: Final = "x-single-active-consumer"
 _LIMIT: Final = "x-delivery-limit"
-# From here on a quorum queue drops what came back 20 times unless told otherwise.
+# From this version on, a quorum queue drops a message that was returned 20 times
+# unless it is told otherwise.
 _LIMITED: Final = (4, 0)
 _UNLIMITED: Final = -1
 _FORBIDDEN: Final = (403, 405)
@@ -34,14 +35,14 @@ _GATHER: Final = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """Which queue, and how it is made if it isn't there.
+    """Which queue, and how it is created if it is missing.
 
     Attributes:
         name: of the queue.
-        exchange: to which it is bound.
-        topics: for which it is bound, each exact or a beginning followed by `*`.
-        classic: make a classic queue instead of a quorum queue.
-        single: one replica at a time gets messages, and the next one after it.
+        exchange: the exchange to which it is bound.
+        topics: those for which it is bound: exact names, or prefixes followed by `*`.
+        classic: create a classic queue instead of a quorum queue.
+        single: only one replica receives messages; when it ends, the next one does.
     """
 
     name: str
@@ -63,12 +64,12 @@ class QueueConfig:
 
 
 def binding_key(topic: str) -> str:
-    """Write a topic as the key of a binding: `orders.*` as `orders.*.#`.
+    """Return the binding key of a topic: `orders.*.#` for `orders.*`.
 
     `orders.#` would match `orders`, too, which doesn't begin with `orders.`.
 
     Raises:
-        ConfigError: no key matches exactly what is meant.
+        ConfigError: no key matches exactly these topics.
     """
     if topic == "*":
         return "#"
@@ -88,10 +89,10 @@ def binding_key(topic: str) -> str:
 class Queue:
     """One channel that consumes from the queue, until it is lost.
 
-    Acks are gathered: those of a run go out as one.
+    Acks are gathered: consecutive ones are sent as one.
 
     Attributes:
-        consuming: whether deliveries come.
+        consuming: whether it receives deliveries.
     """
 
     def __init__(self, channel: Channel, config: QueueConfig) -> None:
@@ -104,14 +105,14 @@ class Queue:
 
     @classmethod
     async def open(cls, link: AmqpConnection, config: QueueConfig) -> Self:
-        """Open a channel, with exchange, queue and bindings made if they aren't there.
+        """Open a channel; create exchange, queue and bindings if they are missing.
 
-        A queue that is there is used as it is.
+        An existing queue is used as it is.
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: something isn't there and we may not make it, or a queue is
-                there that has another number of active consumers than asked for.
+            ConfigError: something is missing and we may not create it, or the existing
+                queue differs in `single_active_consumer`.
         """
         await _declare(link, config)
         channel = await link.channel_with_exchange(config.exchange)
@@ -137,21 +138,21 @@ class Queue:
 
     @property
     def why_lost(self) -> AMQPError | None:
-        """Why it can't be used any more, if so."""
+        """Why it can't be used any more; None if it can."""
         if self._channel.closed.done():
             reason: AMQPError = self._channel.closed.result()
             return reason
         return None if self._channel.pika.is_open else AMQPError("it is being closed")
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Have something called when it can't be used any more."""
+        """Register a callback for when it can't be used any more."""
         self._channel.closed.add_done_callback(lambda _: callback())
 
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
-        """Receive deliveries from now on, with at most `prefetch` unacked.
+        """Start to receive deliveries, with at most `prefetch` unacked.
 
-        Once for all: to change it takes a cancel, after which another replica may
-        begin in between, and what is unacked would go back out of order.
+        It can't be changed later: that takes a cancel, after which another replica may
+        start in between, and unacked messages would be returned out of order.
 
         Raises:
             AMQPError, OSError: the channel is lost.
@@ -178,14 +179,14 @@ class Queue:
         )
 
     def ack(self, tag: int) -> None:
-        """Have a delivery acked soon."""
+        """Schedule the ack of a delivery."""
         self._acked.add(tag)
         if self._flushing is None:
             loop = asyncio.get_running_loop()
             self._flushing = loop.call_later(_GATHER, self.flush)
 
     def flush(self) -> None:
-        """Ack what is to be acked now."""
+        """Send the scheduled acks."""
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
@@ -205,13 +206,13 @@ class Queue:
         self._acked.clear()
 
     async def settle(self) -> None:
-        """Ack what is to be acked, and return once the server has processed it.
+        """Send the scheduled acks, and return once the server has processed them.
 
         Raises:
             AMQPError, OSError: the channel is lost.
         """
         self.flush()
-        # Any method with an answer will do: the server takes one after the other.
+        # Any method with an answer will do: the server processes them in order.
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
@@ -240,7 +241,7 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             )
         if _LIMIT not in text or arguments.pop(_LIMIT, None) is None:
             break
-    # It is there and made by somebody else, or we may only use it.
+    # It exists and somebody else created it, or we may only use it.
     channel = await link.channel()
     try:
         await channel.ask(channel.pika.queue_declare, queue=config.name, passive=True)

@@ -1,9 +1,9 @@
-"""Deliveries out of a queue of RabbitMQ; the queue is the consumer's.
+"""A source that reads the consumer's queue of RabbitMQ.
 
-RabbitMQ hands messages to whichever replica has room, so a key is in order with one
+RabbitMQ delivers a message to any replica that has room, so a key is in order with one
 replica; with several, `single_active_consumer` lets one work and the others wait.
-What waits for its retry, and what comes after it of its key, is held here unacked:
-whatever happens to us, RabbitMQ hands it over again.
+Messages that wait for their retry, and later ones of their key, are held here unacked:
+if this process ends, RabbitMQ delivers them again.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _MAX_PREFETCH: Final = 65_535
 
 
 class RabbitMQDelivery:
-    """One delivery on one channel."""
+    """A delivery, bound to its channel."""
 
     def __init__(
         self,
@@ -67,18 +67,18 @@ class RabbitMQDelivery:
         return self.message.key
 
     def hand_over(self) -> Self:
-        """Let it be settled, once."""
+        """Mark it as delivered, so that it can be settled once."""
         self._settled = False
         return self
 
     async def ack(self) -> None:
-        """Have it acked within milliseconds, unless its connection was lost since."""
+        """Ack it within milliseconds, unless its connection was lost."""
         if not self._settled:
             self._settled = True
             self._source.acked(self)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Hand it over again here, or, if this source is left before, elsewhere."""
+        """Deliver it again here, or to another replica if this source is left first."""
         if not self._settled:
             self._settled = True
             self._source.nacked(self, delay)
@@ -98,7 +98,7 @@ class RabbitMQSource:
             `single_active_consumer` and `prefetch`.
 
     Attributes:
-        reclaimed: how many came that had been handed over before.
+        reclaimed: how many messages had been delivered before.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class RabbitMQSource:
         self._queue: Queue | None = None
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
-        # They outlive a channel: what isn't acked comes again on the next.
+        # They outlive a channel: unacked messages are delivered again on the next.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
         self._done: BoundedDict[UUID, bool] = BoundedDict()
         self.reclaimed = 0
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used, or a topic can't be bound.
@@ -142,11 +142,11 @@ class RabbitMQSource:
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
-        """Connect, and make exchange, queue and bindings if they aren't there.
+        """Connect, and create exchange, queue and bindings if they are missing.
 
         Raises:
-            BrokerUnavailableError: RabbitMQ can't be reached, or refuses us.
-            ConfigError: something isn't there, and we may not make it.
+            BrokerUnavailableError: RabbitMQ is unreachable, or rejects the connection.
+            ConfigError: one of them is missing, and we may not create it.
         """
         try:
             await self._connect()
@@ -158,7 +158,7 @@ class RabbitMQSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Ack what is to be acked, and give back everything else."""
+        """Send the outstanding acks, and return all other messages."""
         queue, link = self._queue, self._link
         try:
             if queue is not None and link is not None and queue.why_lost is None:
@@ -194,20 +194,20 @@ class RabbitMQSource:
         return [delivery.hand_over() for delivery in self._backlog.take(limit)]
 
     def acked(self, delivery: RabbitMQDelivery) -> None:
-        """Have a delivery acked."""
+        """Ack a delivery."""
         self._failures.pop(delivery.message.id, None)
         self._done[delivery.message.id] = True
         if delivery.queue is self._queue:
             delivery.queue.ack(delivery.place)
 
     def nacked(self, delivery: RabbitMQDelivery, delay: timedelta | None) -> None:
-        """Put a delivery at its place again, or aside for a while."""
+        """Return a delivery to its place, or delay it."""
         if delay is not None:
             delivery.attempts += 1
             due = time.monotonic() + delay.total_seconds()
             self._failures[delivery.message.id] = (delivery.attempts, due)
         if delivery.queue is not self._queue:
-            return  # it comes again without being asked for
+            return  # RabbitMQ delivers it again by itself
         if delay is None:
             self._backlog.add(delivery)
         else:
@@ -229,7 +229,7 @@ class RabbitMQSource:
             await link.close()
 
     def _forget(self) -> None:
-        """Forget a channel and all that came on it."""
+        """Forget a channel and its deliveries."""
         self._queue = None
         self._backlog.clear()
 

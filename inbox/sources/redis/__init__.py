@@ -1,4 +1,4 @@
-"""Deliveries out of Redis Streams: the stream is the topic, the group the consumer."""
+"""A source that reads Redis Streams: the consumer is the consumer group."""
 
 from inbox.sources.redis.source import RedisSource
 

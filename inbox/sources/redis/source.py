@@ -1,9 +1,8 @@
-"""Deliveries out of Redis Streams: the stream is the topic, the group the consumer.
+"""A source that reads Redis Streams: the consumer is the consumer group.
 
-Redis hands entries to whichever replica asks, so a key is in order with one replica;
-with several it may not be, but receipts still let nothing happen twice. What a
-replica holds is kept alive by a heartbeat; what a dead one left is taken over after
-`reclaim_after`.
+Redis delivers entries to any replica that asks, so a key is in order with one replica;
+with several it may not be, but receipts still keep effects single. A replica keeps its
+entries by a heartbeat; those of a dead replica are taken over after `reclaim_after`.
 """
 
 import asyncio
@@ -41,17 +40,17 @@ class RedisSource:
 
     Args:
         url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
-        consumer: the name of the group, which begins with the oldest entries.
-        topics: names of streams, or their beginnings followed by `*`; streams that
-            come later are found within 5 s.
+        consumer: the name of the group, which starts with the oldest entries.
+        topics: names of streams, or prefixes followed by `*`; new streams are found
+            within 5 s.
         poll_interval: how long one read waits at most; drawn anew each time.
         reclaim_after: how long an entry stays idle before it is taken over; None: as
-            the URL says.
-        leave_timeout: how long leaving waits for what was acked to be written, and
-            then for what was not to be given back.
+            in the URL.
+        leave_timeout: how long leaving waits until acks are written, and then until
+            all other entries are returned.
 
     Attributes:
-        reclaimed: how many were taken over.
+        reclaimed: how many entries were taken over.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class RedisSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -93,8 +92,8 @@ class RedisSource:
         """Join the groups of the streams.
 
         Raises:
-            BrokerUnavailableError: Redis can't be reached, or refuses us.
-            ConfigError: a topic is no stream, or Redis is older than 6.2.
+            BrokerUnavailableError: Redis can't be reached, or rejects the connection.
+            ConfigError: a topic isn't a stream, or Redis is older than 6.2.
         """
         try:
             with cancellable():
@@ -114,7 +113,7 @@ class RedisSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Write what was acked, and give back everything else."""
+        """Send the outstanding acks, and return all other entries."""
         _, writing = self._tasks
         self._outcomes.close()
         async with AsyncExitStack() as leaving:
@@ -122,14 +121,14 @@ class RedisSource:
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
             await end(self._tasks)
-            # If Redis is away now, others take it over later.
+            # If Redis is unavailable, other replicas take the entries over later.
             with suppress(*BROKEN, TimeoutError):
                 async with asyncio.timeout(self._leave_timeout):
                     with cancellable():
                         await self._streams.leave(self._held)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return new deliveries, and at times those that a dead replica held."""
+        """Return new deliveries, and sometimes those that a dead replica held."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -161,11 +160,11 @@ class RedisSource:
         ]
 
     def acked(self, entry: Entry) -> None:
-        """Have an entry acknowledged."""
+        """Ack an entry."""
         self._outcomes.add(entry.at)
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Put an entry before all others, or aside for a while."""
+        """Return an entry to the front, or delay it."""
         if delay is None:
             self._ready.appendleft(entry)
             return
@@ -176,7 +175,7 @@ class RedisSource:
 
     async def _reclaim(self, limit: int) -> None:
         entries = await self._streams.reclaim(self._reclaim_after, limit)
-        # In a flood of entries left behind, go on with the next call.
+        # If a dead replica left very many entries, continue with the next call.
         if len(entries) < limit:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval

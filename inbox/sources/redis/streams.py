@@ -1,4 +1,4 @@
-"""The commands on Redis Streams of one consumer group, seen from one member."""
+"""The commands that one member of a consumer group sends to Redis Streams."""
 
 import os
 import re
@@ -29,19 +29,19 @@ _LEAST_TAKEN: Final = 50
 
 
 class EntryId(NamedTuple):
-    """Where an entry is."""
+    """The stream and id of an entry."""
 
     stream: bytes
     id: bytes
 
     @property
     def added_at(self) -> float:
-        """When Redis took it, in seconds since 1970."""
+        """When Redis stored it, in seconds since 1970."""
         return int(self.id.partition(b"-")[0]) / 1000
 
 
 class Entry(NamedTuple):
-    """An entry as it was read, with what is wrong with it if anything is."""
+    """An entry as it was read, with its problem, if any."""
 
     at: EntryId
     message: Message
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 class Streams:
     """The streams of a consumer's topics. Needs Redis 6.2.
 
-    Each method raises what `BROKEN` lists when Redis is away.
+    Each method raises one of the errors in `BROKEN` if Redis is unavailable.
     """
 
     def __init__(self, client: Redis, *, group: str, topics: Sequence[str]) -> None:
@@ -67,10 +67,10 @@ class Streams:
         self._discover_at = 0.0
 
     async def join(self) -> None:
-        """Make the group on every stream there is, from its first entry on.
+        """Create the group on every existing stream, starting at its first entry.
 
         Raises:
-            ConfigError: a topic's name is that of something else than a stream.
+            ConfigError: a topic's name belongs to a key that isn't a stream.
         """
         found = set(self._topics)
         for prefix in self._prefixes:
@@ -92,7 +92,7 @@ class Streams:
                     ) from None
                 if not str(error).startswith("BUSYGROUP"):
                     raise
-            # Of no entry, to be refused now: heartbeats and acks come later, unseen.
+            # For no entry, to find a missing privilege now: later calls run unseen.
             await self._client.xack(stream, self._group, _START)
             await self._client.xclaim(
                 stream, self._group, self._member, 0, [_START], justid=True
@@ -101,7 +101,7 @@ class Streams:
         self._discover_at = time.monotonic() + _DISCOVERY
 
     async def read(self, limit: int, seconds: float) -> list[Entry]:
-        """Wait for new entries; gives up to `limit` of each stream."""
+        """Wait for new entries; return up to `limit` of each stream."""
         if not self._known or (
             self._prefixes and time.monotonic() >= self._discover_at
         ):
@@ -124,9 +124,9 @@ class Streams:
         ]
 
     async def reclaim(self, idle: float, limit: int) -> list[Entry]:
-        """Take over entries that nobody kept alive for `idle` seconds.
+        """Take over entries that had no heartbeat for `idle` seconds.
 
-        Gives at least `limit`, or all that there are.
+        Returns at least `limit` of them, or all there are.
         """
         entries: list[Entry] = []
         with self._begun_anew():
@@ -166,7 +166,7 @@ class Streams:
         times = await self._times_delivered(stream, taken)
         entries: list[Entry] = []
         for id, fields in taken.items():
-            # Whoever gives an entry back sets the count to its failed attempts.
+            # A member that returns an entry sets the count to its failed attempts.
             earlier = times.get(id, 1) - 1
             failed = earlier if id in returned else 0
             history = Delivered(before=earlier > 0, times=earlier - failed)
@@ -175,7 +175,7 @@ class Streams:
         return entries
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
-        """Reset the idle time of entries that are ours; give those that aren't."""
+        """Reset the idle time of our entries; return those we no longer hold."""
         lost: set[EntryId] = set()
         for stream, ids in _by_stream(held).items():
             ours = await self._times_delivered(stream, ids)
@@ -188,7 +188,7 @@ class Streams:
         return lost
 
     async def acknowledge(self, entries: Iterable[EntryId]) -> None:
-        """Settle entries for the whole group."""
+        """Ack entries for the whole group."""
         pipeline = self._client.pipeline(transaction=False)
         for stream, ids in _by_stream(entries).items():
             pipeline.xack(stream, self._group, *ids)
@@ -201,7 +201,7 @@ class Streams:
         """Release all entries that this member holds, and end its membership.
 
         Args:
-            attempts: how many have failed, of entries with any.
+            attempts: the number of failed attempts of entries that have any.
         """
         for stream in list(self._known):
             with self._begun_anew():
@@ -217,7 +217,7 @@ class Streams:
             pipeline = self._client.pipeline(transaction=False)
             for item in pending:
                 id = item["message_id"]
-                # Taking it over counts one up again.
+                # Taking it over increments the count again.
                 pipeline.xclaim(
                     stream,
                     self._group,
@@ -232,7 +232,7 @@ class Streams:
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:
-        """Have the groups made again if somebody deleted one, or its stream."""
+        """Create the groups again if somebody deleted one, or its stream."""
         try:
             yield
         except ResponseError as error:
@@ -285,14 +285,14 @@ return 1
 
 
 async def end_membership(client: Redis, stream: bytes, group: str, member: str) -> bool:
-    """End it if nothing is pending for the member, in one step; tell whether it is so.
+    """End the membership if nothing is pending, atomically; return whether it ended.
 
-    A read that was cancelled may still be under way at the server, and be given an
-    entry after a look. With the member that would be gone from the group.
+    A cancelled read may still be running on the server, and receive an entry after a
+    check. If the member were deleted then, the group would lose that entry.
     """
     try:
         ended: Any = await client.eval(_SCRIPT, 1, stream, group, member)
     except NoPermissionError:
-        # A name that stays in the group is no harm.
+        # A name that stays in the group does no harm.
         return True
     return bool(ended)

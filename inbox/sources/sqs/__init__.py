@@ -1,4 +1,4 @@
-"""Deliveries out of queues of Amazon SQS, which may be subscribed to topics of SNS."""
+"""A source that reads Amazon SQS queues, which may be subscribed to SNS topics."""
 
 from inbox.sources.sqs.source import SqsSource
 

@@ -1,8 +1,8 @@
-"""The messages that a source of SQS holds: ready, with a consumer, or waiting.
+"""The messages that an SQS source holds: ready, being handled, or waiting.
 
-In a FIFO queue what waits for its retry holds back the later ones of its group, since
-SQS gives out several of a group together and would not put them back in order
-uncounted. So these wait here, and stay invisible to others.
+In a FIFO queue, a message that waits for its retry holds back later ones of its group:
+SQS delivers several of a group together, and can't take them back in order without
+counting a receive. So they wait here, and stay invisible to others.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from inbox.sources.sqs.queue import Received
 
 
 class Holding:
-    """The messages that are ours now. For one event loop."""
+    """The messages that this source holds. For one event loop."""
 
     def __init__(self) -> None:
         self.ours: dict[Received, None] = {}
@@ -25,20 +25,20 @@ class Holding:
         self._due: list[tuple[float, int, Received]] = []
 
     def add(self, received: Iterable[Received]) -> None:
-        """Hold what has come."""
+        """Hold received messages."""
         for item in received:
             self.ours[item] = None
             self._ready.append(item)
 
     def drop(self, item: Received) -> None:
-        """Hold it no longer: it is settled, or somebody else's."""
+        """Drop a message: it is settled, or another replica has it."""
         self.ours.pop(item, None)
         self.waiting.pop(item, None)
         if item in self._ready:
             self._ready.remove(item)
 
     def lose(self, item: Received) -> None:
-        """Hold it no longer, nor what would overtake it when it is delivered again."""
+        """Drop a message, and those that would overtake it when it is redelivered."""
         self.drop(item)
         if item.line is not None:
             for other in list(self._ready):
@@ -46,7 +46,7 @@ class Holding:
                     self.drop(other)
 
     def put_back(self, item: Received) -> None:
-        """Hand it over again, before the later ones of its line."""
+        """Deliver it again, before later messages of its line."""
         if item not in self.ours:
             return
         for place, other in enumerate(self._ready):
@@ -56,14 +56,14 @@ class Holding:
         self._ready.appendleft(item)
 
     def wait(self, item: Received, seconds: float) -> None:
-        """Hand it over after a while, and the later ones of its line after it."""
+        """Deliver it after a delay, and later messages of its line after it."""
         if item in self.ours:
             due = min(time.monotonic() + seconds, item.ours_until)
             self.waiting[item] = due
             heapq.heappush(self._due, (due, item.number, item))
 
     def take(self, limit: int) -> list[Received]:
-        """Return at most `limit` deliveries that may be handed over now."""
+        """Return at most `limit` deliveries that are ready."""
         self._wake()
         now = time.monotonic()
         first: dict[tuple[str, str] | None, int] = {}
@@ -85,7 +85,7 @@ class Holding:
         return taken
 
     def next_due(self) -> float | None:
-        """Tell when the next of those that wait is due."""
+        """Return when the next waiting message is due."""
         while self._due and self._due[0][2] not in self.waiting:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None

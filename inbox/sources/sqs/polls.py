@@ -1,7 +1,8 @@
-"""The requests that wait at Amazon SQS for messages, each in a task of its own.
+"""The long polls that wait for messages of Amazon SQS, each in its own task.
 
-They are no part of `receive`: cancelled, they would lose what SQS just gave them, until
-its time is over. A queue has one, and more while they come back full.
+They aren't part of `receive`: a cancelled poll loses the messages that SQS has just
+returned, until their visibility timeout ends. A queue has one poll, and more while the
+answers are full.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from inbox.sources.sqs.queue import MAX_RECEIVED, SqsQueue
 from outbox.gather import end
 
 _MAX_POLLS: Final = 4
-# What comes to a poll that was given up is invisible until its time is over.
+# Messages that arrive at an abandoned poll are invisible until their timeout ends.
 _LAST_POLL: Final = 2.0
 
 
@@ -21,13 +22,13 @@ class Polls:
     """Fills a holding. For one event loop.
 
     Args:
-        wait, visibility: in seconds, as SQS takes them.
+        wait, visibility: in seconds, as in SQS's API.
 
     Attributes:
         queues: by name.
-        news: set when something has come, or failed.
+        news: set when messages have arrived, or a poll failed.
         failure: why the last poll failed, if it did.
-        reclaimed: how many came that SQS had given out before.
+        reclaimed: how many messages SQS had delivered before.
     """
 
     def __init__(self, holding: Holding, *, wait: int, visibility: int) -> None:
@@ -43,7 +44,7 @@ class Polls:
         self._wanted: dict[SqsQueue, int] = {}
 
     def start(self, limit: int) -> None:
-        """Have as many under way as the queues seem to need."""
+        """Start as many polls as the queues seem to need."""
         at_work = list(self._tasks.values())
         for queue in self.queues.values():
             for _ in range(self._wanted.get(queue, 1) - at_work.count(queue)):
@@ -52,13 +53,13 @@ class Polls:
                 task.add_done_callback(self._tasks.pop)
 
     async def stop(self) -> None:
-        """Let them end if they do so soon."""
+        """Wait briefly for them to end by themselves."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LAST_POLL)
         await self.cancel()
 
     async def cancel(self) -> None:
-        """End them now; what they were about to receive is delivered again later."""
+        """Cancel them; messages that they would have received are redelivered."""
         await end(self._tasks)
 
     async def _poll(self, queue: SqsQueue, limit: int) -> None:

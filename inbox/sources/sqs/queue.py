@@ -1,4 +1,4 @@
-"""The calls on one queue of Amazon SQS, from the receiving side."""
+"""The calls to one queue of Amazon SQS, for receiving."""
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -29,17 +29,17 @@ _ATTRIBUTES: Final = ["ApproximateReceiveCount", "MessageGroupId", "SentTimestam
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """A message that is ours until its time is over.
+    """A message that is ours until its visibility timeout ends.
 
     Attributes:
-        came_again: SQS gave it out before, to whomever.
-        number: counts what was received; the order within a group.
-        line: what keeps an order, the group of a FIFO queue; None if nothing does.
+        came_again: whether SQS had delivered it before, to any consumer.
+        number: a counter of received messages; the order within a group.
+        line: the group of a FIFO queue, which keeps its order; else None.
         until: when it becomes visible to others, by the monotonic clock.
-        ours_until: when AWS lets nobody keep it any longer.
-        sent_at: when SQS took it, in seconds since 1970.
-        settled: it was acked, and only has to be deleted.
-        attempts: how many failed here.
+        ours_until: AWS's limit for keeping it.
+        sent_at: when SQS stored it, in seconds since 1970.
+        settled: whether it was acked, and only has to be deleted.
+        attempts: the number of failed attempts here.
     """
 
     queue: "SqsQueue"
@@ -57,7 +57,7 @@ class Received:
 
 
 class SqsQueue:
-    """One queue. Its methods raise what `BROKEN` lists."""
+    """One queue. Its methods raise the errors in `BROKEN`."""
 
     _MAX_HOLD: Final = 12 * 3600 - 60.0
 
@@ -72,7 +72,7 @@ class SqsQueue:
         """Find a queue by its name.
 
         Raises:
-            ConfigError: there is no such queue, or we may not use it.
+            ConfigError: the queue doesn't exist, or we may not use it.
         """
         account = settings.options.account
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
@@ -127,7 +127,7 @@ class SqsQueue:
         return received
 
     async def delete(self, received: Sequence[Received]) -> list[Received]:
-        """Delete messages; gives those that have to be tried again."""
+        """Delete messages; return those that have to be tried again."""
 
         async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
             answer: Mapping[str, Any] = await self._client.delete_message_batch(
@@ -141,9 +141,9 @@ class SqsQueue:
     async def hide(
         self, received: Mapping[Received, int]
     ) -> tuple[list[Received], list[Received]]:
-        """Let messages become visible after a number of seconds.
+        """Make messages visible after a number of seconds.
 
-        Gives those that have to be tried again, and those that aren't ours any more.
+        Returns those that have to be tried again, and those that aren't ours any more.
         """
 
         async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ async def _in_tens(
     call: Callable[[Sequence[dict[str, Any]]], Coroutine[Any, Any, Mapping[str, Any]]],
     more: Callable[[Received], Mapping[str, Any]],
 ) -> list[tuple[Received, str]]:
-    """Make entries, call with ten at a time, and give what failed, with its code."""
+    """Call with ten entries at a time; return the failed ones, with their codes."""
     entries: list[dict[str, Any]] = [
         {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
         for index, item in enumerate(received)
@@ -190,7 +190,7 @@ async def queues_of(
     """Find the queues with these names, and those with these prefixes.
 
     Raises:
-        ConfigError: one of the names has none.
+        ConfigError: a queue with one of the names doesn't exist.
     """
     found = {name: await SqsQueue.find(client, name, settings) for name in names}
     for prefix in prefixes:
@@ -206,7 +206,7 @@ async def queues_of(
 
 
 async def delete(received: Iterable[Received]) -> list[Received]:
-    """Delete messages of any queues; gives those that have to be tried again."""
+    """Delete messages of any queues; return those that have to be tried again."""
     again: list[Received] = []
     for queue, items in _by_queue(received).items():
         again += await queue.delete(items)
@@ -236,13 +236,13 @@ def _by_queue(received: Iterable[Received]) -> dict[SqsQueue, list[Received]]:
 def queue_names(
     pattern: str | None, settings: SqsSettings, consumer: str, topics: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the consumer's queues, and the beginnings of others.
+    """Return the names of the consumer's queues, and the prefixes of others.
 
     Args:
-        pattern: with `{topic}`, `{consumer}` or both; None for the usual one.
+        pattern: with `{topic}`, `{consumer}` or both; None for the default.
 
     Raises:
-        ConfigError: SQS can't have such names.
+        ConfigError: SQS doesn't allow such names.
     """
     if pattern is None:
         pattern = _TOPIC if settings.service == "sqs" else f"{_CONSUMER}-{_TOPIC}"

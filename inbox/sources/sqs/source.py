@@ -1,9 +1,9 @@
-"""Deliveries out of queues of Amazon SQS, which may be subscribed to topics of SNS.
+"""A source that reads Amazon SQS queues, which may be subscribed to SNS topics.
 
-What a replica holds is kept invisible to others by a heartbeat; what a dead one held
-becomes visible when its time is over. A FIFO queue keeps the order of its groups,
-also over retries. How often SQS gave a message out counts no attempt: it says nothing
-about what became of it.
+A heartbeat keeps the messages of a replica invisible to others; those of a dead replica
+become visible when their timeout ends. A FIFO queue keeps the order of its groups, also
+over retries. SQS's receive count is not a count of attempts: it says nothing about the
+outcome.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from outbox.gather import end
 _CONNECTIONS: Final = 32
 _DISCOVERY: Final = 30.0
 _BEATS: Final = 4
-# A little more than half of the time, so that no beat comes just too early.
+# A little more than half, so that no heartbeat is just too early.
 _HALF: Final = 0.55
 
 
@@ -43,17 +43,17 @@ class SqsSource:
     """The messages of one consumer's queues.
 
     Args:
-        settings: what a URL says.
-        consumer: may be a part of the names of queues.
-        topics: names of topics, or their beginnings followed by `*`; queues that come
-            later are found within 30 s.
+        settings: those of a URL.
+        consumer: may be part of the queues' names.
+        topics: names of topics, or prefixes followed by `*`; new queues are found
+            within 30 s.
         poll_interval: how long one call waits.
-        answer_timeout: how long to wait for an answer of AWS, beyond `wait`.
-        leave_timeout: how long leaving waits for what was settled to be written, and
-            then for what was not to be given back.
+        answer_timeout: how long to wait for AWS's answer, in addition to `wait`.
+        leave_timeout: how long leaving waits until outcomes are written, and then until
+            all other messages are returned.
 
     Raises:
-        ConfigError: the names of the queues can't be made of this.
+        ConfigError: these arguments give no valid names of queues.
     """
 
     messaging_system: Final = "aws_sqs"
@@ -84,16 +84,16 @@ class SqsSource:
         self._holding = Holding()
         self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
-        # They outlive a receipt handle: SQS counts for itself, whatever became of it.
+        # They outlive a receipt handle: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from `sqs://region/?option=…` or `sns://region/?option=…`.
+        """Create one from `sqs://region/?option=…` or `sns://region/?option=…`.
 
-        With `sns://` each consumer has its own queue of a topic.
+        With `sns://` each consumer has its own queue for a topic.
 
         Raises:
             ConfigError: it isn't such a URL.
@@ -105,7 +105,7 @@ class SqsSource:
 
         Raises:
             BrokerUnavailableError: AWS can't be reached.
-            ConfigError: a queue is missing, or credentials or region are, or wrong.
+            ConfigError: a queue is missing, or credentials or region are invalid.
         """
         try:
             self._client = await self._exit.enter_async_context(
@@ -131,7 +131,7 @@ class SqsSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Write what was acked, and give back everything else."""
+        """Write the outcomes, and return all other messages."""
         _, writing = self._tasks
         self._outcomes.close()
         async with AsyncExitStack() as leaving:
@@ -142,7 +142,7 @@ class SqsSource:
                 self._polls.stop(), asyncio.wait({writing}, timeout=self._leave_timeout)
             )
             await end(self._tasks)
-            # If AWS is away now, it becomes visible later.
+            # If AWS is unavailable, the message becomes visible later.
             with suppress(*BROKEN):
                 async with asyncio.timeout(self._leave_timeout):
                     await self._give_back()
@@ -172,11 +172,11 @@ class SqsSource:
 
     @property
     def reclaimed(self) -> int:
-        """How many came that SQS had given out before."""
+        """How many messages SQS had delivered before."""
         return self._polls.reclaimed
 
     def acked(self, item: Received) -> None:
-        """Have an item deleted within milliseconds."""
+        """Delete an item within milliseconds."""
         item.settled = True
         self._failures.pop(item.message.id, None)
         self._outcomes.add(_Outcome(item, None))

@@ -1,4 +1,4 @@
-"""Where a webhook may go: not into our own network, unless that is allowed."""
+"""Which addresses a webhook may connect to: no private ones, unless allowed."""
 
 import socket
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 AddressInfo: TypeAlias = tuple[Any, Any, int, str, Any]
 """What `getaddrinfo` gives for one address."""
 
-# Written out, because what ipaddress calls private differs among Python's versions.
+# Listed here, because what ipaddress calls private differs by Python version.
 _NOT_PUBLIC_4: Final = tuple(
     map(
         IPv4Network,
@@ -46,7 +46,7 @@ _NOT_PUBLIC_6: Final = tuple(
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is one of the public Internet; other texts are not."""
+    """Return whether a text is a public address; False if it is no address."""
     try:
         address: IPv4Address | IPv6Address = ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A batch as single requests: keys in parallel, the messages of a key in order."""
+"""Send a batch as single requests: keys in parallel, the messages of a key in order."""
 
 import asyncio
 from collections import deque
@@ -21,8 +21,8 @@ class Batch:
     """Sends the messages that have no answer yet, one of a key at a time.
 
     Args:
-        answers: one for each message of the batch, filled in as they come.
-        width: how many requests at once at most.
+        answers: one for each message of the batch, filled in as they arrive.
+        width: maximum number of concurrent requests.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Batch:
         )
 
     async def run(self) -> None:
-        """Send everything.
+        """Send all messages.
 
         Raises:
-            BrokerUnavailableError: the host is unavailable, and messages are left.
+            BrokerUnavailableError: the host is unavailable, and messages remain.
         """
         await self._try_host()
         if self._lost is None and len(self._lines) == 1:
@@ -73,7 +73,7 @@ class Batch:
             self._host.forget(self._batch[i].id)
 
     async def _try_host(self) -> None:
-        """Send one request at a time for as long as the host counts as away."""
+        """Send one request at a time while the host counts as unavailable."""
         was_away = self._host.away is not None
         trials = 0
         while self._lines and self._host.away is not None and self._lost is None:

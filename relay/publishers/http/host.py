@@ -1,10 +1,10 @@
-"""What is known about the host that webhooks go to, and who is to blame.
+"""The state of a webhook's host, and whether it or a message caused a failure.
 
     up ──no connection, a pause asked for, five refusals in a row──▶ away
     away ──any answer about a message──▶ up
 
-While it is away a batch begins with one request at a time, so that a host in trouble
-isn't flooded when it comes back.
+While it is unavailable, a batch begins with one request at a time, so that a host in
+trouble isn't flooded when it recovers.
 """
 
 import time
@@ -15,7 +15,7 @@ from outbox.bounded_dict import BoundedDict
 from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
-# Shorter than this, several cuts of the network may well hit the same message.
+# In less time, several network failures may hit the same message by chance.
 _DOUBT: Final = 30.0
 
 
@@ -23,10 +23,10 @@ class Host:
     """The breaker of one host. For one event loop.
 
     Args:
-        name: how errors call it.
+        name: its name in errors.
 
     Attributes:
-        away: why it counts as away; None while it is up.
+        away: why it counts as unavailable; None while it is up.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,10 +38,10 @@ class Host:
         self._suspects: BoundedDict[UUID, float] = BoundedDict()
 
     def check_pause(self) -> None:
-        """Refuse while the pause lasts that the host asked for.
+        """Raise an error during a pause that the host asked for.
 
         Raises:
-            BrokerUnavailableError: it does.
+            BrokerUnavailableError: the pause isn't over.
         """
         left = self._paused_until - time.monotonic()
         if left > 0:
@@ -50,45 +50,45 @@ class Host:
             )
 
     def error(self) -> BrokerUnavailableError:
-        """Say why it is away."""
+        """Return an error that says why it is unavailable."""
         return BrokerUnavailableError(f"{self.name} {self.away or 'was away'}")
 
     def answered(self, id: UUID) -> None:
-        """Note an answer that was about the message."""
+        """Record an answer that concerned the message."""
         self.away = None
         self._refusals = 0
         self._answered_at = time.monotonic()
         self._suspects.pop(id, None)
 
     def refused(self, reason: str) -> None:
-        """Note that it refused a message; after too many in a row it is away."""
+        """Record a refusal; after too many in a row the host is unavailable."""
         self._refusals += 1
         if self._refusals >= _MAX_REFUSALS:
             self.lose(f"refuses one message after another: {reason}")
 
     def lose(self, reason: str) -> None:
-        """Note that it is away."""
+        """Record that it is unavailable."""
         self.away = reason
 
     def pause(self, seconds: float) -> None:
-        """Note that it asked for a pause."""
+        """Record that it asked for a pause."""
         self._paused_until = time.monotonic() + seconds
         self.away = f"asked for a pause of {seconds:.0f} s"
 
     def blames(self, id: UUID) -> bool:
-        """Return whether a request failed because of its message, and not of the host.
+        """Return whether a message, and not the host, made a request fail.
 
-        It did, if it has been failing for a while, and the host answered others in
-        between. Until then the host is to blame, and nobody is charged an attempt.
+        It did if its requests have failed for a while, and the host answered others in
+        between. Until then the host is to blame, and no attempt is counted.
         """
         now = time.monotonic()
         since = self._suspects.setdefault(id, now)
         return now - since >= _DOUBT and self._answered_at > since
 
     def forget(self, id: UUID) -> None:
-        """Forget the failures of a message: it was charged for them."""
+        """Forget the failures of a message: they were counted as an attempt."""
         self._suspects.pop(id, None)
 
     def suspects(self, id: UUID) -> bool:
-        """Return whether a request for this message failed because of the host."""
+        """Return whether requests for this message failed because of the host."""
         return id in self._suspects

@@ -1,4 +1,4 @@
-"""One message to one address: the request, and what its answer says."""
+"""Post one message to one address, and interpret the answer."""
 
 import re
 import time
@@ -55,7 +55,7 @@ class Mailbox:
     async def post(
         self, message: Message, headers: Mapping[str, str]
     ) -> Confirmation | None:
-        """Post a message. Gives None when the host is away, and tells it so."""
+        """Post a message; return None, and update the host, if it is unavailable."""
         id = str(message.id)
         prepared = {**headers, ID: id, "Idempotency-Key": id}
         if self._secrets:
@@ -68,7 +68,7 @@ class Mailbox:
             try:
                 return await self._ask(message, prepared)
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                # It may have closed an idle connection just when we took it.
+                # It may have closed an idle connection just before we used it.
                 return await self._ask(message, prepared)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._host.lose(f"can't be reached: {one_line(error)}")
@@ -89,7 +89,7 @@ class Mailbox:
                 while len(said) < _MAX_ANSWER_BYTES and not response.content.at_eof():
                     said += await response.content.readany()
             except (TimeoutError, aiohttp.ClientError):
-                # The status is the answer; the rest would have been talk.
+                # The status is the answer; the body would only have explained it.
                 response.close()
             if not response.content.at_eof():
                 response.close()
@@ -147,5 +147,5 @@ class Mailbox:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error in one line."""
+    """Return an error as one line."""
     return " ".join(str(error).split()) or type(error).__name__

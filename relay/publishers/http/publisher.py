@@ -1,7 +1,7 @@
 """Publishes to a webhook: one POST for each message, as a signed CloudEvent.
 
-HTTP has no batches: the messages of a key go one after the other, each after the 2xx
-of the one before, and keys go side by side over connections that are kept alive.
+HTTP has no batches: the messages of a key are posted one after the other, each after
+the previous one's 2xx, and different keys in parallel, over connections kept alive.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from relay.publishers.http.settings import HttpSettings
 
 
 class HttpPublisher:
-    """Publishes by POST to one address."""
+    """Publishes to one address by POST."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -39,7 +39,7 @@ class HttpPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `https://host/path?secret_env=WEBHOOK_SECRET`.
+        """Create one from `https://host/path?secret_env=WEBHOOK_SECRET`.
 
         `secret_env` names the variable that holds the secrets, separated by white
         space; `unsigned=true` does without. Further options are those of
@@ -51,7 +51,7 @@ class HttpPublisher:
         return cls(HttpSettings.from_url(url))
 
     async def __aenter__(self) -> Self:
-        """Connect once, to see that it can be done.
+        """Connect once, to check that the host can be reached.
 
         Raises:
             BrokerUnavailableError: the host can't be reached.
@@ -97,7 +97,7 @@ class HttpPublisher:
             await session.close()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Post the batch: keys side by side, one message of a key at a time.
+        """Post the batch: keys in parallel, one message of a key at a time.
 
         Raises:
             BrokerUnavailableError: the host can't be reached, gives no answer, asked

@@ -1,4 +1,4 @@
-"""What the URL of a webhook says: where to post, and how."""
+"""The settings in a webhook's URL: where to post, and how."""
 
 import os
 import ssl
@@ -29,7 +29,7 @@ class HttpSettings:
     options: HttpOptions
 
     def __post_init__(self) -> None:
-        """Refuse an address that can't be posted to."""
+        """Refuse an invalid address."""
         try:
             url = self.target
             usable = url.scheme in {"http", "https"} and url.raw_host and url.port
@@ -53,14 +53,14 @@ class HttpSettings:
 
     @override
     def __repr__(self) -> str:
-        """Show the settings, of the URL only what may be printed."""
+        """Show the settings, with the URL in its printable form."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         shown["url"] = self.name
         return f"HttpSettings({', '.join(f'{n}={v!r}' for n, v in shown.items())})"
 
     @property
     def name(self) -> str:
-        """The URL as it may be printed."""
+        """The URL in its printable form, without secrets."""
         return without_password(self.url)
 
     @property
@@ -69,7 +69,7 @@ class HttpSettings:
         return URL(self.url)
 
     def tls(self) -> ssl.SSLContext | None:
-        """Make the context that verifies the host, if the URL asks for TLS.
+        """Create the TLS context that verifies the host; None without TLS.
 
         Raises:
             ConfigError: `ca_file` can't be read.

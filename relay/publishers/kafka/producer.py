@@ -1,9 +1,9 @@
-"""One producer of librdkafka, with the thread that hears its reports.
+"""One librdkafka producer, with the thread that receives its delivery reports.
 
 A producer keeps the order of each Kafka partition, whatever goes wrong: it retries by
-itself, and once the broker refuses something it takes no more (its fatal error
-"gapless guarantee"). So it is dead after any failure, and the next one goes on with
-whatever was not reported.
+itself, and after a refusal by the broker it accepts no more records (its fatal error
+"gapless guarantee"). So a failure ends a producer, and the next one continues with the
+records that were not reported.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class _Reports:
         self.errors[index] = error
         self.heard += 1
         if self.complete:
-            # A loop that is closed has nobody left who waits.
+            # If the loop is closed, nobody is waiting.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.moved.set)
 
@@ -65,7 +65,7 @@ class Producer:
     """A producer for one event loop.
 
     Args:
-        config: librdkafka's; the callbacks are set here.
+        config: librdkafka's properties; the callbacks are set here.
         name: of the broker, for errors.
     """
 
@@ -91,7 +91,7 @@ class Producer:
     async def send(
         self, records: Sequence[NewRecord], until: float
     ) -> Sequence[KafkaError | None]:
-        """Send records in this order and give an error, or None, for each.
+        """Send records in this order; return an error or None for each.
 
         Raises:
             BrokerUnavailableError: not all were reported `until` that time of the loop;
@@ -119,15 +119,15 @@ class Producer:
     async def topics(
         self, until: float, topic: str | None = None
     ) -> Mapping[str, KafkaError | None]:
-        """Return the topics, or one of them, each with what is wrong with it.
+        """Return all topics, or one, each with its error, if any.
 
         Raises:
-            BrokerUnavailableError: nobody tells; the producer is dead then.
+            BrokerUnavailableError: no broker answers; the producer is unusable then.
         """
         named = {} if topic is None else {"topic": topic}
         while (client := self._client) is not None:
             try:
-                # Short, because a thread can't be cancelled.
+                # Short, because the thread can't be cancelled.
                 found = await asyncio.to_thread(
                     client.list_topics, timeout=_SLICE, **named
                 )
@@ -142,13 +142,13 @@ class Producer:
         raise self.abandon()
 
     def abandon(self, reason: str | None = None) -> BrokerUnavailableError:
-        """Drop what is not reported, for good, and give the error to raise."""
+        """Drop all unreported records; return the error to raise."""
         self.dead = True
         self._stop.set()
         return kafka_unavailable(self._name, reason or self._reason)
 
     async def close(self) -> None:
-        """Drop what is not reported, and disconnect."""
+        """Drop all unreported records, and disconnect."""
         self.abandon()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WAIT):
@@ -157,7 +157,7 @@ class Producer:
     async def _produce(
         self, records: Sequence[NewRecord], reports: _Reports, until: float
     ) -> int:
-        """Hand over records up to the first that librdkafka refuses; count them."""
+        """Enqueue records up to the first that librdkafka refuses; count them."""
         for index, (topic, key, value, headers) in enumerate(records):
             hear = partial(reports.hear, index)
             while True:
@@ -186,7 +186,7 @@ class Producer:
 
     async def _wait(self, reports: _Reports, until: float) -> None:
         limit = until
-        # Once something was reported, a broker is back.
+        # A report shows that a broker is available again.
         if self._down_at is not None and reports.heard == reports.heard_when_down:
             since = max(self._down_at, reports.started_at)
             limit = min(until, since + _PATIENCE)

@@ -1,8 +1,8 @@
 """Publishes to Kafka: the topic is the topic, the key chooses the Kafka partition.
 
-The producer is idempotent, and a Kafka partition is its order. What the broker refuses
-only when it is sent is sent again one by one, so that no neighbour in the same request
-is blamed and nothing of its key overtakes it.
+The producer is idempotent, and keeps the order of each Kafka partition. Records that
+the broker refuses are sent again one by one, so that none is refused because of another
+one in its request, and no later record of their key overtakes them.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _DEFAULTS: Final = {"linger.ms": 1, "message.max.bytes": _MAX_RECORD_BYTES}
 _OURS: Final = {
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
-    # A record that came too late of itself would let the next one pass.
+    # A record that expires by itself would let the next one overtake it.
     "message.timeout.ms": 0,
     "partitioner": "murmur2_random",
 }
@@ -98,7 +98,7 @@ class KafkaPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -127,7 +127,7 @@ class KafkaPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect, dropping what was not confirmed."""
+        """Disconnect, and drop what was not confirmed."""
         self._entered = False
         producers = self._ending.union(self._producers.values())
         self._producers = {}
@@ -137,23 +137,23 @@ class KafkaPublisher:
         await asyncio.gather(*(producer.close() for producer in producers))
 
     async def check(self) -> None:
-        """Ask for the metadata of a topic that is there.
+        """Ask for the metadata of an existing topic.
 
         Raises:
             BrokerUnavailableError: no broker answers.
         """
-        # Only one that is known: to ask for another might create it.
+        # A known one: asking for another might create it.
         topic = next(iter(self._known), None)
         await self._current().topics(self._until(), topic)
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Send the batch in its order and wait for the reports.
+        """Send the batch in order, and wait for the delivery reports.
 
-        A topic that isn't there, or that we may not write to, is nacked as long as
-        that lasts; what follows in the batch of its key is held back.
+        Messages to a topic that doesn't exist, or that we may not write to, are nacked,
+        and later messages of their keys in the batch are held back.
 
         Raises:
-            BrokerUnavailableError: no answer came; the next call connects again.
+            BrokerUnavailableError: no answer arrived; the next call reconnects.
         """
         until = self._until()
         records = [record_of(message) for message in batch]
@@ -200,7 +200,7 @@ class KafkaPublisher:
         return producer
 
     def _check(self, record: NewRecord) -> Nacked | None:
-        """Find what is bad in itself, or known to be refused."""
+        """Find the messages that Kafka would refuse."""
         size = len(record.value)
         if size > self._max_payload_bytes:
             problem: str | None = (
@@ -218,7 +218,7 @@ class KafkaPublisher:
         return refusal if until > time.monotonic() else None
 
     async def _look_up(self, topic: str, until: float) -> None:
-        """Learn what can be learned before anything is sent."""
+        """Look up the topics before anything is sent."""
         if self._refusal(topic) is not None:
             return
         now = asyncio.get_running_loop().time
@@ -228,7 +228,7 @@ class KafkaPublisher:
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # It may just be on its way into being, because we asked.
+            # It may just be being created, because we asked for it.
             await asyncio.sleep(0.1)
         if error is not None and code in _ABOUT_THE_TOPIC:
             self._refuse_topic(topic, error)
@@ -255,7 +255,7 @@ class KafkaPublisher:
 def _pending(
     records: Sequence[NewRecord], answers: list[Confirmation | None]
 ) -> list[int]:
-    """Return the records to send; nack those behind a nacked one of their key."""
+    """Return the records to send; nack those that follow a nacked one of their key."""
     pending = []
     refused: set[bytes] = set()
     for i, record in enumerate(records):

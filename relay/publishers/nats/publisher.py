@@ -1,7 +1,7 @@
 """Publishes to NATS JetStream: the subject is the topic, a stream keeps it.
 
-A batch is sent down one connection in its order, and JetStream's answers, which come
-to one inbox, are gathered afterwards. `Nats-Msg-Id` is the message's id, so what is
+A batch is sent over one connection, in order, and JetStream's answers, which arrive in
+one inbox, are gathered afterwards. `Nats-Msg-Id` is the message's id, so what is
 published twice within the stream's duplicate window is kept once. A stream that is
 full can refuse one message and keep a smaller one that follows.
 """
@@ -46,11 +46,11 @@ _OTHER_STREAM: Final = 10060
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The stream takes nothing like it now; the message is not to blame.
+    """The stream accepts no such message at the moment; the message is not the cause.
 
     Attributes:
-        entirely: it takes nothing at all, whatever it is.
-        size: of the payload, if something smaller could pass.
+        entirely: it accepts no message at all.
+        size: of the payload, if a smaller one might be accepted.
     """
 
     stream: str
@@ -62,19 +62,19 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """Nobody listens to the subject now."""
+    """No stream captures the subject at the moment."""
 
 
 Answer: TypeAlias = Acked | Nacked | Full | Unheard
 
 
 class Flight:
-    """A batch on its way, and what came back of it. For one event loop.
+    """A batch that was sent, and the answers to it. For one event loop.
 
     Attributes:
-        answers: one for each message, as they come.
-        left: how many are still to come.
-        done: done when all are there, or with the error that ended the flight.
+        answers: one for each message, as they arrive.
+        left: how many are outstanding.
+        done: set when all have arrived, or with the error that ended the flight.
     """
 
     def __init__(self, batch: Sequence[Message]) -> None:
@@ -84,19 +84,19 @@ class Flight:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def answer(self, index: int, answer: Answer) -> None:
-        """Keep the answer to one message that was sent."""
+        """Record the answer to one message."""
         self.answers[index] = answer
         self.left -= 1
         if not self.left and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: BrokerUnavailableError) -> None:
-        """End it: no more answers will come."""
+        """End it: no more answers will arrive."""
         if not self.done.done():
             self.done.set_exception(error)
 
     def close(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if not self.done.cancel() and not self.done.cancelled():
             self.done.exception()
 
@@ -104,7 +104,7 @@ class Flight:
 def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
     """Return the answer to a message, and the stream that gave it, if one did."""
     data = reply.data
-    # JSON writes a key in one way only, so an ack takes no parser.
+    # An ack has a fixed form, so no JSON parser is needed.
     if b'"error":' not in data and b'"seq":' in data and data.startswith(_STREAM):
         return _ACKED, data[len(_STREAM) : data.index(b'"', len(_STREAM))].decode()
     if (reply.headers or {}).get("Status") == _NO_RESPONDERS:
@@ -134,7 +134,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
 
 
 def is_duplicate(reply: Msg) -> bool:
-    """Return whether a stream acked what it had already, which takes no room."""
+    """Return whether a stream acked a duplicate, which needs no room."""
     return b'"duplicate":' in reply.data
 
 
@@ -144,8 +144,7 @@ class NatsPublisher:
     Args:
         url: `nats://` or `tls://`, with the options of `NatsOptions`.
 
-    A message that is larger than the server takes, with its headers, is nacked as
-    permanent.
+    A message that exceeds the server's limit, headers included, is nacked as permanent.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -167,7 +166,7 @@ class NatsPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -178,7 +177,7 @@ class NatsPublisher:
         """Connect.
 
         Raises:
-            BrokerUnavailableError: NATS can't be reached, or refuses us.
+            BrokerUnavailableError: NATS can't be reached, or rejects the connection.
             ConfigError: there is no JetStream, or not the stream of the URL.
         """
         self._entered = True
@@ -196,7 +195,7 @@ class NatsPublisher:
         """Ask NATS for a PONG.
 
         Raises:
-            BrokerUnavailableError: it doesn't come.
+            BrokerUnavailableError: none arrives.
         """
         try:
             connection = await self._connected()
@@ -208,18 +207,18 @@ class NatsPublisher:
             raise await connection.drop(error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Send the batch in its order, and wait for JetStream's answers.
+        """Send the batch in order, and wait for JetStream's answers.
 
         Raises:
-            BrokerUnavailableError: the connection broke, answers don't come, or
-                nothing is accepted at all now; the next call connects again.
+            BrokerUnavailableError: the connection broke, answers are missing, or
+                no message is accepted at all; the next call reconnects.
         """
         if not batch:
             return []
         try:
             connection = await self._connected()
         except ConfigError as error:
-            # It was right at the start.
+            # The settings were valid when we first connected.
             raise BrokerUnavailableError(str(error)) from error
         flight = Flight(batch)
         outgoing = []
@@ -305,7 +304,8 @@ class NatsPublisher:
         flight.answer(index, answer)
 
     def _forbidden(self, text: str) -> None:
-        # NATS doesn't answer what it forbids; it tells the subject, in lower case.
+        # NATS doesn't answer a forbidden message; an error names the subject, in lower
+        # case.
         for ticket, (flight, index) in list(self._flights.items()):
             if f'"{flight.batch[index].topic.lower()}"' in text:
                 del self._flights[ticket]
@@ -314,7 +314,7 @@ class NatsPublisher:
     async def _judge(
         self, flight: Flight, connection: NatsConnection
     ) -> list[Confirmation]:
-        """Return whether topic, stream or broker caused a message not to be stored."""
+        """Return why a message was not stored: its topic, the stream or the broker."""
         judged: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
         for message, answer in zip(flight.batch, flight.answers, strict=True):
@@ -340,7 +340,7 @@ class NatsPublisher:
     async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
         try:
             if self._stream is not None and await connection.ready():
-                # For all alike, so it isn't this message's fault.
+                # It affects all messages alike, so this one is not the cause.
                 raise self._settings.unavailable(
                     f"stream {self._stream!r} was gone, and is made again"
                 )
@@ -357,10 +357,10 @@ class NatsPublisher:
         )
 
     def _goes_on(self, full: Full) -> bool:
-        """Return whether the broker takes other things, and so isn't away.
+        """Return whether the broker accepts other messages, and so is available.
 
-        What the same stream took since counts only if it was smaller, where size is
-        the limit: otherwise there was room again.
+        If size is the limit, other messages of the same stream count only if they were
+        smaller: otherwise there was room again.
         """
         if not full.entirely:
             at, size = self._acked.get(full.stream, (0.0, 0))

@@ -20,13 +20,13 @@ _ACKED = Acked()
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A queue takes nothing of the topic now; the message is not to blame."""
+    """A queue accepts no message of the topic now; the message is not the cause."""
 
     topic: str
 
     @property
     def reason(self) -> str:
-        """Say so. RabbitMQ doesn't tell which of the two it is, nor which queue."""
+        """The reason. RabbitMQ doesn't tell which of the two it is, nor which queue."""
         return f"a queue for topic {shorten(self.topic)} is full or not available"
 
 
@@ -35,7 +35,7 @@ Answer: TypeAlias = Acked | Nacked | Full | None
 
 
 class BlockedError(AMQPError):
-    """The server takes no messages for now: it is short of memory or disk."""
+    """The server blocks publishing: it is short of memory or disk space."""
 
 
 class Confirms:
@@ -43,7 +43,7 @@ class Confirms:
 
     Attributes:
         link: the connection that it is on.
-        proven: whether anything was confirmed on it yet.
+        proven: whether any message has been confirmed on it.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Confirms:
     async def open(
         cls, link: AmqpConnection, exchange: str, *, mandatory: bool
     ) -> Self:
-        """Open a channel, with the exchange made if it isn't there.
+        """Open a channel, and create the exchange if it is missing.
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: the exchange isn't there, and we may not make it.
+            ConfigError: the exchange is missing, and we may not create it.
         """
         channel = await link.channel_with_exchange(exchange)
         confirms = cls(link, channel, exchange, mandatory=mandatory)
@@ -79,7 +79,7 @@ class Confirms:
 
     @property
     def closed(self) -> bool:
-        """Whether no more can be published on it."""
+        """Whether it can't be used for publishing any more."""
         return (
             self._channel.closed.done()
             or not self._channel.pika.is_open
@@ -89,19 +89,19 @@ class Confirms:
 
     @property
     def refusal(self) -> ChannelClosedByBroker | None:
-        """Why RabbitMQ closed it, if it did and the connection lives on."""
+        """Why RabbitMQ closed it, if it did and the connection is still open."""
         reason = self._channel.closed.done() and self._channel.closed.result()
         return reason if isinstance(reason, ChannelClosedByBroker) else None
 
     async def publish(self, batch: Sequence[Message], answers: list[Answer]) -> None:
         """Publish a batch and wait for its confirms.
 
-        The answers are written down as they come, so that those which were there
-        before an error aren't lost with it.
+        The answers are recorded as they arrive, so those that precede an error aren't
+        lost.
 
         Raises:
-            BlockedError: the server takes nothing now; it may take this later.
-            AMQPError: the channel was closed by us, or the connection lost.
+            BlockedError: the server blocks publishing; it may store the batch later.
+            AMQPError: we closed the channel, or the connection was lost.
         """
         sent = _Batch(batch, answers)
         publish = self._channel.pika.basic_publish
@@ -115,7 +115,7 @@ class Confirms:
                     self._mandatory,
                 )
             except ValueError as error:
-                # Text that UTF-8 can't say; nothing of the message was sent.
+                # Text that UTF-8 can't encode; no part of the message was sent.
                 sent.settle(i, Nacked(f"AMQP can't carry it: {error}", permanent=True))
             else:
                 self._last_tag += 1
@@ -146,7 +146,7 @@ class Confirms:
         properties: BasicProperties,
         ___: Any,
     ) -> None:
-        # It comes before the confirm of the same message.
+        # It arrives before the confirm of the same message.
         self._unroutable.add(properties.message_id)
 
     def _on_confirm(self, frame: Any) -> None:
@@ -188,7 +188,7 @@ class Confirms:
 
 
 class _Batch:
-    """The answers of one call, as far as they are there."""
+    """The answers to one call that have arrived."""
 
     def __init__(self, messages: Sequence[Message], answers: list[Answer]) -> None:
         self.messages = messages

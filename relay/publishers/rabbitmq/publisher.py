@@ -1,8 +1,8 @@
 """Publishes to a topic exchange of RabbitMQ; the routing key is the topic.
 
-A batch goes down one channel in its order, and its confirms are gathered. RabbitMQ
-refuses single messages and takes the next of their key: what no queue is bound to,
-and what a queue with `reject-publish` has no room for.
+A batch is sent over one channel, in order, and its confirms are gathered. RabbitMQ may
+refuse a message and accept the next one of its key: if no queue is bound to its topic,
+or a queue with `reject-publish` is full.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, F
 # be confirmed anything: then the next channel is.
 _FIRST_PATIENCE: Final = 3.0
 _RECENTLY: Final = 30.0
-# So many tell whether there is another one.
+# Enough to tell whether there is another one.
 _TOPICS: Final = 2
 
 
@@ -58,12 +58,12 @@ class RabbitMQPublisher:
         self._confirms: Confirms | None = None
         self._turn = asyncio.Lock()
         self._published = PublishedIds()
-        # By topic, of the last ones of which something was acked on this connection.
+        # The last topics of which a message was acked on this connection.
         self._acked_at: BoundedDict[str, float] = BoundedDict(_TOPICS)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one.
+        """Create one from a broker's URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -71,11 +71,11 @@ class RabbitMQPublisher:
         return cls(url)
 
     async def __aenter__(self) -> Self:
-        """Connect, and make the exchange if it isn't there.
+        """Connect, and create the exchange if it is missing.
 
         Raises:
-            BrokerUnavailableError: RabbitMQ can't be reached, or refuses us.
-            ConfigError: the exchange isn't there, and we may not make it.
+            BrokerUnavailableError: RabbitMQ is unreachable, or rejects the connection.
+            ConfigError: the exchange is missing, and we may not create it.
         """
         self._entered = True
         try:
@@ -88,7 +88,7 @@ class RabbitMQPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; what isn't confirmed by then counts as not published."""
+        """Disconnect; unconfirmed messages count as not published."""
         self._entered = False
         link, self._link = self._link, None
         if link is not None:
@@ -98,7 +98,7 @@ class RabbitMQPublisher:
         """Open and close a channel.
 
         Raises:
-            BrokerUnavailableError: RabbitMQ doesn't answer, or takes nothing now.
+            BrokerUnavailableError: RabbitMQ doesn't answer, or blocks publishing.
         """
         try:
             link = (await self._connected()).link
@@ -115,7 +115,7 @@ class RabbitMQPublisher:
             raise rabbitmq_unavailable(self._url, error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Publish the batch in its order, and gather its confirms.
+        """Publish the batch in order, and gather its confirms.
 
         Raises:
             BrokerUnavailableError: the connection broke, RabbitMQ blocks it for want
@@ -151,7 +151,7 @@ class RabbitMQPublisher:
                     answers[i] = answer
             left = [i for i in sent if answers[i] is None]
             if left:
-                # One of them made RabbitMQ close the channel: which?
+                # Find the one that made RabbitMQ close the channel.
                 await self._publish_singly(batch, left, answers)
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
@@ -179,7 +179,7 @@ class RabbitMQPublisher:
                 f"not all confirms within {limit:g} s"
             ) from None
         except asyncio.CancelledError:
-            # Whoever gave up gave up on this connection: it may be dead.
+            # A call that gave up may have done so because the connection is dead.
             link.abort()
             raise
         self._patience = min(_FIRST_PATIENCE, self._timeout)
@@ -190,7 +190,7 @@ class RabbitMQPublisher:
         alone: Confirms | None = None
         for i in left:
             if alone is None or alone.closed:
-                # On a channel of its own, so that no other message is blamed.
+                # On a separate channel, so that no other message is affected.
                 async with self._turn:
                     alone = await self._open_confirms()
             given: list[Answer] = [None]
@@ -210,7 +210,7 @@ class RabbitMQPublisher:
             self._acked_at[topic] = time.monotonic()
 
     def _judge(self, answer: Answer) -> Confirmation:
-        """Return whether a queue or RabbitMQ is to blame for a message not accepted."""
+        """Return whether a queue, or RabbitMQ, caused a message not to be accepted."""
         match answer:
             case Full(topic):
                 recently = time.monotonic() - _RECENTLY

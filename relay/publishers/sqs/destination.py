@@ -1,4 +1,4 @@
-"""Where in AWS a message goes: a queue of SQS, or a topic of SNS."""
+"""The destination of a message in AWS: an SQS queue, or an SNS topic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from outbox.brokers.sqs.message import Written, group_of, typed
 from outbox.message import Message
 
 _MIB: Final = 1024 * 1024
-# Of a topic whose MaximumMessageSize was never set, or may not be read.
+# For a topic whose MaximumMessageSize was never set, or can't be read.
 _SNS_BYTES: Final = 256 * 1024
 
 
@@ -20,8 +20,8 @@ class Destination:
     """A queue or a topic.
 
     Attributes:
-        name: as people call it.
-        address: as the API calls it.
+        name: its name.
+        address: its URL or ARN, for the API.
         max_bytes: of one message.
         max_request_bytes: of the messages of one request together.
     """
@@ -33,17 +33,17 @@ class Destination:
 
     @property
     def fifo(self) -> bool:
-        """Whether it keeps the order of groups."""
+        """Whether it keeps the order of message groups."""
         return is_fifo(self.name)
 
 
 class Service(Protocol):
-    """What differs between SQS and SNS. Raises what `BROKEN` lists."""
+    """The differences between SQS and SNS. Methods raise the errors in `BROKEN`."""
 
     kind: str
 
     async def connect(self, client: Any) -> None:
-        """See that it is there and takes our credentials."""
+        """Check that the service is reachable and accepts our credentials."""
 
     async def find(self, client: Any, name: str) -> Destination:
         """Find a queue or topic by its name."""
@@ -56,7 +56,7 @@ class Service(Protocol):
     def entry(
         self, destination: Destination, message: Message, written: Written
     ) -> dict[str, Any]:
-        """Make an entry, still without its `Id`."""
+        """Create an entry, without its `Id`."""
 
 
 class Queues:
@@ -69,7 +69,7 @@ class Queues:
         self._prefix = settings.prefix
 
     async def connect(self, client: Any) -> None:
-        """List a queue; whether we may doesn't matter."""
+        """List one queue; a missing privilege for that doesn't matter."""
         try:
             await client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
         except ClientError as error:
@@ -77,7 +77,7 @@ class Queues:
                 raise
 
     async def find(self, client: Any, name: str) -> Destination:
-        """Find a queue, and the size that it takes."""
+        """Find a queue, and its size limit."""
         owner = {"QueueOwnerAWSAccountId": self._account} if self._account else {}
         url = (await client.get_queue_url(QueueName=name, **owner))["QueueUrl"]
         limit = await _limit(
@@ -100,7 +100,7 @@ class Queues:
     def entry(
         self, destination: Destination, message: Message, written: Written
     ) -> dict[str, Any]:
-        """Make an entry."""
+        """Create an entry."""
         return {"MessageBody": written.body, **_rest(destination, message, written)}
 
 
@@ -114,7 +114,7 @@ class Topics:
         self._arn = ""
 
     async def connect(self, client: Any) -> None:
-        """Learn the account, which the names of topics contain."""
+        """Look up the account, which is part of the ARNs of topics."""
         region = client.meta.region_name
         partition = client.meta.partition
         account = self._settings.options.account
@@ -131,7 +131,7 @@ class Topics:
                 raise
 
     async def find(self, client: Any, name: str) -> Destination:
-        """Find a topic, and the size that it takes."""
+        """Find a topic, and its size limit."""
         arn = self._arn + name
         limit = await _limit(client.get_topic_attributes(TopicArn=arn), _SNS_BYTES)
         return Destination(name, arn, limit, limit)
@@ -148,7 +148,7 @@ class Topics:
     def entry(
         self, destination: Destination, message: Message, written: Written
     ) -> dict[str, Any]:
-        """Make an entry."""
+        """Create an entry."""
         return {"Message": written.body, **_rest(destination, message, written)}
 
 

@@ -1,8 +1,9 @@
 """Publishes to Amazon SQS, where the queue is the topic, or to topics of Amazon SNS.
 
-Requests carry ten messages, and go out many at once for different keys. A FIFO queue
-keeps the order of a key, but can refuse one entry of a request and take the next: so
-a request to one has at most one message of a key, unless the URL says `strict=false`.
+Requests carry ten messages; those for different keys are sent concurrently. A FIFO
+queue keeps the order of a key, but can refuse one entry of a request and accept the
+next. So a request to one has at most one message of a key, unless the URL says
+`strict=false`.
 A standard queue promises no order.
 """
 
@@ -24,15 +25,15 @@ from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
 
 _ANSWER: Final = 10.0
-# Somebody may raise the limit of a queue.
+# The limit of a queue may be raised.
 _FRESH: Final = 300.0
 
 
 class SqsPublisher:
-    """Publishes to queues or topics that exist.
+    """Publishes to existing queues or topics.
 
     Args:
-        settings: what a URL says.
+        settings: those of a URL.
 
     Attributes:
         messaging_system: its name in traces.
@@ -55,7 +56,7 @@ class SqsPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from `sqs://region/?option=…` or `sns://region/?option=…`.
+        """Create one from `sqs://region/?option=…` or `sns://region/?option=…`.
 
         Raises:
             ConfigError: it isn't such a URL.
@@ -95,12 +96,12 @@ class SqsPublisher:
         await self._exit.aclose()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Send the batch in requests of ten, each key in its order.
+        """Send the batch in requests of ten, each key in order.
 
         Raises:
             BrokerUnavailableError: AWS can't be reached, is at fault, or takes
                 nothing now; the next call connects again. What it took until then
-                is not sent again by this publisher. Also when it is not entered.
+                is not sent again by this publisher. Also if it was not entered.
         """
         client = self._client
         if client is None:
@@ -136,7 +137,7 @@ class SqsPublisher:
     async def _check(
         self, client: Any, batch: Sequence[Message], answers: dict[int, Confirmation]
     ) -> list[Entry]:
-        """Answer what can't be sent, and give the rest as entries."""
+        """Nack what can't be sent, and return the rest as entries."""
         places = await self._places(client, {message.topic for message in batch})
         entries: list[Entry] = []
         refused: set[str | None] = set()

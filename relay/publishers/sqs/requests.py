@@ -1,8 +1,8 @@
-"""Deal a batch out into requests of ten, many at once, each key in its order.
+"""Split a batch into concurrent requests of ten messages, each key in order.
 
 Each key has a *line* of its messages; a message without a key has a line of its own.
 A line is in at most one request at a time, and continues once that is answered, so
-what two requests carry side by side never has a key in common.
+concurrent requests never share a key.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class Entry:
     Attributes:
         index: its place in the batch.
         size: in bytes, as AWS counts it.
-        fields: what the API takes.
+        fields: those of the API.
     """
 
     index: int
@@ -53,7 +53,7 @@ class Requests:
             self._make_ready(line)
 
     def take(self) -> list[Entry]:
-        """Return the next request; an empty one while all lines are under way."""
+        """Return the next request; empty while all lines are in flight."""
         if not self._ready:
             return []
         place, names = next(iter(self._ready.items()))
@@ -67,14 +67,14 @@ class Requests:
             names.popleft()
             room -= self._fill(taken, line, room)
         if names:
-            # Behind the other places, so that each gets its turn.
+            # Behind the other destinations, so that each gets its turn.
             self._ready[place] = names
         return taken
 
     def answered(
         self, request: Iterable[Entry], refused: Collection[Line]
     ) -> list[Entry]:
-        """Let the lines of a request go on; give what refused ones hold back."""
+        """Continue the lines of a request; return the entries behind refused ones."""
         held_back: list[Entry] = []
         for name in {entry.line for entry in request}:
             if name in refused:

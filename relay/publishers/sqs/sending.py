@@ -1,4 +1,4 @@
-"""One batch on its way to AWS: its requests side by side, an answer for each entry."""
+"""Send one batch to AWS: concurrent requests, and an answer for each entry."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +38,8 @@ class Sending:
     """Sends a batch, once.
 
     Args:
-        turn: taken for each request, so that several batches share the connections.
-        in_flight: requests under way at once.
+        turn: acquired for each request, so that batches share the connections.
+        in_flight: maximum number of concurrent requests.
         strict: as for `Requests`.
     """
 
@@ -62,10 +62,10 @@ class Sending:
         self._in_flight = in_flight
 
     async def send(self, client: Any) -> None:
-        """Send it all.
+        """Send all entries.
 
         Raises:
-            BrokerUnavailableError: AWS is away, at fault, or takes nothing now.
+            BrokerUnavailableError: AWS is unreachable, fails, or accepts no message.
         """
         tasks: set[asyncio.Task[None]] = set()
         done: set[asyncio.Task[None]] = set()
@@ -114,7 +114,7 @@ class Sending:
         self._read(answer, request)
 
     async def _send_apart(self, client: Any, request: Sequence[Entry]) -> None:
-        """Find the entry for which a whole request was refused; spare the others."""
+        """Find the entry for which a whole request was refused."""
         refused: set[Line] = set()
         for entry in request:
             if entry.line in refused:
@@ -143,7 +143,7 @@ class Sending:
 
 
 def refusal_of(error: BaseException, what: str) -> Nacked | None:
-    """Say what an error means for the messages; None if they aren't to blame."""
+    """Return what an error means for the messages; None if they aren't its cause."""
     if not isinstance(error, ClientError) or is_temporary(error):
         return None
     code = code_of(error)
@@ -156,7 +156,7 @@ def refusal_of(error: BaseException, what: str) -> Nacked | None:
 
 def _nacked(failed: Mapping[str, Any]) -> Nacked:
     code = failed["Code"]
-    # AWS calls throttling, keys of KMS and rights our fault, too; they may change.
+    # AWS counts throttling, KMS keys and privileges as our fault; they may change.
     mends = is_busy(code) or code.startswith("KMS") or code in DENIED
     return Nacked(
         f"AWS refused it: {_reason(failed)}",
