@@ -1,10 +1,11 @@
 """Handle each message's effects exactly once.
 
-Read `idempotent` first if you have a consumer of your own: it guards a handler by a
+Read `idempotent` first if you have a consumer of your own: it guards a handler with a
 `receipt`, in a `transaction` that the handler can't end. Read `consumer` first if you
 use ours: it fetches from a `source` (implementations in `sources/`), dispatches and
-settles (`consuming/`), runs `handlers/`, long ones as `jobs/`, tries alone what may
-kill the process (`poison/`), and gives up into `dead_letters/`.
+settles deliveries (`consuming/`), and runs `handlers/`, long ones as `jobs/`. It runs
+messages that may kill the process alone (`poison/`), and stores messages that it gives
+up as `dead_letters/`.
 """
 
 from inbox.consumer import Consumer

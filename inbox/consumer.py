@@ -85,17 +85,17 @@ class Consumer:
         max_in_flight_per_tenant: the maximum of them for messages of one tenant.
         max_prefetched: messages that each queue holds ready beyond `max_in_flight`;
             its tenants take turns among them. Default: `max_in_flight`.
-        max_waiting: messages that each queue holds that wait behind others of their
-            key, or for a retry. At the limit no more are fetched.
-        max_held_bytes: size of the payloads that each queue holds. At the limit no more
-            are fetched; a single fetch may exceed it.
+        max_waiting: messages of each queue that may wait behind others of their key, or
+            for a retry. At the limit no more are fetched.
+        max_held_bytes: size of the payloads that each queue may hold. At the limit no
+            more are fetched; a single fetch may exceed it.
         max_idle: how long a handler's transaction may be idle before the server ends
             it, so that a frozen process doesn't keep its messages.
         retry: the number of attempts and the backoff for handlers that raise.
         drain: how long a stop waits for running handlers.
-        codec: decodes payloads; a message that it can't decode is dead-lettered as it
-            came.
-        redact: removes from reasons and stack traces what nobody may read.
+        codec: decodes payloads; a message that it can't decode is dead-lettered
+            unchanged.
+        redact: removes confidential parts from reasons and stack traces.
         registry: schemas that payloads must match before a handler is called.
         observers: called with every event of `inbox.events`.
     """
@@ -154,7 +154,7 @@ class Consumer:
         """Return the URL of the handlers' database, for libpq.
 
         Raises:
-            ConfigError: the engine of the sessions doesn't say it.
+            ConfigError: it isn't known from the engine of the sessions.
         """
         return database_url(self._sessions)
 
@@ -242,7 +242,7 @@ class Consumer:
         self._observers.append(observer)
 
     def notify(self, event: Event) -> None:
-        """Tell all observers of an event."""
+        """Notify all observers of an event."""
         Observers(self._observers).notify(event)
 
     def stop(self) -> None:
@@ -254,19 +254,19 @@ class Consumer:
         """Handle messages until `stop` is called, or the task is cancelled.
 
         Then nothing more is fetched, running handlers may finish within `drain`, and
-        the rest is given back. If the broker or the database goes away while it runs,
-        it waits for them. A second cancellation ends the drain.
+        the rest is given back. If the broker or the database becomes unavailable while
+        it runs, it waits for them. A second cancellation ends the drain.
 
         Args:
-            idle: also stop when nothing has come for this long and no handler is
+            idle: also stop when nothing has arrived for this long and no handler is
                 running. Messages that wait for a retry are given back with their delay.
 
         Raises:
             ConfigError: there is no handler; the source, the queues or the tables can't
-                be used; the role of the sessions may not write receipts; or their pool
-                is smaller than `max_in_flight`.
+                be used; the role of the sessions lacks the privilege to write receipts;
+                or their pool is smaller than `max_in_flight`.
             BrokerUnavailableError, DatabaseUnavailableError: the broker or the database
-                is away at the start; with `idle`, also the broker later.
+                is unavailable at the start; with `idle`, also the broker later.
         """
         if self._stop is not None:
             raise ConfigError(

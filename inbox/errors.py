@@ -26,7 +26,7 @@ class InvalidReceiptError(OutboxError, ValueError):
 
 
 class MessageTooOldError(InvalidReceiptError):
-    """There is no partition left for a message's day: was it handled? Nobody knows."""
+    """The partition for a message's day is gone, so nobody knows if it was handled."""
 
     def __init__(
         self, message_id: UUID, message_at: datetime, *, was_dropped: bool = False
@@ -89,12 +89,12 @@ class TransactionControlError(OutboxError):
     """A handler tried to end the transaction that it was called in.
 
     Attributes:
-        call: what it called.
+        call: the call that was refused.
     """
 
     _PROBLEM = (
-        "refused, for a handler doesn't end its transaction: receipt and effects "
-        "commit together when it has returned"
+        "refused, because a handler must not end its transaction: receipt and effects "
+        "commit together after it has returned"
     )
     _REMEDY = (
         "remove the call; for a part that may be rolled back use session.begin_nested()"
@@ -112,12 +112,12 @@ class TransactionEndedError(TransactionControlError):
     """
 
     _PROBLEM = (
-        "the handler's transaction was ended inside of it, past the session; what it "
-        "did before may be committed, with the receipt, and what it did after is not"
+        "the handler ended its transaction without the session; what it did before "
+        "that may be committed, with the receipt, and what it did after it is not"
     )
     _REMEDY = (
-        "see which of its effects there are; let the handler execute no COMMIT or "
-        "ROLLBACK, and use session.begin_nested() for a part that may be rolled back"
+        "check which of its effects exist; execute no COMMIT or ROLLBACK in the "
+        "handler, and use session.begin_nested() for a part that may be rolled back"
     )
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class TransactionEndedError(TransactionControlError):
 
 
 class UnexpectedRollbackError(OutboxError):
-    """A handler caught a database error, and its work can't be committed any more."""
+    """A handler caught a database error, so its work can't be committed any more."""
 
     def __init__(self, caught: str | None = None) -> None:
         what = "a database error" if caught is None else f"a database error ({caught})"
@@ -149,7 +149,7 @@ class JobLostError(OutboxError):
 
 
 class RetryLater(Exception):  # noqa: N818 (a decision, no error)
-    """Raised by a handler: roll back, and call me again after `delay`.
+    """Raised by a handler: roll back, and call the handler again after `delay`.
 
     This is not a failure and counts no attempt. Later messages of the key wait. The
     delay is kept in the process: if the consumer stops before it is over, the message

@@ -1,4 +1,4 @@
-"""What a consumer tells its observers."""
+"""The events that a consumer reports to its observers."""
 
 import logging
 from dataclasses import dataclass, field

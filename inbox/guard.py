@@ -79,7 +79,7 @@ class guard(Generic[S]):  # noqa: N801 (reads as a statement: with guard(…))
         return is_new
 
     def __exit__(self, *raised: Any) -> None:
-        """Check the transaction; its owner ends it."""
+        """Check the transaction, which its owner ends."""
         if self._ends is None:
             self._exit(*raised)
             return

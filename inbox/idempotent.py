@@ -92,7 +92,7 @@ def idempotent(
 ) -> Guard[Any]:
     """Make a handler `(session, message)` run once for each message and consumer.
 
-    The receipt is inserted first, in the session's transaction. Only if it is new, the
+    The receipt is inserted first, in the session's transaction. If it is new, the
     handler runs, and its result is returned; for a duplicate the result is None.
     Receipt and effects commit or roll back together, with the caller's transaction. The
     handler is a plain function with a `Session` or a coroutine function with an
@@ -104,17 +104,17 @@ def idempotent(
         key: returns the id of the message: a UUIDv7, or a `ForeignId`.
         codec: decodes the payload for the handler.
         on_duplicate: `"skip"` it, `"raise"` a `DuplicateMessageError`, or `"replay"`:
-            publish again the messages that the first handling added, for those who may
-            have lost them.
+            publish again the messages that the first handling added, for consumers that
+            may have lost them.
 
     Raises:
         InvalidReceiptError: `consumer` is invalid; on a call, what `record_receipt`
             raises.
         ConfigError: `on_duplicate` is invalid, or the decorated handler takes other
             arguments.
-        DuplicateMessageError: when called, if it was asked for.
-        DeadLetter: when called, the payload can't be decoded.
-        TransactionControlError: when called, the handler ended the transaction, or
+        DuplicateMessageError: when called for a duplicate, with `"raise"`.
+        DeadLetter: when called, if the payload can't be decoded.
+        TransactionControlError: when called, if the handler ended the transaction, or
             tried to.
         UnexpectedRollbackError: when called, or from the caller's commit: a database
             error was caught without a savepoint.
@@ -232,10 +232,11 @@ async def record_receipt_async(
     message_id: MessageId,
     consumer: str,
 ) -> bool:
-    """Call `record_receipt` in the session's own way.
+    """Call `record_receipt` with an `AsyncSession`.
 
     Raises:
-        NotASessionError: `session` isn't an `AsyncSession`; else as there.
+        NotASessionError: `session` isn't an `AsyncSession`.
+        Exception: what `record_receipt` raises.
     """
     if is_async_scoped_session(session):
         session = session()
@@ -258,10 +259,10 @@ def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
 
 
 def replay_caused_by(session: Session, message_id: UUID) -> int:
-    """Let the relay publish again the messages that a message caused; count them.
+    """Let the relay publish again the messages that a message caused; return how many.
 
-    They keep their ids, so whoever got them before skips them. It happens when the
-    session's transaction commits.
+    They keep their ids, so consumers that handled them before skip them. This takes
+    effect when the session's transaction commits.
     """
     found = session.execute(_statement(), {"id": message_id})
     return int(found.scalar_one())

@@ -1,4 +1,4 @@
-"""The span of a call of a handler, for processes that are traced."""
+"""The span of a handler's call, for processes that are traced."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ def processing(
     *,
     system: str | None = None,
 ) -> AbstractContextManager[Processing]:
-    """Cover the handling of messages with a span, which is the current one.
+    """Cover the handling of messages with a span, which becomes the current one.
 
     If the consumer is handling the same messages already, there is no further span.
     Never raises anything of its own.
@@ -35,7 +35,7 @@ def received(
     topic: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Traced:
-    """Say what is known of a message; `message` may be one of ours."""
+    """Return what is known about a message; `message` may be a `Message`."""
     if isinstance(message, Message):
         return message
     return Received(

@@ -36,7 +36,7 @@ from outbox.message_id import is_uuid7, moment_of
 from outbox.postgres.sql_files import load
 from outbox.tracing import note_cause
 
-# Together they are the key of an index, which takes about 2.7 KB.
+# Together they are the key of an index, which holds up to about 2.7 KB.
 _MAX_NAME_BYTES: Final = 512
 _MAX_ID_BYTES: Final = 1024
 
@@ -65,8 +65,8 @@ MessageId: TypeAlias = UUID | ForeignId
 class _Insert:
     """Inserts one row if it is new; may also limit the transaction's idle time."""
 
-    # Built once, for it costs as much as running it. RETURNING is left out: the role
-    # needs no more than INSERT.
+    # Built once, since building costs as much as running it. Without RETURNING, so that
+    # the role needs no privilege but INSERT.
     def __init__(self, table: Table, *names: str) -> None:
         values = {name: bindparam(name, type_=table.c[name].type) for name in names}
         limiting = select(*values.values()).where(LIMITS_IDLE)
@@ -81,7 +81,7 @@ class _Insert:
     def is_new(self, session: Session, values: dict[str, Any]) -> bool:
         max_idle = max_idle_of(session)
         held = hold(session)
-        # Not by the session, which would look for this connection once more.
+        # Not through the session, which would look up this connection again.
         result = held.connection.execute(
             self._plain if max_idle is None else self._limiting,
             values if max_idle is None else {**values, "max_idle": max_idle},
@@ -90,7 +90,7 @@ class _Insert:
         held.is_begun = True
         count = result.rowcount
         if count < 0:
-            # Taken as a duplicate, every message would be skipped silently.
+            # If it counted as a duplicate, every message would be skipped silently.
             raise ConfigError(
                 f"rowcount={count} of an INSERT: SQLAlchemy {__version__} doesn't say "
                 "whether the receipt is new; use 2.0.31 or newer, with psycopg or "
@@ -104,7 +104,7 @@ _INSERT_FOREIGN: Final = _Insert(
     foreign_receipt_table, "source", "message_id", "consumer"
 )
 _CHECK_VIOLATION: Final = "23514"
-# Upkeep adds it to a partition that it makes again over days that it had dropped.
+# Upkeep adds it to a partition that it creates again for days that it had dropped.
 _FORGOTTEN: Final = "not_forgotten_"
 
 
@@ -112,8 +112,8 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     """Record in the session's transaction that `consumer` handles the message.
 
     Returns True if it is new, and False for a duplicate. If another transaction is
-    recording the same receipt, this one waits for its end: if that commits, the message
-    is a duplicate, if it rolls back, the message is new. With an `AsyncSession`:
+    recording the same receipt, this one waits for it to end: if it commits, the message
+    is a duplicate; if it rolls back, the message is new. With an `AsyncSession`:
     `await session.run_sync(record_receipt, message_id, consumer)`.
 
     Raises:
@@ -161,7 +161,7 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
 
 
 def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
-    """Return whether the consumer has a receipt of the message."""
+    """Return whether the consumer has a receipt for the message."""
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)
@@ -240,7 +240,7 @@ def refusal(error: DBAPIError, message_id: UUID) -> InvalidReceiptError | None:
     """Return what a refused row says about its message; None if nothing."""
     if _sqlstate(error) != _CHECK_VIOLATION:
         return None
-    # The same SQLSTATE says "no partition of relation", then without a name.
+    # The same SQLSTATE means "no partition of relation", then without a name.
     constraint = _constraint(error)
     message_at = moment_of(message_id)
     if constraint is not None and constraint.startswith(_FORGOTTEN):
@@ -286,6 +286,6 @@ def _constraint(error: DBAPIError) -> str | None:
     original: Any = error.orig
     diagnosis = getattr(original, "diag", None)
     if diagnosis is None:
-        # SQLAlchemy wraps asyncpg's error, which has the name, once more.
+        # SQLAlchemy wraps asyncpg's error, which has the name, in another one.
         diagnosis = original.__cause__
     return getattr(diagnosis, "constraint_name", None) or None

@@ -1,7 +1,7 @@
-"""The inbox's tables as SQLAlchemy sees them; the migrations are what makes them.
+"""The inbox's tables as SQLAlchemy sees them; the migrations create them.
 
-The queue of the postgres broker is not here: only its own source and publisher
-touch it, by SQL files.
+The queue of the postgres broker is not included: only its own source and publisher use
+it, through SQL files.
 """
 
 from datetime import datetime

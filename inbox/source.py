@@ -36,8 +36,8 @@ class Delivery(Protocol):
     async def ack(self) -> None:
         """Settle it: the broker must not deliver it again.
 
-        May return before the broker knows. The source passes it on within milliseconds,
-        and at the latest before it is closed. Calling it twice is harmless.
+        May return before the broker knows: the source sends the ack within
+        milliseconds, at the latest before it is closed. Calling it twice is harmless.
         """
 
     async def nack(self, delay: timedelta | None = None) -> None:
@@ -51,15 +51,15 @@ class Delivery(Protocol):
 
 
 class DatedDelivery(Delivery, Protocol):
-    """A delivery of a broker that says when a message was published."""
+    """A delivery by a broker that says when a message was published."""
 
     @property
     def published_at(self) -> float | None:
-        """When the broker took the message, in seconds since 1970; None if unknown."""
+        """When the broker accepted it, in seconds since 1970; None if unknown."""
 
 
 class DeliveryWithHistory(Delivery, Protocol):
-    """A delivery of a broker that doesn't count starts.
+    """A delivery by a broker that doesn't count starts.
 
     The consumer counts them instead, for messages that may have been started before by
     a process that died; see `inbox.poison`.
@@ -71,7 +71,7 @@ class DeliveryWithHistory(Delivery, Protocol):
 
 
 class Settling(Protocol[E]):
-    """A source that knows its deliveries by entries of its own."""
+    """A source that identifies its deliveries by entries of its own."""
 
     def acked(self, entry: E) -> None:
         """Settle an entry."""
@@ -81,7 +81,7 @@ class Settling(Protocol[E]):
 
 
 class EntryDelivery(Generic[T]):
-    """A delivery that tells its source the outcome, once."""
+    """A delivery that reports its outcome to its source, once."""
 
     def __init__(
         self,
@@ -104,13 +104,13 @@ class EntryDelivery(Generic[T]):
         self._settled = False
 
     async def ack(self) -> None:
-        """Have it acked within milliseconds."""
+        """Ack the delivery within milliseconds."""
         if not self._settled:
             self._settled = True
             self._source.acked(self._entry)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Have it delivered again: here or, if the source is left before, elsewhere."""
+        """Deliver it again: here or, if the source is left first, elsewhere."""
         if not self._settled:
             self._settled = True
             self._source.nacked(self._entry, delay)
@@ -119,13 +119,13 @@ class EntryDelivery(Generic[T]):
 class Source(Protocol):
     """Delivers the messages of one consumer's topics.
 
-    Entering connects. Leaving disconnects, gives back what was neither acked nor
-    nacked, and leaves no task behind. For one event loop; call `receive` from one task
-    at a time, `ack` and `nack` from any.
+    Entering connects. Leaving disconnects, returns deliveries that were neither acked
+    nor nacked to the broker, and leaves no task behind. For one event loop; call
+    `receive` from one task at a time, `ack` and `nack` from any.
     """
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises `BrokerUnavailableError` when the broker is away."""
+        """Connect; raise `BrokerUnavailableError` if the broker is unavailable."""
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Disconnect."""
@@ -133,11 +133,11 @@ class Source(Protocol):
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Wait for deliveries and return at most `limit`, those of a key in order.
 
-        Returns none if the poll interval passes without any. May be cancelled: what it
+        Returns none if none arrives within the poll interval. May be cancelled: what it
         had fetched by then is delivered later.
 
         Raises:
-            BrokerUnavailableError: the broker is away; the next call reconnects.
+            BrokerUnavailableError: the broker is unavailable; the next call reconnects.
         """
 
 
@@ -150,13 +150,13 @@ class SelectiveSource(Protocol):
     """
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive no messages of these tenants until the next call."""
+        """Receive no messages of these tenants until this is called again."""
 
 
 @runtime_checkable
 class ReclaimingSource(Protocol):
-    """A source that counts the messages that another replica had before."""
+    """A source that counts the messages that another replica held before."""
 
     @property
     def reclaimed(self) -> int:
-        """The number of deliveries so far that another replica left or gave back."""
+        """The number of deliveries so far that another replica left or returned."""

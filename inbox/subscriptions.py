@@ -1,4 +1,4 @@
-"""Which topics a consumer of the postgres broker gets."""
+"""The topics that a consumer of the postgres broker receives."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from outbox.postgres.sql_files import load
 async def subscribe(
     connection: Connection, consumer: str, topics: Sequence[str]
 ) -> None:
-    """Have deliveries made for the consumer from now on; twice is harmless."""
+    """Subscribe a consumer to topics, from now on; repeating it is harmless."""
     await connection.execute(
         load("inbox", "subscribe"), {"consumer": consumer, "topics": list(topics)}
     )
@@ -18,7 +18,7 @@ async def subscribe(
 async def unsubscribe(
     connection: Connection, consumer: str, topics: Sequence[str]
 ) -> list[str]:
-    """Have none made any more; give the topics that it was subscribed to."""
+    """Unsubscribe a consumer from topics; return those that it was subscribed to."""
     cursor = await connection.execute(
         load("inbox", "unsubscribe"), {"consumer": consumer, "topics": list(topics)}
     )

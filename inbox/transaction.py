@@ -13,11 +13,11 @@ With psycopg and psycopg2 the state of the transaction costs no round trip: libp
 it. asyncpg only tells whether there is a transaction, so after a database error, and
 only then, one statement asks the server.
 
-And a transaction that holds a receipt may not stay idle for long. A consumer that is
-frozen, or whose host is gone, leaves its receipts uncommitted, and whoever took over
-waits for them at the unique index. So the statement that inserts a receipt also sets
-the time limit after which the server ends the session: the one that took over goes on,
-and the late one has no transaction left to commit.
+A transaction that holds a receipt must not stay idle for long. A consumer that is
+frozen, or whose host is gone, leaves its receipts uncommitted, and the process that
+took over waits for them at the unique index. So the statement that inserts a receipt
+also sets a time limit after which the server ends the session: the process that took
+over proceeds, and the late one has no transaction left to commit.
 """
 
 import re
@@ -81,7 +81,7 @@ class Held:
     """The transaction of a session, which commits together with a receipt or a job.
 
     Attributes:
-        is_begun: a statement was executed in it, so the server has begun it.
+        is_begun: whether a statement was executed in it, so the server has begun it.
     """
 
     __slots__ = (
@@ -173,7 +173,7 @@ class Held:
     def _close_connection(self) -> None:
         if self.is_current:
             self.refuse("connection.close()")
-        # It was ended behind the session's back, and the session now releases it.
+        # The transaction was ended past the session, which now releases the connection.
         type(self.connection).close(self.connection)
 
     def check(self) -> None:
@@ -216,7 +216,7 @@ class Held:
             self.refuse("transaction.commit()")
         connection = self.connection
         if self._was_rolled_back or (
-            # Where it is closed, the transaction was ended, which is found elsewhere.
+            # If it is closed, the transaction was ended, which is detected elsewhere.
             not connection.closed and _is_failed(connection, _status(connection))
         ):
             raise UnexpectedRollbackError(_errors.get(connection))
@@ -250,7 +250,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
     """
 
     def __init__(self, session: AnySession) -> None:
-        # That one has no `run_sync` of its own.
+        # A scoped session has no `run_sync` of its own.
         self._session: Any = session() if is_async_scoped_session(session) else session
         self._held: Held = sync_session(session).info[_HELD]
 
@@ -259,7 +259,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
         self._held.lend()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Take it back, and check how the handler left it."""
+        """Take the transaction back, and check how the handler left it."""
         self._held.take_back()
         if kind is None:
             self._held.check()
@@ -284,7 +284,7 @@ class lent:  # noqa: N801 (reads as a statement: with lent(…))
 
 @event.listens_for(Session, "before_commit")
 def _check_commit(session: Session) -> None:
-    # Every commit of the process passes here; it costs one dictionary lookup.
+    # Every commit of the process runs this, at the cost of one dictionary lookup.
     held: Held | None = session.info.get(_HELD)
     if held is None or session.in_nested_transaction():
         return
@@ -301,7 +301,7 @@ def _note_error(context: ExceptionContext) -> None:
         context.original_exception, "pgcode", None
     )
     if state == _ABORTED and context.connection in _errors:
-        return  # it only says that there was an earlier one
+        return  # it only says that there was an earlier error
     name = type(context.sqlalchemy_exception or context.original_exception).__name__
     _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
 
@@ -331,7 +331,7 @@ def _is_in_transaction(connection: Connection, status: int | None) -> bool:
 
 
 def _status(connection: Connection) -> int | None:
-    """Return the state that libpq has of the transaction; None for other drivers."""
+    """Return libpq's state of the transaction; None for other drivers."""
     info = getattr(connection.connection.driver_connection, "info", None)
     status: int | None = getattr(info, "transaction_status", None)
     return status
@@ -347,12 +347,12 @@ LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
     cast(bindparam("max_idle", type_=Text()), Text),
     literal_column("true"),
 ).is_not(None)
-"""A condition that is always true, and limits the transaction by `max_idle`."""
+"""A condition that is always true, and applies `max_idle` to the transaction."""
 _LIMIT_NOW: Final = select(LIMITS_IDLE)
 
 
 def check_max_idle(max_idle: timedelta | None) -> None:
-    """Refuse what PostgreSQL doesn't accept, or no handler could keep to.
+    """Refuse a limit that PostgreSQL doesn't accept, or that no handler could keep.
 
     Raises:
         ConfigError: it is below a second or above 24 days.
@@ -370,7 +370,7 @@ def limit_idle(session: AnySession, max_idle: timedelta | None) -> None:
 
 
 def limit_idle_now(session: Session) -> None:
-    """Apply that limit to the current transaction, where no receipt does."""
+    """Apply that limit to the current transaction, where no receipt does so."""
     max_idle = max_idle_of(session)
     if max_idle is not None:
         session.execute(_LIMIT_NOW, {"max_idle": max_idle})

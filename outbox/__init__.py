@@ -5,8 +5,8 @@ Read `add` first: it puts messages into the caller's session. `message` is the v
 
 These modules need SQLAlchemy and nothing else. The packages beside them serve the
 processes: `postgres`, `brokers`, `cloudevents`, `dead_letters` and `observability`
-are the ground on which `relay` and `inbox` stand; `administration` and `cli` are for
-the people who run them; `testing` is for tests.
+are the foundation of `relay` and `inbox`; `administration` and `cli` are for their
+operators; `testing` is for tests.
 """
 
 from outbox.add import add, insert_statement

@@ -1,8 +1,8 @@
 """Add messages to the caller's own transaction.
 
-The rows wait in the session as pending objects, so a rolled-back savepoint takes
-its messages with it. When the session flushes, all of them leave in one statement:
-a flush of its own for each would cost a trigger and a round trip apiece.
+The rows wait in the session as pending objects, so rolling back a savepoint discards
+its messages. When the session flushes, one statement inserts all of them: a statement
+for each would cost a trigger and a round trip per message.
 """
 
 import json
@@ -55,7 +55,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LIMITS: Final = Limits()
 
 on_write: Final[list[Callable[[Session, Sequence[Message]], None]]] = []
-"""Called with what a session has just sent to the database: for `outbox.testing`."""
+"""Called with messages that a session has just inserted, for `outbox.testing`."""
 
 _WAITING: Final = "outbox.messages_waiting"
 
@@ -83,8 +83,8 @@ _LITERAL: Final[dict[str, Callable[[list[Any]], str]]] = {
 class Added(Waiting):
     """Messages that wait in a session, as one pending object, for the next flush.
 
-    A savepoint flushes before it begins, so what waits belongs to the innermost
-    transaction, and the session forgets it when that is rolled back.
+    A savepoint flushes before it begins, so waiting messages belong to the innermost
+    transaction, and the session drops them when that is rolled back.
     """
 
 
@@ -100,28 +100,30 @@ def add(
 ) -> None:
     """Add messages to the transaction of `session`.
 
-    They are published if and only if that transaction commits. No I/O happens
-    here, so there is nothing to await: the rows leave with the next flush, at the
-    latest with the commit. With `Session(binds=…)`, bind `outbox.schema.metadata`'s
-    tables too. As thread-safe as the session, that is, not at all. In the transaction
-    of a receipt, the messages carry the id of what is handled as `causation-id`. Where
-    the process is traced, they carry the trace context as `traceparent`.
-    A session that is closed or collected before it was flushed, without a rollback or
-    an exception, loses its messages: that is logged, and an `UnsentMessagesWarning`.
+    They are published if and only if that transaction commits. `add` does no I/O, so
+    there is nothing to await: the rows are inserted by the next flush, at the latest by
+    the commit. With `Session(binds=…)`, bind the tables of `outbox.schema.metadata`,
+    too. Like the session, `add` is not thread-safe. In the transaction of a receipt,
+    the messages carry the id of the handled message as `causation-id`. If the process
+    is traced, they carry the trace context as `traceparent`.
 
-    Adding no message does nothing, so `add(session, *events)` needs no check before.
+    A session that is closed or garbage-collected before it was flushed, without a
+    rollback or an exception, loses its messages. That is logged, and an
+    `UnsentMessagesWarning` is issued.
+
+    Adding no message does nothing, so `add(session, *events)` needs no prior check.
 
     Args:
-        limits: what a message may be, before and after the codec.
-        registry: schemas that payloads have to fit, before the codec.
-        codec: encodes the payloads now, so that no table holds them as they are.
+        limits: limits of a message, before and after the codec.
+        registry: schemas that payloads must match, before the codec.
+        codec: encodes the payloads at once, so that no table holds the originals.
 
     Raises:
-        InvalidMessageError: a message breaks a rule, doesn't fit the schema that is
-            registered for its topic, or can't be encoded; none of the call was added,
-            and the session is as it was.
+        InvalidMessageError: a message breaks a rule, doesn't match the schema that is
+            registered for its topic, or can't be encoded; no message of the call was
+            added, and the session is unchanged.
         NotASessionError: `session` isn't one.
-        TypeError: `add` was awaited; the messages were added all the same.
+        TypeError: `add` was awaited; the messages were added nevertheless.
 
     The flush that writes them raises `AutocommitError` if the session's connection is
     in AUTOCOMMIT mode, where a rollback would keep them; then nothing was written.
@@ -130,7 +132,7 @@ def add(
     messages = _checked(messages, limits, registry, codec)
     if messages:
         _add(target, messages)
-    # To type checkers it is None, so that they refuse an await, too.
+    # To type checkers it is None, so that they reject an await, too.
     return typing_cast("None", _ADDED)
 
 
@@ -139,7 +141,7 @@ def _add(target: Session, messages: tuple[Message, ...]) -> None:
     if cause is not None:
         messages = tuple(caused(message, cause) for message in messages)
     if target._flushing:
-        # A listener of this flush adds: what is pending now, the ORM would insert.
+        # Called by a listener of this flush: the ORM would insert a new pending object.
         _write_waiting(target)
         _write(target, _connection(target), messages)
         return
@@ -159,13 +161,14 @@ def insert_statement(
 ) -> Insert:
     """Build one INSERT of all messages, to execute on a connection of your own.
 
-    The statement's text is the same for any number of messages. Arguments as of `add`.
+    The statement's text is the same for any number of messages. The arguments are those
+    of `add`.
 
     Raises:
-        InvalidMessageError: a message breaks a rule or doesn't fit its schema, or
-            there is none.
+        InvalidMessageError: a message breaks a rule, doesn't match its schema or can't
+            be encoded, or there is no message.
 
-    Executed on a connection in AUTOCOMMIT mode, it raises `AutocommitError`.
+    On a connection in AUTOCOMMIT mode, executing it raises `AutocommitError`.
     """
     if not messages:
         raise InvalidMessageError("messages", (), "is empty", "pass at least one")
@@ -209,7 +212,7 @@ def _traced(
 
 
 def _fits(message: Message, limits: Limits) -> bool:
-    # There may be no room for one header more.
+    # There may be no room for one more header.
     try:
         limits.check(message)
     except InvalidMessageError:
@@ -218,7 +221,7 @@ def _fits(message: Message, limits: Limits) -> bool:
 
 
 def sync_session(session: object) -> Session:
-    """Return the session that holds what is pending, also of an async or scoped one.
+    """Return the session with the pending objects, also for an async or scoped one.
 
     Raises:
         NotASessionError: `session` isn't one.
@@ -259,7 +262,7 @@ def _not_a_message(given: object) -> InvalidMessageError:
 
 
 class _Added:
-    """What `add` returns, for those who await it."""
+    """The return value of `add`, which raises an error if it is awaited."""
 
     @override
     def __repr__(self) -> str:
@@ -279,15 +282,15 @@ _ADDED: Final = _Added()
 
 @event.listens_for(Session, "before_flush")
 def _write_waiting(session: Session, *_: Any) -> None:
-    # Every session of the process comes through here: one look into a dict.
+    # Every flush in the process runs this, so it is one look-up in a dict.
     waiting: Added | None = session.info.get(_WAITING)
     if waiting is None:
         return
     if waiting not in session:
         del session.info[_WAITING]
         return
-    # Where it is refused, the messages still wait: no later flush leaves them out. But
-    # whoever flushed knows of it.
+    # If the connection is refused, the messages still wait, so that no later flush
+    # leaves them out. But the caller of the flush knows of it.
     waiting.is_settled = True
     connection = _connection(session)
     del session.info[_WAITING]
@@ -314,7 +317,7 @@ def _write(
 
 
 class _InsertInTransaction(Insert):
-    """An INSERT that isn't executed where a rollback would keep its rows."""
+    """An INSERT that can't be executed where a rollback would keep its rows."""
 
     inherit_cache = True
 
@@ -368,8 +371,9 @@ def _insert(arrays: Mapping[str, BindParameter[Any]]) -> Insert:
     )
 
 
-# Built once: building it for each flush took longer than running it (0.7 ms of a
-# transaction of 1.9 ms). One row by VALUES takes the server a third of unnest().
+# Built once: building it for each flush takes longer than running it (0.7 ms of a
+# transaction of 1.9 ms). For one row, VALUES takes the server a third of the time of
+# unnest().
 _INSERT_MANY: Final = _insert(
     {name: bindparam(name, type_=Text()) for name in _COLUMNS}
 )
@@ -383,5 +387,5 @@ _INSERT_ONE: Final = (
             for name, type_ in _COLUMNS.items()
         }
     )
-    .inline()  # without RETURNING, which the application's role may not do
+    .inline()  # no RETURNING, for which the application's role lacks the privilege
 )

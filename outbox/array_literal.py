@@ -1,7 +1,7 @@
 """PostgreSQL array literals, written by one `str.join` each.
 
-A driver that is given lists looks at every element's type and quoting in Python: 90 µs
-for the ten arrays of ten messages with psycopg, of 260 µs for the whole statement.
+A driver that is given lists checks the type and quoting of every element in Python:
+with psycopg, the ten arrays of ten messages take 90 µs of the statement's 260 µs.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ def plain_array(values: Iterable[object]) -> str:
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """Write texts, quoted and escaped as the manual says (8.15.6)."""
+    """Write texts, quoted and escaped as PostgreSQL's manual specifies (8.15.6)."""
     return (
         "{"
         + ",".join(
@@ -27,7 +27,7 @@ def text_array(values: Iterable[str | None]) -> str:
 
 
 def moment_array(values: Iterable[object]) -> str:
-    """Write moments, which have spaces in them, or None."""
+    """Write timestamps, whose text contains spaces, or None."""
     return text_array(None if value is None else str(value) for value in values)
 
 

@@ -1,4 +1,4 @@
-"""A dictionary that forgets its oldest entries."""
+"""A dictionary that drops its oldest entries."""
 
 from typing import Final, TypeVar
 
@@ -13,7 +13,7 @@ _LIMIT: Final = 10_000
 class BoundedDict(dict[K, V]):
     """A dictionary in the order in which keys were last set.
 
-    Beyond `limit` entries the oldest are forgotten, also if `setdefault` adds one. Not
+    Beyond `limit` entries the oldest are dropped, also if `setdefault` adds one. Not
     safe to share between threads.
     """
 

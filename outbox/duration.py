@@ -16,7 +16,7 @@ _UNITS: Final = {
 _SIZES: Final = tuple(
     (timedelta(**{name: 1}), unit)
     for unit, name in reversed(_UNITS.items())
-    if unit != "w"  # 7d is how a week is mostly typed
+    if unit != "w"  # a week is mostly written as 7d
 )
 _MANY: Final = 1000
 _NUMBER: Final = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
@@ -54,7 +54,7 @@ def write_duration(duration: timedelta) -> str:
 def brief_duration(duration: timedelta) -> str:
     """Write how long something took, as 38ms, 1.2s, 7m or 3h.
 
-    Less than nothing, where two clocks differ, has a minus.
+    A negative duration, where two clocks differ, has a minus sign.
     """
     if duration < timedelta(0):
         return f"-{brief_duration(-duration)}"
@@ -66,10 +66,10 @@ def brief_duration(duration: timedelta) -> str:
 
 
 def exact_duration(duration: timedelta) -> str:
-    """Write a duration as a person would type it: `read_duration` reads it.
+    """Write a duration as a person would type it, so that `read_duration` reads it.
 
-    That is in one unit if that takes a small number, as 36h, else in several: 6d1h20m.
-    Below 0, or with more than six digits in days, `read_duration` refuses it.
+    It has one unit if the number is small, as in 36h, else several, as in 6d1h20m.
+    `read_duration` rejects it if it is negative or has more than six digits of days.
     """
     if duration < timedelta(0):
         return f"-{exact_duration(-duration)}"
@@ -88,10 +88,10 @@ def exact_duration(duration: timedelta) -> str:
 
 
 def read_rate(field: str, text: str) -> float:
-    """Read how many a second: `10/s`, `90/m`, `500/h`, or a number alone for seconds.
+    """Read a rate per second: `10/s`, `90/m`, `500/h`, or a number alone, as in `10`.
 
     Raises:
-        ConfigError: it is written otherwise, or is 0; the message begins with `field`.
+        ConfigError: it has another form, or is 0; the message begins with `field`.
     """
     match = _RATE.fullmatch(text)
     number = 0.0 if match is None else float(match[1])

@@ -1,7 +1,7 @@
 """What can go wrong, as a tree of exceptions.
 
-Each message names the field, the value and the remedy. What fails for one
-message only is a value (`relay.publisher.Nacked`), not an exception.
+Each message names the field, the value and the remedy. A failure of one message only is
+a value (`relay.publisher.Nacked`), not an exception.
 """
 
 import re
@@ -10,14 +10,14 @@ import traceback
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-# Where PostgreSQL and SQLAlchemy quote the row in a text that quotes them.
+# Where PostgreSQL and SQLAlchemy quote the row, in a text that quotes their messages.
 _ROW: Final = re.compile(
     r"\s*(?:\bDETAIL:\s|\bCONTEXT:\s|\[SQL: |\[parameters: |"
     r"Original exception was: ).*\Z",
     re.DOTALL,
 )
 _DATA_EXCEPTION: Final = "22"
-# The message of a data exception quotes the value, in the quotes of its language.
+# The message of a data exception quotes the value, in quotation marks of its language.
 _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -36,7 +36,7 @@ class ConfigError(OutboxError, ValueError):
 
 
 class PoolerError(ConfigError):
-    """A pooler in transaction mode lies between us and PostgreSQL."""
+    """A pooler in transaction mode is between us and PostgreSQL."""
 
 
 class AutocommitError(ConfigError):
@@ -44,7 +44,7 @@ class AutocommitError(ConfigError):
 
 
 class InvalidMessageError(OutboxError, ValueError):
-    """A message breaks a rule; nothing of it was added."""
+    """A message breaks a rule; nothing was added."""
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field = field
@@ -67,11 +67,14 @@ class BrokerUnavailableError(OutboxError):
 
 
 class BrokerTimeoutError(BrokerUnavailableError):
-    """A batch got no answer in time: the broker is away, or the batch too large."""
+    """A batch got no answer in time.
+
+    The broker is unavailable, or the batch is too large.
+    """
 
 
 class DatabaseUnavailableError(OutboxError):
-    """PostgreSQL can't be reached, or refuses us."""
+    """PostgreSQL is unreachable, or rejects the connection."""
 
 
 class MigrationError(OutboxError):
@@ -93,14 +96,14 @@ def shorten(value: object, limit: int = 60) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error in one line: its kind and its message, without values of rows."""
+    """Return an error's type and message in one line, without values of rows."""
     return f"{type(error).__name__}: {message_of(error)}".strip()
 
 
 def message_of(error: BaseException) -> str:
     """Return an error's message in one line, without values of rows.
 
-    Of what a database driver or SQLAlchemy raised it keeps the server's primary
+    From an error of a database driver or SQLAlchemy it keeps the server's primary
     message, its SQLSTATE and the constraint. It leaves out DETAIL, CONTEXT, the
     statement and its parameters, which quote the row.
     """
@@ -110,7 +113,7 @@ def message_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """Format an error's traceback with its causes, without values of rows.
 
-    As `traceback.format_exception`, with each message as `message_of` gives it.
+    Like `traceback.format_exception`, with each message as `message_of` returns it.
     """
     return "".join(_traceback_lines(error, set()))
 
@@ -170,7 +173,7 @@ class _Report(NamedTuple):
 
 
 def _report_of(error: BaseException) -> _Report | None:
-    """Read what the server reported, by whatever driver; None if it isn't a report."""
+    """Return what the server reported, through any driver; None if it didn't."""
     diagnosis = getattr(error, "diag", None)  # psycopg and psycopg2
     if primary := getattr(diagnosis, "message_primary", None):
         return _Report(
@@ -184,7 +187,7 @@ def _report_of(error: BaseException) -> _Report | None:
         return _Report(
             str(error.args[0]) if error.args else "", sqlstate, error.constraint_name
         )
-    # SQLAlchemy's translation of an error of asyncpg.
+    # SQLAlchemy's translation of an asyncpg error.
     return None if error.__cause__ is None else _report_of(error.__cause__)
 
 
@@ -199,7 +202,7 @@ def _wrapped_by_sqlalchemy(error: BaseException) -> BaseException | None:
 
 
 def _cut_rows(text: str, error: BaseException) -> str:
-    """Cut what other errors were quoted to say, from a text that isn't a report."""
+    """Cut the rows that other errors quote from a text that isn't a report."""
     seen: set[int] = set()
     quoted = error.__cause__ or error.__context__
     while quoted is not None and id(quoted) not in seen:

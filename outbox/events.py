@@ -1,4 +1,4 @@
-"""Events, as values: logs, metrics and tests all listen to these."""
+"""Events as values: logs, metrics and tests observe them."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class Event:
 
 
 MEASURE_INTERVAL: Final = 5.0
-"""Seconds after which a process measures again what it holds."""
+"""Seconds between a process's measurements of what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class UpkeepFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingFailed(Event):
-    """A span could not be started or ended. Messages go on without it.
+    """A span could not be started or ended. Messages are processed without it.
 
     Attributes:
         reason: the error.

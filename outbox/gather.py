@@ -15,8 +15,8 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run calls concurrently; return their results in order, or raise the first error.
 
     It leaves no task running after an error or a cancellation. A `TaskGroup` does the
-    same, but in Python 3.11 one that fails leaves its task marked as cancelled, and
-    time limits around it go off as cancellations later.
+    same, but in Python 3.11 one that fails leaves its task marked as cancelled, so that
+    timeouts around it later surface as cancellations.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -29,8 +29,8 @@ async def gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended; what they raise is dropped.
 
-    A task that goes on is cancelled again: libraries swallow a cancellation that comes
-    in the instant of a result, among them psycopg before 3.3 in Python 3.11.
+    A task that continues is cancelled again: libraries swallow a cancellation that
+    arrives together with a result, among them psycopg before 3.3 in Python 3.11.
     """
     pending = set(tasks)
     while pending:
@@ -44,10 +44,10 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 @contextmanager
 def cancellable() -> Iterator[None]:
-    """Raise a cancellation that was swallowed in the block at its end.
+    """At the end of the block, raise a cancellation that was swallowed in it.
 
-    For code of others: `asyncio.wait_for` in Python 3.11 swallows a cancellation that
-    comes in the instant of the result, and redis-py one that comes while it looks for
+    For third-party code: `asyncio.wait_for` in Python 3.11 swallows a cancellation that
+    arrives together with the result, and redis-py one that arrives while it looks for
     stale data.
     """
     task = asyncio.current_task()

@@ -20,14 +20,14 @@ _LIBRARIES: Final = tuple(
 
 
 def import_object(what: str, path: str) -> Any:
-    """Import the object of a path.
+    """Import the object that a path names.
 
     Args:
         what: what it should be, for the error: `consumer`, `codec`.
 
     Raises:
         ConfigError: the path isn't `module:name`, there is no such module or name, or
-            the module can't be imported; it tells the file and the line.
+            the module can't be imported; the message names the file and the line.
     """
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name:

@@ -1,6 +1,6 @@
-"""From a Python object to the payload's bytes and back.
+"""Encode Python objects as a payload's bytes, and decode them.
 
-JSON by the standard library, compact, UTF-8, without NaN (RFC 8259 has none).
+JSON of the standard library, compact, in UTF-8, without NaN (RFC 8259 has none).
 """
 
 import json
@@ -24,8 +24,8 @@ def encode(value: object) -> bytes:
     """Encode `value` as JSON.
 
     Raises:
-        CodecError: it holds something that JSON has no word for, a number that
-            isn't finite, a circle, or text with lone surrogates.
+        CodecError: it contains a type that JSON lacks, a number that isn't finite, a
+            circular reference, or text with lone surrogates.
     """
     try:
         return _encoder.encode(value).encode()

@@ -1,7 +1,7 @@
-"""Lanes: hash buckets of keys, the unit of order and of lease.
+"""Lanes: hash buckets of keys, the unit of order and of leasing.
 
-A lane is `index of the priority * 16 + bucket`. The same rule in SQL is
-`outbox.lane_of`; `sha256` is built into both, so that every writer agrees.
+A lane is `index of the priority * 16 + bucket`. `outbox.lane_of` is the same rule in
+SQL; `sha256` is built into both, so that all writers agree.
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ def bucket_of(key: str | None, id: UUID) -> int:
 
 
 def lane_of(key: str | None, id: UUID, priority: Priority) -> int:
-    """Tell the lane of a message, 0..47."""
+    """Return the lane of a message, 0..47."""
     return _FIRST_LANE[priority] + bucket_of(key, id)
 
 
 def lanes_of(priority: Priority) -> range:
-    """Tell all lanes of a priority class."""
+    """Return all lanes of a priority class."""
     return range(_FIRST_LANE[priority], _FIRST_LANE[priority] + BUCKETS)
 
 
 def priority_of(lane: int) -> Priority:
-    """Tell the priority class of a lane."""
+    """Return the priority class of a lane."""
     return PRIORITIES[lane // BUCKETS]

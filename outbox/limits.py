@@ -1,4 +1,4 @@
-"""What a message may be. `add` checks it, so that nothing fails at the commit."""
+"""The limits of a message. `add` checks them, so that nothing fails at the commit."""
 
 import json
 import re
@@ -17,19 +17,19 @@ from outbox.tracing import CAUSE
 
 MAX_SCHEMA_VERSION: Final = 2**31 - 1
 MAX_INDEXED_BYTES: Final = 2048
-"""Of a topic and a key in UTF-8: an entry of an index takes about 2.7 KB of them."""
+"""The limit of a topic and a key in UTF-8: an index entry holds about 2.7 KB."""
 MAX_TENANT_BYTES: Final = 1024
-"""In UTF-8: a tenant shares an index with the consumer's name."""
+"""The limit in UTF-8: a tenant shares an index with the consumer's name."""
 MAX_CONTENT_TYPE_BYTES: Final = 1020
-"""Of 255 characters in UTF-8."""
+"""The size of 255 characters in UTF-8."""
 MAX_HEADERS_BYTES: Final = 256 * 1024
-"""Of all headers, as JSON in UTF-8."""
+"""The limit of all headers, as JSON in UTF-8."""
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
-"""The table's own limit, whatever `Limits` say; so is each of the above."""
+"""The table's own limit, like each of the above, whatever `Limits` allow."""
 _LAST_MILLISECOND: Final = 253_402_300_799_999  # of the year 9999
 _FIRST_MOMENT: Final = datetime.min.replace(tzinfo=UTC)
 _MOST_BYTES: Final = 4  # of a character
-_MOST_JSON_BYTES: Final = 14  # for one: a name of one byte, escaped, with its quotes
+_MOST_JSON_BYTES: Final = 14  # for one byte: a one-byte name, escaped, with its quotes
 # SQL's outbox.add has the same expression.
 _RESERVED: Final = re.compile(
     r"ce[-_]|cloudevents[:_]|nats-|pillarbox-|webhook-|content-type\Z",
@@ -45,15 +45,16 @@ class Limits:
     """The largest message that `add` accepts.
 
     Attributes:
-        max_payload_bytes: of one payload, at most 64 MiB; brokers refuse above about
-            1 MiB, and a relay above its own `max_payload_bytes`, which is 8 MiB.
-        max_topic_chars, max_key_chars, max_tenant_chars: of the texts. Whatever they
-            say, topic and key have at most 2048 bytes in UTF-8 and a tenant 1024, for
-            they are in indexes.
-        max_header_bytes: of all header names and values together, in UTF-8. Whatever it
-            says, they have at most 256 KiB as JSON.
-        max_delay: how far ahead `available_at` may lie. The receipt's day comes from
-            the id, which is made when the message is added: with more than 6 days,
+        max_payload_bytes: the limit of one payload, at most 64 MiB; brokers reject
+            payloads above about 1 MiB, and a relay those above its own
+            `max_payload_bytes`, which is 8 MiB.
+        max_topic_chars, max_key_chars, max_tenant_chars: the limits of these texts.
+            Whatever they are, topic and key have at most 2048 bytes in UTF-8 and a
+            tenant 1024, because they are indexed.
+        max_header_bytes: the limit of all header names and values together, in UTF-8.
+            Whatever it is, they have at most 256 KiB as JSON.
+        max_delay: how far ahead `available_at` may be. The receipt's day comes from the
+            id, which is generated when the message is created: with more than 6 days,
             give `pillarbox retention set inbox.receipt` a `--minimum` above it, and
             `inbox.job` likewise.
     """
@@ -93,7 +94,8 @@ class Limits:
         """Check a message against every rule.
 
         Raises:
-            InvalidMessageError: with the field, the value and the remedy.
+            InvalidMessageError: the message breaks a rule; the error has the field, the
+                value and the remedy.
         """
         _check_text("topic", message.topic, self.max_topic_chars)
         check_bytes("topic", message.topic)
@@ -162,10 +164,10 @@ class Limits:
 
 
 def check_received(message: Message) -> None:
-    """Check what no table takes, of a message that came from a broker.
+    """Check that the tables can store a message that came from a broker.
 
     Raises:
-        InvalidMessageError: it can be kept as a dead letter only.
+        InvalidMessageError: it can be stored as a dead letter only.
     """
     check_bytes("topic", message.topic)
     if message.schema_version > MAX_SCHEMA_VERSION:
@@ -187,18 +189,18 @@ def check_received(message: Message) -> None:
 def reserved_header(names: Iterable[str]) -> str | None:
     """Return the first name that a broker's reader would take for one of pillarbox's.
 
-    Under these names travel the attributes of CloudEvents on one broker or another, the
-    content type, signatures, NATS' own headers and those of a payload codec.
+    On one broker or another, these names carry the attributes of CloudEvents, the
+    content type, signatures, NATS's own headers and those of a payload codec.
     """
     for name in names:
-        # Few names begin so: `traceparent`, for one, is not looked at any further.
+        # Few names begin so: `traceparent`, for one, needs no further check.
         if name[:1] in _INITIALS and _RESERVED.match(name) is not None:
             return name
     return None
 
 
 def check_reserved(names: Iterable[str]) -> None:
-    """Refuse headers that would be read as something else on the other side.
+    """Reject headers that the receiving side would read as something else.
 
     Raises:
         InvalidMessageError: a name is reserved.
@@ -215,10 +217,11 @@ def check_reserved(names: Iterable[str]) -> None:
 
 
 def check_bytes(field: str, value: str, limit: int = MAX_INDEXED_BYTES) -> None:
-    """Refuse a text that an index has no room for.
+    """Reject a text that is too long for an index.
 
     Raises:
-        InvalidMessageError: with the field, the value and the remedy.
+        InvalidMessageError: it is too long; the error has the field, the value and the
+            remedy.
     """
     if len(value) * _MOST_BYTES <= limit:
         return
@@ -310,8 +313,8 @@ def _check_id(id: object) -> None:
             "isn't a UUIDv7, which the inbox needs to find the message's day",
             "leave it out, or make it with outbox.uuid7()",
         )
-    # Receipts live in daily partitions made a week ahead: an id of another time
-    # would have no partition to go to.
+    # Receipts are stored in daily partitions that are created a week ahead: an id of
+    # another time would have no partition.
     age = datetime.now(UTC).timestamp() - (id.int >> 80) / 1000
     if not -86_400 < age < 86_400:
         raise InvalidMessageError(

@@ -71,7 +71,7 @@ class Message:
         priority: Priority = Priority.DEFAULT,
         available_at: datetime | None = None,
     ) -> None:
-        """Create a message; `add` checks its rules.
+        """Create a message; `add` checks it.
 
         Args:
             payload: bytes are used as they are; anything else is encoded as JSON.
@@ -81,7 +81,7 @@ class Message:
         Raises:
             CodecError: the payload can't be encoded.
         """
-        # The relay makes tens of thousands a second of these: no loop, no dict.
+        # The relay creates tens of thousands of these a second: no loop, no dict.
         assign = object.__setattr__
         assign(self, "topic", topic)
         if isinstance(payload, bytes):

@@ -1,10 +1,10 @@
 """UUIDv7: identifiers that contain the time at which they were generated.
 
-`uuid.uuid7` of Python 3.14 promises less. It takes no lock: with several threads, later
-identifiers sort before earlier ones, and many share everything but their last 32 bits.
-While the clock is behind the last identifier, each one lies a whole millisecond after
-the one before: a million messages added after the clock was set back would end a
-quarter of an hour in the future, and receipts are partitioned by that moment.
+`uuid.uuid7` of Python 3.14 guarantees less. It takes no lock: with several threads,
+later identifiers sort before earlier ones, and many share everything but their last 32
+bits. While the clock is behind the last identifier, each is a whole millisecond after
+the previous one: a million messages added after the clock was set back would end a
+quarter of an hour in the future, and receipts are partitioned by that time.
 """
 
 import os
@@ -19,11 +19,11 @@ _last = 0
 
 
 def uuid7() -> UUID:
-    """Make a UUIDv7 (RFC 9562, section 6.2, method 3).
+    """Generate a UUIDv7 (RFC 9562, section 6.2, method 3).
 
     Within one process the identifiers ascend strictly, even when the clock is set back:
     the 12 bits below the millisecond count on. Safe to call from any thread; a forked
-    child makes other identifiers than its parent.
+    child generates other identifiers than its parent.
     """
     global _last
     now = time.time_ns()
@@ -43,16 +43,16 @@ def is_uuid7(value: UUID) -> bool:
 
 
 def seconds_since_epoch(value: UUID) -> float | None:
-    """Return the same moment as `moment_of` as a number; None if it isn't a UUIDv7."""
+    """Return the time of `moment_of` as a number; None if it isn't a UUIDv7."""
     number = value.int
-    # As `is_uuid7`, without a call: it is asked about every message.
+    # `is_uuid7` without a call, since this runs for every message.
     if number >> 76 & 0xF != 7 or number >> 62 & 0b11 != 0b10:
         return None
     return (number >> 80) / 1000
 
 
 def moment_of(value: UUID) -> datetime:
-    """Return the moment, to the millisecond, that a UUIDv7 carries.
+    """Return the time, to the millisecond, that a UUIDv7 contains.
 
     A CHECK compares the partition column with the SQL function `inbox.moment_of`, so
     the two functions must agree to the microsecond.

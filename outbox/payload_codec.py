@@ -1,10 +1,10 @@
 """Payload codecs: encryption or compression from `add` to the relay or the handler.
 
 The application encodes when it adds. Tables, dead letters and, unless the relay
-decodes, the broker hold the encoded payload; two headers say how it comes back:
+decodes, the broker hold the encoded payload; two headers tell how to decode it:
 
     pillarbox-codec: aes-gcm:2026-11          the codec, and the id of its key
-    pillarbox-content-type: application/json  what it is when decoded
+    pillarbox-content-type: application/json  the content type when decoded
 
 Topic, key and headers are not encoded: put secrets into the payload only.
 """
@@ -29,20 +29,20 @@ class PayloadCodec(Protocol):
 
     @property
     def name(self) -> str:
-        """Name the codec: lower-case letters, digits, `.` and `-`."""
+        """The codec's name: lower-case letters, digits, `.` and `-`."""
 
     def encode(self, message: Message) -> tuple[str, bytes]:
-        """Return the id of the key that was used, and what to store."""
+        """Return the id of the key that was used, and the payload to store."""
 
     def decode(self, message: Message, key_id: str) -> bytes:
-        """Return the original payload of a message whose payload `encode` made.
+        """Return the original payload of a message whose payload `encode` returned.
 
         Only the id of the message is certain to be unchanged; a broker may have changed
         the rest.
 
         Raises:
-            LookupError: there is no key of that id any more.
-            Exception: it can't be decoded.
+            LookupError: there is no key with that id any more.
+            Exception: the payload can't be decoded.
         """
 
 
@@ -55,7 +55,7 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
     """Return the message with its payload encoded.
 
     Raises:
-        CodecError: the codec can't, or it is encoded already.
+        CodecError: the codec failed, or the payload is already encoded.
     """
     if is_encoded(message):
         raise CodecError(
@@ -68,7 +68,7 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
     try:
         key_id, payload = codec.encode(message)
     except Exception as error:
-        # The kind only: what it says may quote the payload.
+        # Only the type of the error: its message may quote the payload.
         raise CodecError(
             "payload",
             f"{len(message.payload)} bytes",
@@ -84,11 +84,11 @@ def encoded(message: Message, codec: PayloadCodec) -> Message:
 
 
 def decoded(message: Message, codec: PayloadCodec) -> Message:
-    """Return the message as it was before `encoded`; one that isn't encoded as it is.
+    """Return the message as it was before `encoded`; unchanged if it isn't encoded.
 
     Raises:
-        CodecError: the key is gone, the codec is another, or the payload isn't what
-            that codec made.
+        CodecError: the key is missing, another codec encoded the payload, or the
+            payload isn't what the codec returned.
     """
     said = message.headers.get(CODEC_HEADER)
     if said is None:
@@ -131,7 +131,7 @@ def name_of(codec: PayloadCodec) -> str:
     """Return the codec's name.
 
     Raises:
-        ConfigError: it can't be written into a header.
+        ConfigError: the name can't be written into a header.
     """
     if not _NAME.fullmatch(codec.name):
         raise ConfigError(
@@ -144,7 +144,7 @@ def load_codec(path: str) -> PayloadCodec:
     """Import the codec that `module:name` names.
 
     Raises:
-        ConfigError: as `import_object`, or it is no codec.
+        ConfigError: as for `import_object`, or the object isn't a codec.
     """
     found = import_object("codec", path)
     if not isinstance(found, PayloadCodec) or isinstance(found, type):

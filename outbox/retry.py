@@ -17,7 +17,7 @@ class RetryPolicy:
     """How long to wait after a failure, and how often to try.
 
     Attributes:
-        max_attempts: after that many the message is a dead letter.
+        max_attempts: the number of attempts after which a message is a dead letter.
         first_delay: the shortest wait.
         max_delay: the longest wait.
     """
@@ -43,10 +43,10 @@ class RetryPolicy:
         return self.max_attempts * self.max_delay
 
     def delay(self, attempts: int) -> timedelta:
-        """Choose the wait after `attempts` failed attempts, counted from 1.
+        """Return a random delay after `attempts` failed attempts, counted from 1.
 
-        Drawn between `first_delay` and `first_delay * 3 ** attempts`, capped: the
-        spread keeps what failed together from coming back together.
+        It is drawn between `first_delay` and `first_delay * 3 ** attempts`, capped: the
+        spread keeps messages that failed together from returning together.
         """
         first = self.first_delay.total_seconds()
         cap = self.max_delay.total_seconds()
@@ -54,10 +54,10 @@ class RetryPolicy:
         return timedelta(seconds=random.uniform(first, ceiling))  # noqa: S311
 
     def spent(self, attempts: int) -> bool:
-        """Return whether `attempts` were the last."""
+        """Return whether no attempt is left after `attempts`."""
         return attempts >= self.max_attempts
 
 
 def jittered(seconds: float) -> float:
-    """Draw between half and all of `seconds`, so that idle processes spread out."""
+    """Return a random time of half to all of `seconds`, to spread idle processes."""
     return random.uniform(seconds / 2, seconds)  # noqa: S311

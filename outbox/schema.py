@@ -1,4 +1,4 @@
-"""The outbox's table as SQLAlchemy sees it; the migrations are what makes it."""
+"""The outbox's table as SQLAlchemy sees it; the migrations create it."""
 
 from sqlalchemy import (
     BigInteger,

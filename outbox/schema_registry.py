@@ -1,7 +1,7 @@
-"""The schema registry: what the payloads of a topic and version look like.
+"""The schema registry: the schemas of payloads by topic and version.
 
-Whoever adds a message of a registered topic is told at once if its payload doesn't
-fit; a consumer never calls a handler with one that doesn't.
+`add` rejects a message of a registered topic if its payload doesn't match the schema; a
+consumer never calls a handler with such a payload.
 """
 
 import importlib
@@ -21,7 +21,7 @@ class PayloadError(Exception):
     """A payload doesn't match its schema.
 
     Args:
-        problem: where and what, without the values: it goes into logs.
+        problem: where and what it is, without the values, because it is logged.
     """
 
 
@@ -32,7 +32,7 @@ class Validator(Protocol):
         """Read JSON as an instance of the schema.
 
         Raises:
-            PayloadError: it isn't that, or isn't JSON.
+            PayloadError: the payload doesn't match the schema, or isn't JSON.
         """
 
 
@@ -43,18 +43,18 @@ class SchemaRegistry:
         self._topics: dict[str, dict[int, Validator]] = {}
 
     def register(self, topic: str, schema: Any, *, version: int = 1) -> None:
-        """Say what the payloads of a topic look like in one version.
+        """Register the schema of a topic's payloads in one version.
 
         Args:
-            topic: exactly this topic.
+            topic: the exact topic.
             schema: a JSON Schema as a dict (by jsonschema), a pydantic model, a
                 msgspec struct, or a dataclass, TypedDict or other annotated type (by
                 msgspec or pydantic, whichever is installed).
             version: the `schema_version` of the messages.
 
         Raises:
-            ConfigError: it can't be used, its library isn't installed, or there is
-                one for this topic and version already.
+            ConfigError: an argument is invalid, the schema's library isn't installed,
+                or this topic and version already have a schema.
         """
         if not topic or "*" in topic:
             raise ConfigError(
@@ -78,7 +78,7 @@ class SchemaRegistry:
 
         Raises:
             InvalidMessageError: its version isn't registered, or the payload doesn't
-                fit its schema.
+                match its schema.
         """
         versions = self._topics.get(message.topic)
         if versions is None:
@@ -97,12 +97,12 @@ class SchemaRegistry:
         return message.schema_version in self._topics.get(message.topic, {})
 
     def load(self, message: Message) -> Any:
-        """Read a payload as what its schema describes: a model, a struct, a dict.
+        """Decode a payload to what its schema describes: a model, a struct, a dict.
 
-        Without a schema, as JSON.
+        Without a schema, decode it as JSON.
 
         Raises:
-            InvalidMessageError: it doesn't fit, or isn't JSON.
+            InvalidMessageError: the payload doesn't match the schema, or isn't JSON.
         """
         validator = self._topics.get(message.topic, {}).get(message.schema_version)
         if validator is None:
@@ -127,7 +127,7 @@ class SchemaRegistry:
 
 
 REGISTRY: Final = SchemaRegistry()
-"""What `add` and a `Consumer` look into unless they are told otherwise."""
+"""The registry that `add` and a `Consumer` use by default."""
 
 
 def _validator(schema: Any) -> Validator:

@@ -1,10 +1,10 @@
-"""SQLAlchemy's sessions of both kinds, and what their connections must be like.
+"""SQLAlchemy's sync and async sessions, and the mode that their connections need.
 
-An application may have only one of the kinds.
+An application may have only one of the two kinds.
 
 `sqlalchemy.ext.asyncio` needs greenlet, which a bare SQLAlchemy doesn't install, and
-which an application with plain sessions doesn't need. So nothing here imports it:
-where nobody did, there are no objects of its classes either.
+which an application with plain sessions doesn't need. So nothing here imports it: if
+it wasn't imported elsewhere, there are no objects of its classes either.
 """
 
 import sys
@@ -31,31 +31,31 @@ _MODULE: Final = "sqlalchemy.ext.asyncio"
 
 
 def is_async_session(value: object) -> "TypeIs[AsyncSession]":
-    """Return whether it is an `AsyncSession`."""
+    """Return whether a value is an `AsyncSession`."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.AsyncSession)
 
 
 def is_async_scoped_session(value: object) -> "TypeIs[async_scoped_session[Any]]":
-    """Return whether it is an `async_scoped_session`, which hands on to one."""
+    """Return whether a value is an `async_scoped_session`, a proxy for a session."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.async_scoped_session)
 
 
 def is_async_sessionmaker(value: object) -> "TypeIs[async_sessionmaker[AsyncSession]]":
-    """Return whether it makes sessions of that kind."""
+    """Return whether a value is an `async_sessionmaker`."""
     found = sys.modules.get(_MODULE)
     return found is not None and isinstance(value, found.async_sessionmaker)
 
 
 def async_session_of(session: Session) -> "AsyncSession | None":
-    """Return the `AsyncSession` that a session works for, if there is one."""
+    """Return the `AsyncSession` that wraps a session, if there is one."""
     found = sys.modules.get(_MODULE)
     return None if found is None else found.async_session(session)
 
 
 def refuse_autocommit(connection: Connection, subject: str) -> None:
-    """Refuse a connection on which each statement is a transaction of its own.
+    """Reject a connection on which each statement is a transaction of its own.
 
     It asks the driver, and neither waits for the server nor sends anything.
 
@@ -63,9 +63,9 @@ def refuse_autocommit(connection: Connection, subject: str) -> None:
         subject: what would survive a rollback there, for the error.
 
     Raises:
-        AutocommitError: it is in AUTOCOMMIT mode, whoever set that.
+        AutocommitError: it is in AUTOCOMMIT mode, whatever set it.
     """
-    # A connection that was lost says so by itself, at the next statement.
+    # A lost connection raises its own error at the next statement.
     if connection.closed or connection.invalidated:
         return
     if not getattr(connection.connection.dbapi_connection, "autocommit", False):

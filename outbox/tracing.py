@@ -1,10 +1,10 @@
-"""What led to a message: the message that was handled, and the trace it belongs to.
+"""The cause of a message: the message that was handled, and the trace it belongs to.
 
 The inbox notes the cause when it records a receipt, and `add` writes it into a header
 of every message of the same transaction.
 
-`outbox.observability.opentelemetry.instrument` sets `tracer`. Whoever adds, publishes
-or handles a message looks at it, and does nothing more if it is None.
+`outbox.observability.opentelemetry.instrument` sets `tracer`. Code that adds, publishes
+or handles a message checks it, and does nothing more if it is None.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ _CAUSE: Final = "outbox.cause"
 
 
 def note_cause(session: Session, id: UUID) -> None:
-    """Note which message a session's transaction handles, until it ends."""
+    """Record which message a session's transaction handles, until it ends."""
     session.info[_CAUSE] = (_root(session), id)
 
 
 def cause_of(session: Session) -> UUID | None:
-    """Return the id of the message that a session's transaction handles, if noted."""
+    """Return the id of the message that a session's transaction handles, if known."""
     noted: tuple[Any, UUID] | None = session.info.get(_CAUSE)
     if noted is None:
         return None
@@ -52,11 +52,11 @@ def _root(session: Session) -> SessionTransaction | None:
 
 
 class Traced(Protocol):
-    """What a span is about: a message, or what is known of one."""
+    """The subject of a span: a message, or what is known of one."""
 
     @property
     def id(self) -> Any:
-        """Its id, of whatever type."""
+        """Its id, of any type."""
 
     @property
     def topic(self) -> str | None:
@@ -68,7 +68,7 @@ class Traced(Protocol):
 
 
 class Received(NamedTuple):
-    """A message of which less is known than a `Message` says."""
+    """A message of which less is known than a `Message` holds."""
 
     id: Any
     topic: str | None
@@ -83,21 +83,21 @@ class Sending(Protocol):
         """The messages to publish, each with a trace context if it can have one."""
 
     def refused(self, reasons: Sequence[str]) -> None:
-        """Note that the broker refused so many messages."""
+        """Record that the broker refused messages, with the reason for each."""
 
 
 class Processing(Protocol):
     """The span of one call of a handler."""
 
     def skipped(self) -> None:
-        """Note that the messages were duplicates."""
+        """Record that the messages were duplicates."""
 
     def failed(self, error: BaseException) -> None:
-        """Note an error that doesn't leave the block."""
+        """Record an error that doesn't leave the block."""
 
 
 class Tracer(Protocol):
-    """Makes the spans. No method raises anything of its own; safe in any thread."""
+    """Creates the spans. No method raises an error of its own; safe in any thread."""
 
     def create(self, messages: tuple["Message", ...]) -> tuple["Message", ...]:
         """Return messages that are being added, each with a trace context."""
@@ -105,7 +105,7 @@ class Tracer(Protocol):
     def send(
         self, messages: Sequence["Message"], system: str
     ) -> AbstractContextManager[Sending]:
-        """Cover the publishing of a batch to a broker."""
+        """Trace the publishing of a batch to a broker."""
 
     def process(
         self,
@@ -115,20 +115,20 @@ class Tracer(Protocol):
         system: str | None = None,
         decisions: tuple[type[BaseException], ...] = (),
     ) -> AbstractContextManager[Processing]:
-        """Cover the handling of messages; their span is the current one.
+        """Trace the handling of messages; their span is the current one.
 
-        Inside the block, the same consumer's handling of the same messages makes no
+        Inside the block, the same consumer's handling of the same messages creates no
         further span.
 
         Args:
             system: the broker, unless `receive` has named it.
-            decisions: exceptions that leave the block without an error.
+            decisions: exceptions that aren't errors when they leave the block.
         """
 
     def receive(
         self, system: str, notify: "Callable[[Event], None] | None" = None
     ) -> None:
-        """Note where the current task has its messages from, and leave other traces.
+        """Record the broker of the current task's messages, and leave other traces.
 
         Args:
             notify: called in the running loop with events about tracing itself, which
@@ -136,15 +136,15 @@ class Tracer(Protocol):
         """
 
     def observe(self, event: "Event") -> None:
-        """Make the span of an event that settles a message."""
+        """Create the span of an event that settles a message."""
 
 
 tracer: Tracer | None = None
-"""What makes the spans in this process; None if nothing does."""
+"""Creates the spans of this process; None if it isn't traced."""
 
 
 def system_of(adapter: object) -> str:
-    """Name the broker of a publisher or source, for `messaging.system`."""
+    """Return the broker of a publisher or source, for `messaging.system`."""
     named = getattr(adapter, "messaging_system", None)
     if isinstance(named, str):
         return named

@@ -29,7 +29,7 @@ from outbox.session import async_session_of
 
 _MOST_NAMED: Final = 5
 _CLOSING: Final = ("close", "reset", "invalidate")
-# From a session's `close` to the listener that learns what is dropped.
+# From a session's `close` to the listener that is told what is dropped.
 _MOST_FRAMES: Final = 12
 
 
@@ -50,7 +50,7 @@ class MessagesUnsent(Event):
 
     @override
     def __str__(self) -> str:
-        """Say it with the remedy, for the warning."""
+        """Return the text of the warning, with the remedy."""
         topics = [shorten(topic) for topic in self.topics[:_MOST_NAMED]]
         if len(self.topics) > _MOST_NAMED:
             topics.append("…")
@@ -70,34 +70,34 @@ class Waiting:
     """Messages in a session that wait for its flush.
 
     Attributes:
-        is_settled: they were sent, or whoever refused or dropped them knows of it.
+        is_settled: whether they were sent, or their loss is intended or known.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without messages."""
         self.messages: list[Message] = []
         self.is_settled = False
-        # An exception that is being handled already doesn't end the session.
+        # An exception that is already being handled isn't what ends the session.
         self.handled = sys.exception()
         self.raised: BaseException | None = None
         unsettled.add(self)
 
     def __del__(self) -> None:
-        """Report what went with a session that was neither closed nor used again."""
-        # As the interpreter ends, `report_at_exit` has done so before.
+        """Report messages of a session that was neither closed nor used again."""
+        # When the interpreter ends, `report_at_exit` has already reported them.
         if not self.is_settled and self.messages and not sys.is_finalizing():
             self.is_settled = True
             _report(self.messages, "their session was garbage-collected")
 
 
 unsettled: Final[WeakSet[Waiting]] = WeakSet()
-"""What waits in all sessions of the process."""
+"""The waiting messages of all sessions of the process."""
 
 
 def watch(session: Session, waiting: Waiting) -> None:
-    """See how a session is closed, if it is one of an `AsyncSession`.
+    """Observe how a session is closed if an `AsyncSession` wraps it.
 
-    That closes it in another task, in which no exception is to be seen.
+    An `AsyncSession` closes it in another task, where the exception isn't visible.
     """
     outer: Any = async_session_of(session)
     if outer is None or "close" in vars(outer):
@@ -121,7 +121,7 @@ def _close(outer: ref[Any], name: str) -> Any:
 
 @event.listens_for(Session, "pending_to_transient")
 def _note_dropped(session: Session, dropped: object) -> None:
-    # A flush, a rollback and an expunge come here, too.
+    # A flush, a rollback and an expunge trigger this event, too.
     if not isinstance(dropped, Waiting) or dropped.is_settled:
         return
     dropped.is_settled = True
@@ -158,7 +158,7 @@ def _report(messages: Sequence[Message], reason: str) -> None:
     try:
         warnings.warn(str(unsent), UnsentMessagesWarning, stacklevel=2)
     except UnsentMessagesWarning as error:
-        # Warnings are errors here, and the session is to be closed all the same.
+        # Warnings are errors here, but the session must be closed nevertheless.
         sys.unraisablehook(
             SimpleNamespace(
                 exc_type=type(error),
@@ -172,7 +172,7 @@ def _report(messages: Sequence[Message], reason: str) -> None:
 
 @atexit.register
 def report_at_exit() -> None:
-    """Report what waits in sessions that the end of the process takes along."""
+    """Report messages that still wait in sessions when the process ends."""
     if hasattr(sys, "last_value"):
         return  # an exception ends the process
     for waiting in list(unsettled):

@@ -1,4 +1,4 @@
-"""Broker and database URLs: their parts, and what of them may be printed."""
+"""Broker and database URLs: their parts, and what may be printed of them."""
 
 from urllib.parse import SplitResult, urlsplit
 
@@ -6,7 +6,7 @@ from outbox.errors import ConfigError
 
 
 def split(url: str) -> SplitResult:
-    """Take a broker's URL apart; it may name several hosts, with commas between.
+    """Split a broker URL, which may name several hosts, separated by commas.
 
     Raises:
         ConfigError: its address is invalid.
@@ -15,9 +15,9 @@ def split(url: str) -> SplitResult:
         url.encode()
         parts = urlsplit(url)
         for host in parts.netloc.rpartition("@")[2].split(","):
-            _ = urlsplit(f"//{host}").port  # read, and so checked, only here
+            _ = urlsplit(f"//{host}").port  # reading the port checks it
     except ValueError:
-        # What urllib says may quote the password.
+        # urllib's message may quote the password.
         raise ConfigError(
             f"broker URL {without_password(url)}: invalid address; write "
             "scheme://host:port, and percent-encode special characters in user and "
@@ -30,11 +30,11 @@ def without_password(url: str) -> str:
     """Return a URL, well-formed or not, without its secrets."""
     start = url[: url.find("://") + 3] if "://" in url else ""
     rest, _, query = url.removeprefix(start).partition("?")
-    # Up to the last one: a password may hold others that nobody encoded.
+    # Up to the last @: a password may contain others that weren't encoded.
     credentials, at, place = rest.rpartition("@")
     if not at and "@" in query:
         place = place.partition(":")[0]
     user, colon, _ = credentials.partition(":")
-    # By itself it may be a token, as NATS has; a database's user is none.
+    # A user without a password may be a token, as in NATS; a database's user is none.
     shown = user if colon or start.startswith("postgres") else ""
     return f"{start}{shown}{at}{place}"

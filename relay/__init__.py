@@ -1,9 +1,9 @@
-"""Publish committed messages to the broker.
+"""Publishes committed messages to the broker.
 
 Read `relay` first: it starts and drains the parts. Each `worker` takes one batch after
-the other through `claim`, `publish` and `settle`. `lanes/` knows what may be claimed,
+another through `claim`, `publish` and `settle`. `lanes/` knows what may be claimed,
 `wakeup` when to look for it, and `sweep` does the periodic work. `publisher` is the
-contract with brokers, `publishers/` holds the implementations.
+contract with brokers, `publishers/` contains the implementations.
 """
 
 from relay.config import RelayConfig

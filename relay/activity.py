@@ -1,4 +1,4 @@
-"""What a relay has done since it last reported it; see `RelayActive`."""
+"""What a relay has done since its last report; see `RelayActive`."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ from relay.events import (
 
 
 class RelayCounts:
-    """Counts what a relay does; an observer of it.
+    """An observer that counts what a relay does.
 
     Attributes:
         latencies: from add to publish, of all messages so far.
@@ -33,7 +33,7 @@ class RelayCounts:
         self._published = self._refused = self._dead_lettered = 0
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Update the counts from an event."""
         match event:
             case BatchPublished():
                 self._published += event.acked
@@ -55,7 +55,7 @@ class RelayCounts:
         return bool(self._published or self._refused or self._dead_lettered)
 
     def take(self, period: timedelta) -> RelayActive:
-        """Return what happened since the last `take`, and begin again."""
+        """Return what happened since the last `take`, and start over."""
         latencies = self.latencies.take()
         active = RelayActive(
             published=self._published,

@@ -1,4 +1,4 @@
-"""Adapt the number of messages in one call of the publisher to the broker's speed."""
+"""Adapts the number of messages in one call of the publisher to the broker's speed."""
 
 from datetime import timedelta
 from typing import Final
@@ -11,9 +11,9 @@ class BatchLimit:
     """The number of messages that one call may carry: halved when a call times out.
 
     Without it, a batch that the broker can't accept within the publish timeout (a slow
-    network, a slow receiver, many messages of one key that go one by one) would be
-    retried unchanged, for ever. The workers of a relay share one; it isn't safe to use
-    in several event loops.
+    network, a slow receiver, many messages of one key sent one by one) would be retried
+    unchanged forever. The workers of a relay share one; it isn't safe to use in several
+    event loops.
 
     Args:
         timeout: of one call.
@@ -24,12 +24,12 @@ class BatchLimit:
         self._max_messages = _ALL
         self._grown = False
         self._calls = 0
-        # Calls before the limit grows; doubled each time that growing proves wrong.
+        # Calls needed before the limit grows; doubled each time growing proves wrong.
         self._calls_needed = 1
 
     @property
     def max_messages(self) -> int:
-        """The number of messages that a call may carry now, at least one."""
+        """The number of messages that the next call may carry, at least one."""
         return self._max_messages
 
     def record_timeout(self, messages: int) -> None:

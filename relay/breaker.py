@@ -29,7 +29,7 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the broker was available when we last heard from it."""
+        """Whether the broker was available when it was last used or checked."""
         return self._closed
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Check that the broker responds while there is nothing to publish."""
+"""Checks that the broker responds while there is nothing to publish."""
 
 import asyncio
 from typing import Final

@@ -35,34 +35,36 @@ from relay.lanes.lane import BEGINNING, Lane
 _MAX_STORED_HEADERS: Final = MAX_HEADERS_BYTES + 64
 _VERDICT: Final = 12  # the index of the column
 _MAX_COPIED: Final = 1024 * 1024
-"""The size up to which an oversized row is moved with the batch, while lanes wait.
+"""Maximum size of an oversized row that is moved with the batch, while lanes wait.
 
-The payload counts as it is stored, since it is copied so; the headers are decompressed.
+The payload counts with its stored size, since it is copied in that form; the headers
+count decompressed.
 """
 BIN: Final = timedelta(minutes=15)
-"""Marks have the time of their messages, rounded down to this."""
+"""Marks have the time of their messages, rounded down to a multiple of this."""
 _STEP: Final = 1 << 18
-"""Seqs that are looked at in one statement. The marks of that many are in memory."""
+"""Number of seqs that one statement examines. Their marks are held in memory."""
 _MOST_UNWRITTEN: Final = 1 << 16
-"""The watermark is raised after this many seqs, of all lanes, or after some time."""
+"""A watermark is raised after this many seqs, of all lanes, or after some time."""
 _RAISED_EVERY: Final = timedelta(minutes=1)
 _MOST_AHEAD: Final = 1 << 20
-"""Seqs, of all lanes, that a claim may be ahead of its floor.
+"""Number of seqs, of all lanes, that a claim may be ahead of its floor.
 
 The marks above the floor are held in memory. While a transaction that wrote stays open,
-no floor rises; then the first message without a mark is looked for before each claim.
+no floor rises; then the relay looks for the first message without a mark before each
+claim.
 """
 _NO_END: Final = 2**63 - 1
 _ENDED: Final = {"published", "dead_lettered"}
 
 
 class Claimed(NamedTuple):
-    """A message that was read, or what is wrong with its row.
+    """A message that was read, or the problem with its row.
 
     Attributes:
-        place: where it is in the log; None if it is claimed for the first time.
-        due_at: when it was to be published, if not as soon as it was created: the
-            moment it was scheduled for, or at which its replay was requested.
+        place: its place in the log; None if it is claimed for the first time.
+        due_at: when it became due, if not on creation: the moment it was scheduled for,
+            or at which its replay was requested.
     """
 
     lane: int
@@ -88,8 +90,8 @@ class Batch:
             the dead letters. Their `problem` says what is too large.
         scheduled: not due yet.
         held: their key is blocked.
-        ended: messages of the log that need not be published: their outcome, or None if
-            they don't exist any more.
+        ended: messages in the log that need not be published, each with its outcome;
+            None if the message doesn't exist any more.
     """
 
     lanes: Sequence[Lane]
@@ -105,10 +107,10 @@ async def claim_batch(
 ) -> Batch:
     """Read the next messages of these lanes and move their floors.
 
-    At most `batch_size` rows and `max_batch_bytes`, all of their columns counted; one
-    message always passes. A row with a column over its limit is not loaded. From each
-    lane come messages that waited, in order of seq, for at most half of the batch, and
-    then a prefix of those without a mark.
+    A claim has at most `batch_size` rows and `max_batch_bytes`, counting all columns; a
+    single message is always claimed. A row with a column over its limit is not loaded.
+    Messages that waited come first, in order of seq, and fill at most half of the
+    batch. They are followed by a prefix of each lane's messages without a mark.
     """
     floors = [lane.floor for lane in lanes]
     try:
@@ -128,7 +130,7 @@ async def claim_batch(
 async def raise_watermarks(
     connection: Connection, board: LaneBoard, lanes: Sequence[Lane]
 ) -> None:
-    """Verify how far lanes are marked, and write it down for their next owner."""
+    """Verify up to where lanes are marked, and record that for their next owner."""
     lanes = [lane for lane in lanes if not lane.is_new]
     clock = await _note_clock(connection, board)
     async with connection.transaction():
@@ -141,7 +143,7 @@ async def raise_watermarks(
 
 
 async def _note_clock(connection: Connection, board: LaneBoard) -> "_Clock":
-    # Before the snapshot, so that it knows the transactions that drew these seqs.
+    # Read before the snapshot, which then knows the transactions that drew these seqs.
     clock = await _read_clock(connection)
     board.set_clock(clock.now)
     board.horizon.note(clock.transaction_id, clock.now)
@@ -157,13 +159,13 @@ async def _claim_lanes(
     if not stale:
         return await _claim(connection, board, lanes, {}, config)
     clock = await _note_clock(connection, board)
-    # The lane's previous owner may settle late. What waits, head and batch must come
-    # from one snapshot, or a key's next message could be claimed before its first.
+    # The lane's previous owner may settle late. Waiting messages, head and batch must
+    # come from one snapshot, or a key's next message could be claimed before its first.
     async with connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         heads = await _refresh(connection, board, stale, clock)
         found = await _claim(connection, board, lanes, heads, config)
-    # The lanes that were looked at, up to their heads: nothing that was just claimed.
+    # Only lanes that were refreshed, up to their heads: nothing that was just claimed.
     await _verify(connection, stale)
     await _raise_watermarks(
         connection,
@@ -186,7 +188,7 @@ class _Found:
 
     @property
     def size(self) -> int:
-        """How many messages there are."""
+        """The number of messages, without scheduled and held ones."""
         return len(self.rows) + len(self.oversized) + len(self.ended)
 
 
@@ -197,7 +199,7 @@ async def _claim(
     heads: "_Heads",
     config: RelayConfig,
 ) -> _Found:
-    """Claim from lanes, of which some have been looked at in the same snapshot."""
+    """Claim from lanes; those in `heads` were examined in the same snapshot."""
     found = _Found()
     if not any(lane.deferrals.has_work for lane in lanes):
         await _claim_next(connection, board, lanes, heads, config, found)
@@ -232,7 +234,8 @@ async def _claim_next(
     """Claim messages without a mark, above the floors.
 
     Args:
-        drained: blocked keys, with their lanes, of which this claim has all that waits.
+        drained: blocked keys, with their lanes, whose waiting messages are all in this
+            claim.
     """
     worth_reading = board.rows_worth_reading(config.batch_size)
     oldest, newest = board.bounds(lanes)
@@ -278,7 +281,7 @@ async def _claim_next(
         for lane in lanes:
             if lane.number not in last:
                 continue
-            # Others have been examined with this very snapshot already.
+            # The lanes in `heads` were already examined in this very snapshot.
             if lane.number not in heads:
                 lane.looked_up_to(last[lane.number], snapshot, drawn)
             if last[lane.number] - lane.floor > _MOST_AHEAD:
@@ -291,7 +294,7 @@ async def _claim_next(
 
 
 def _start(lane: Lane, heads: "_Heads") -> int:
-    """Return a seq up to which the snapshot has no message of the lane to claim."""
+    """Return a seq up to which the snapshot has nothing to claim in the lane."""
     if lane.number not in heads:
         return lane.floor
     head = heads[lane.number]
@@ -307,11 +310,11 @@ def _reached(lanes: Sequence[Lane], found: Container[int]) -> Sequence[Lane]:
 async def _claim_deferred(
     connection: Connection, lanes: Sequence[Lane], config: RelayConfig, found: _Found
 ) -> tuple[set[tuple[int, str]], list[Callable[[], None]]]:
-    """Claim messages that waited: what is due, and the keys that drain.
+    """Claim messages that waited: those that are due, and those of draining keys.
 
     Returns:
-        The keys, with their lanes, of which all that waited is in this claim, and what
-        is to be changed in the lanes once the whole claim has succeeded.
+        The keys, with their lanes, whose waiting messages are all in this claim, and
+        the changes to make in the lanes once the whole claim has succeeded.
     """
     places: list[Place] = []
     share = config.batch_size
@@ -334,7 +337,7 @@ async def _claim_deferred(
     wanted.sort(key=lambda place: (order[place.lane], place.seq))
     unread = wanted[await _load(connection, wanted, config, found) :]
     left = {place.id for place in unread}
-    # A new message must not overtake one that is left, whatever that waited for.
+    # A new message must not overtake one that is left, whatever the latter waited for.
     drained -= {(place.lane, place.key) for place in unread if place.key is not None}
     found.held += [_unread(place) for place in held]
 
@@ -351,7 +354,7 @@ async def _claim_deferred(
 async def _find_next_of_keys(
     connection: Connection, lanes: Sequence[Lane], max_rows: int
 ) -> list[tuple[Lane, Draining]]:
-    """Read the log of keys that drain, each up to its head."""
+    """Read the log of draining keys, each up to its head."""
     wanted = [
         (lane, key, seq)
         for lane in lanes
@@ -371,7 +374,7 @@ async def _find_next_of_keys(
         binary=True,
     )
     rows = await cursor.fetchall()
-    # The last key may have more rows, and those after it are not known.
+    # The last key may have more rows, and those of the keys after it are unknown.
     last = rows[-1][0] if len(rows) >= max_rows else len(wanted) + 1
     waiting: dict[int, list[tuple[Place, bool | None]]] = {}
     for position, *fields, is_due in rows:
@@ -398,7 +401,7 @@ async def _load(
     config: RelayConfig,
     found: _Found,
 ) -> int:
-    """Load the messages of these places; return how many of them were claimed."""
+    """Load the messages at these places; return how many places were processed."""
     if not places:
         return 0
     cursor = connection.cursor(binary=True)
@@ -469,7 +472,7 @@ def _limits(config: RelayConfig) -> dict[str, int]:
 
 
 def bin_of(moment: datetime) -> datetime:
-    """Round down as `date_bin('15 minutes', …)` does: the time of a mark."""
+    """Return the time of a mark: round down as `date_bin('15 minutes', …)` does."""
     return moment - (moment - BEGINNING) % BIN
 
 
@@ -487,7 +490,7 @@ async def _read_clock(connection: Connection) -> _Clock:
 
 
 _Heads: TypeAlias = dict[int, tuple[int, datetime] | None]
-"""Of each lane, seq and `created_at` of its first message without a mark."""
+"""For each lane, seq and `created_at` of its first message without a mark, or None."""
 
 
 async def _refresh(
@@ -542,7 +545,7 @@ async def _read_watermarks(
 async def _find_unmarked(
     connection: Connection, lanes: Sequence[Lane]
 ) -> tuple[_Heads, Snapshot]:
-    """Find the first message of each lane without a mark, above its floor."""
+    """Find each lane's first message without a mark above its floor."""
     heads: _Heads = {}
     aboves = {lane.number: lane.floor for lane in lanes}
     snapshot = Snapshot(0, 0)
@@ -562,7 +565,7 @@ async def _find_unmarked(
 async def _look_for_unmarked(
     connection: Connection, aboves: Mapping[int, int], step: int
 ) -> list[tuple[Any, ...]]:
-    """Run `find_unmarked.sql`; `aboves` has a seq for each lane."""
+    """Run `find_unmarked.sql`; `aboves` maps each lane to a seq."""
     cursor = await connection.execute(
         load("relay", "find_unmarked"),
         {
@@ -575,9 +578,9 @@ async def _look_for_unmarked(
 
 
 async def _read_deferrals(connection: Connection, lanes: Sequence[Lane]) -> None:
-    """Read what is new in the log of these lanes."""
+    """Read the new entries in the log of these lanes."""
     by_number = {lane.number: lane for lane in lanes}
-    # By a cursor of the server, because there may be a million keys.
+    # With a server-side cursor, because there may be a million keys.
     async with server_cursor(connection, "deferrals") as cursor:
         cursor.itersize = 10_000
         await cursor.execute(
@@ -594,15 +597,15 @@ async def _read_deferrals(connection: Connection, lanes: Sequence[Lane]) -> None
 async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:
     """Verify that messages up to the floors have marks, and count them.
 
-    A floor has passed messages of days that no claim has read: those inserted by hand.
-    A lane with a message without a mark is looked at again by its next claim.
+    A floor may have passed messages inserted by hand, in days that no claim has read. A
+    lane with a message without a mark is examined again by its next claim.
 
     Returns:
-        Whether some are left: a step is as long as the marks in memory may be.
+        Whether messages are left to verify: the marks held in memory limit a step.
     """
     for lane in lanes:
         if lane.verified_by is not connection:
-            # A crash of the server may have lost marks that were seen before it.
+            # A server crash may have lost marks that were seen before it.
             lane.forget_verified()
             lane.verified_by = connection
     behind = [lane for lane in lanes if lane.verified < lane.floor]
@@ -643,7 +646,7 @@ async def _verify(connection: Connection, lanes: Sequence[Lane]) -> bool:
 
 
 async def _skip_gaps(connection: Connection, lanes: Sequence[Lane]) -> None:
-    """Pass over numbers that no message of a lane has: a sequence may have jumped."""
+    """Skip seqs that no message of a lane has: the sequence may have jumped."""
     aboves = {lane.number: lane.verified for lane in lanes}
     rows = await _look_for_unmarked(connection, aboves, 0)
     following = {number: seq for number, _, _, seq, _ in rows}
@@ -662,9 +665,9 @@ def _is_worth_raising(lane: Lane, clock: _Clock) -> bool:
 async def _raise_watermarks(
     connection: Connection, lanes: Sequence[Lane], now: datetime
 ) -> None:
-    """Write down what was verified, in a transaction of its own.
+    """Record what was verified, in a transaction of its own.
 
-    One that also reads would keep everybody's floor where it is meanwhile.
+    A transaction that also reads would keep all floors from rising in the meantime.
     """
     stretches = [
         (lane, starts_at, messages)
@@ -688,7 +691,7 @@ async def _raise_watermarks(
 
 
 def _refuse(row: Sequence[Any], config: RelayConfig) -> Claimed:
-    """Make a `Claimed` of a row that is too large; its problem names the field."""
+    """Return a `Claimed` for a row not loaded; `problem` names an oversized field."""
     lane, seq, id, created_at, topic, key, *_, too_large, _ = row
     problem = None if too_large is None else _limit_on(too_large, config)
     return Claimed(lane, seq, id, created_at, 0, key, topic, None, problem)
@@ -753,7 +756,7 @@ def decode_row(row: Claimed, codec: PayloadCodec) -> Claimed:
 
 
 def problem_of_headers(headers: Mapping[str, str]) -> str | None:
-    """Return which header has a reserved name, in rows that `add` didn't write."""
+    """Return an error if a header has a reserved name, in rows `add` didn't write."""
     if reserved_header(headers) is None:
         return None
     try:

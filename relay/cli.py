@@ -242,7 +242,7 @@ def _open_retrier(
     broker = broker_url(options.broker)
     return publishing_retrier(
         database_url(options.database),
-        # A publisher of its own: the relay's may just have a message of the same key.
+        # A separate publisher: the relay's may be publishing a message of the same key.
         partial(_make_publisher, broker),
         config=RelayConfig(codec=_load_codec(options.codec)),
         schedule=options.schedule,
@@ -364,7 +364,7 @@ def replay(
                 replayed = replay_published(
                     connection,
                     choice,
-                    # No faster than asked for within a second either.
+                    # Don't exceed the rate within a second, either.
                     batch_size=min(batch_size, max(1, int(rate or batch_size))),
                     max_per_second=rate,
                     on_batch=show,

@@ -29,7 +29,7 @@ class RelayConfig:
         concurrency: number of batches in flight at once, from different lanes.
         lease: how long a relay that hangs keeps its lanes.
         poll_interval: how often an idle relay looks for messages without being woken.
-        sweep_interval: how often it looks for rows that committed late.
+        sweep_interval: how often a relay looks for rows that committed late.
         broker_check_interval: how often an idle relay checks that the broker responds,
             if the publisher supports that.
         publish_timeout: how long one publish may take before the broker is considered

@@ -27,7 +27,7 @@ class RelayStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayActive(Event):
-    """What the relay has done since it last reported it, at intervals.
+    """What the relay has done since its last report, sent at intervals.
 
     An interval in which nothing happened isn't reported, but the 60th in a row is.
 
@@ -35,11 +35,11 @@ class RelayActive(Event):
         published: messages that the broker accepted.
         refused: how often the broker refused a message, which is then retried.
         lag: the median time from add to publish, in seconds; None if nothing was
-            published. It shows how far the relay is behind. A scheduled message
-            counts from the moment it was due, a replayed one from the replay.
+            published. It shows how far the relay is behind. A scheduled message counts
+            from the moment it was due, a replayed one from the replay.
         slowest: the longest such time.
-        lanes: how many it holds now.
-        blocked_keys: how many it knows of now; see `RelayMeasured`.
+        lanes: how many lanes it holds.
+        blocked_keys: how many blocked keys it knows of; see `RelayMeasured`.
         period: the time since the last report.
     """
 
@@ -59,8 +59,8 @@ class RelayMeasured(Event):
 
     Attributes:
         lanes: leased lanes.
-        blocked_keys: keys of these lanes whose first message waits for its retry; of a
-            lane that has more of them than a claim can carry, that maximum.
+        blocked_keys: keys of these lanes whose first message waits for its retry; for a
+            lane with more of them than a claim can carry, that maximum.
     """
 
     level = logging.DEBUG
@@ -86,11 +86,11 @@ class LeaseLost(Event):
 class LanesWithheld(Event):
     """Other sessions hold lane locks and keep this relay from leasing lanes.
 
-    Either sessions that are not relays, which may stop all publishing; or relays that
-    don't hand over this relay's share while it has no lane at all.
+    They are either sessions that are not relays, which may stop all publishing, or
+    relays that don't release this relay's share while it has no lane at all.
 
     Attributes:
-        holders: those sessions, with process id, role and application.
+        holders: these sessions, with process id, role and application.
         remedy: how to end them.
     """
 
@@ -102,7 +102,7 @@ class LanesWithheld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanesFree(Event):
-    """No session keeps this relay from its lanes any more."""
+    """No other session keeps this relay from leasing its lanes any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,8 @@ class DoorbellHeld(Event):
     """A session that is neither relay nor writer holds the doorbell. Polling goes on.
 
     Attributes:
-        shared: if it holds the lock in shared mode, as writers do, relays can't sleep
-            and poll every 50 ms; if exclusively, every insert sends a NOTIFY.
+        shared: in shared mode, as used by writers, the lock keeps relays from sleeping,
+            so they poll every 50 ms; in exclusive mode, every insert sends a NOTIFY.
         holders: that session, with process id, role and application.
         remedy: how to end it.
     """
@@ -128,7 +128,7 @@ class BatchClaimed(Event):
 
     Attributes:
         lanes: how many lanes they come from.
-        messages: how many there are.
+        messages: how many messages were read.
         seconds: how long that took.
     """
 
@@ -145,10 +145,9 @@ class BatchPublished(Event):
     Attributes:
         acked: how many of the messages it accepted.
         seconds: how long that took.
-        topics: of each message that it accepted.
-        due_at: since when each of these was to be published, by the database's clock:
-            since it was added, or since the moment it was scheduled for, or since its
-            replay was requested.
+        topics: the topic of each accepted message.
+        due_at: when each of these was due, by the database's clock: when it was added,
+            the moment it was scheduled for, or when its replay was requested.
     """
 
     level = logging.DEBUG
@@ -181,10 +180,10 @@ class BatchSettled(Event):
 class StaleBatchDropped(Event):
     """A batch was not published, because its lease was no longer certain.
 
-    Whichever relay leases the lanes next publishes it.
+    The relay that leases the lanes next publishes it.
 
     Attributes:
-        messages: how many it has.
+        messages: how many messages it has.
     """
 
     messages: int
@@ -212,7 +211,7 @@ class KeyBlocked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelayed(Event):
-    """A message without a key was nacked and will be retried; no other one waits.
+    """A message without a key was nacked and will be retried; no other message waits.
 
     Attributes:
         id: of the message.

@@ -26,7 +26,7 @@ from relay.events import (
 
 
 class _Counters(NamedTuple):
-    """What is counted of one topic."""
+    """The counters of one topic."""
 
     published: Counter
     refused: Counter
@@ -116,7 +116,7 @@ class RelayMetrics:
         }
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Update the metrics from an event."""
         learn = self._learn.get(type(event))
         if learn is not None:
             learn(event)
@@ -136,7 +136,8 @@ class RelayMetrics:
         label = self._topics.of(topic)
         counters = self._counters.get(label)
         if counters is None:
-            # All at once, at 0: Prometheus sees no increase in what just appeared.
+            # Create all at once, at 0: Prometheus sees no increase in a series that
+            # just appeared.
             counters = self._counters[label] = _Counters(
                 self._published.labels(label),
                 self._refused.labels(label),

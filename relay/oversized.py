@@ -1,9 +1,9 @@
 """Rows that are too large to load: the server moves them to the dead letters.
 
-One at a time and in parallel with the claims, which leave these rows out: copying
-60 MB takes the server a second, and no lane has to wait for that. It needs no lease,
-since a row is moved only once, whichever relay does it. Rows that could not be moved
-are tried again, after the others.
+Rows are moved one at a time and in parallel with the claims, which leave these rows
+out: copying 60 MB takes the server a second, and no lane has to wait for that. No lease
+is needed, since a row is moved only once, whichever relay does it. Rows that could not
+be moved are tried again after the others.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class OversizedRows:
     `run` is for a single task.
 
     Args:
-        link: a connection for this alone.
+        link: a connection for this purpose alone.
         board: holds the ids that claims leave out.
         origin: of the dead letters.
     """

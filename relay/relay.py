@@ -49,29 +49,29 @@ from relay.wakeup import wake_lanes
 from relay.worker import Worker
 
 WORKER_SETTINGS: Final = {
-    # If a crash of the server loses a settlement, the message is published again, which
+    # If a server crash loses a settlement, the message is published again, which
     # at-least-once delivery allows; so commits that settle don't wait for the disk.
     "synchronous_commit": "off",
-    # Otherwise each connection makes a generic plan over all partitions, which turns
-    # out to cost more than a plan for the days of the batch: with 90 partitions 21 ms
-    # to settle and 15 ms to claim, against 1.6 ms each with 8.
+    # Otherwise each connection makes a generic plan over all partitions, which costs
+    # more than a custom plan for the days of the batch: with 90 partitions 21 ms to
+    # settle and 15 ms to claim, against 1.6 ms each with 8.
     "plan_cache_mode": "force_custom_plan",
     # Otherwise a claim from lanes of about a thousand rows reads each lane to its end
-    # and sorts it, though the index has the rows in order: 5 ms for 500 rows instead
-    # of 2. Without statistics the same happens to longer lanes.
+    # and sorts it, although the index returns the rows in order: 5 ms for 500 rows
+    # instead of 2. Without statistics the same happens to longer lanes.
     "enable_sort": "off",
-    # Otherwise the estimates, which count on full hash tables, make the server compile
-    # each claim, which takes longer than the claim: with 90 partitions the one that
-    # checks the database at the start took 2 s.
+    # Otherwise the estimates, which assume full hash tables, make the server
+    # JIT-compile each claim, which takes longer than the claim: with 90 partitions the
+    # one that checks the database at the start took 2 s.
     "jit": "off",
     # Otherwise the planner compares each statement with the CHECK constraints of each
-    # partition that it reads, none of which exclude a row that we look for. Partitions
+    # partition that it reads, none of which excludes a row that we look for. Partitions
     # are pruned all the same.
     "constraint_exclusion": "off",
 }
 
 _LAST_RAISE: Final = 5.0
-"""Seconds that a relay that stops takes at most to raise its watermarks."""
+"""Maximum number of seconds that a stopping relay takes to raise its watermarks."""
 _END_FOREIGN: Final = (
     "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
     " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"
@@ -105,7 +105,7 @@ class Relay:
         self._config = config or RelayConfig()
         self._notify = Observers(observers).notify
         self._name = name or type(publisher).__name__
-        # PostgreSQL truncates it to 63 bytes, and the name of the part comes last.
+        # PostgreSQL truncates the name to 63 bytes, and the part's name comes last.
         host = socket.gethostname()[:30]
         self._application = f"pillarbox relay {host} {os.getpid()}"
         self._lease = Lease(
@@ -117,7 +117,7 @@ class Relay:
             relation="outbox.message",
             marks="outbox.settlement",
             doorbell=Lock.OUTBOX_DOORBELL,
-            # Lanes in flight are handed over when their batch is published and settled.
+            # Lanes in flight are released once their batch is published and settled.
             patience=2 * self._config.lease + self._config.publish_timeout,
             on_obstruct=self._on_obstruct,
             on_take=self._on_take,
@@ -158,8 +158,8 @@ class Relay:
         Raises:
             ConfigError: the schema or a privilege is missing, or the URL leads through
                 a transaction pooler. Raised only at the start, like the next two.
-            DatabaseUnavailableError: the database can't be reached.
-            BrokerUnavailableError: the broker can't be reached.
+            DatabaseUnavailableError: the database is unreachable.
+            BrokerUnavailableError: the broker is unreachable.
         """
         running = asyncio.create_task(self._run())
         try:
@@ -281,7 +281,7 @@ class Relay:
             task.cancel()
 
     async def _raise_watermarks(self) -> None:
-        """Spare the next relay from reading what this one has settled."""
+        """Spare the next relay from reading what this one settled."""
         lanes = [n for n in self._lanes.numbers() if n in self._lease.lanes]
         held = [lane for n in lanes if (lane := self._lanes.find(n)) is not None]
         with suppress(TimeoutError, psycopg.Error, DatabaseUnavailableError):

@@ -1,4 +1,4 @@
-"""Publish messages again that have been published before."""
+"""Publishes messages again that were already published."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

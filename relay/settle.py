@@ -31,7 +31,7 @@ from relay.publisher import Acked, Nacked
 _MAX_ATTEMPTS: Final = 2**31 - 2
 """One less than the column's maximum, so that adding one still fits."""
 _LONGEST: Final = 4096
-"""A mark covers fewer seqs; `outbox.settlement` has the same limit."""
+"""A mark covers fewer seqs than this; `outbox.settlement` has the same limit."""
 
 
 @dataclass(slots=True)
@@ -39,10 +39,10 @@ class Settlement:
     """The outcomes to record for a batch, and the rows to leave untouched.
 
     Attributes:
-        held: their key waits, so they wait.
+        held: messages that wait because their key waits.
         scheduled: not due yet.
-        ended: messages of the log that need no publishing, each with its outcome; None
-            if it doesn't exist any more.
+        ended: messages in the log that need not be published, each with its outcome;
+            None if the message doesn't exist any more.
     """
 
     published: list[Claimed] = field(default_factory=list)
@@ -70,13 +70,13 @@ class Settlement:
         return bool(self.retried or self.put_off or self.held or self.scheduled)
 
     def add_unpublished(self, batch: Batch) -> None:
-        """Add what a claim found that is not for the broker."""
+        """Add the messages of a claim that are not published."""
         self.held += batch.held
         self.scheduled += batch.scheduled
         self.ended += batch.ended
 
     def withdraw_deferrals(self, lanes: Collection[int]) -> None:
-        """Don't record in these lanes that messages wait: leave them as they are."""
+        """Leave untouched the messages of these lanes that would have to wait."""
         for refused in (self.retried, self.put_off):
             for one in [one for one in refused if one[0].lane in lanes]:
                 refused.remove(one)
@@ -92,8 +92,8 @@ def decide(
 ) -> Settlement:
     """Turn answers into outcomes to record.
 
-    Only the first nacked message of a key is charged an attempt: those behind it
-    just wait. A message that was postponed isn't charged, either.
+    Only the first nacked message of a key is charged an attempt; those behind it just
+    wait. A postponed message isn't charged either.
     """
     settlement = Settlement()
     charged: set[str | None] = set()
@@ -137,7 +137,7 @@ async def settle_batch(
     Safe to repeat, and safe if another relay settled a row in the meantime.
 
     Returns:
-        For lanes with messages that have to wait for a moment, the first of these.
+        For each lane with messages that wait for a point in time, the first such time.
     """
     first = [row for row in settlement.published if row.place is None]
     again = [row for row in settlement.published if row.place is not None]
@@ -175,7 +175,7 @@ def _unmarked(rows: Iterable[Claimed]) -> list[Claimed]:
 
 
 class Mark(NamedTuple):
-    """The outcome of messages of a lane, which were created in the same bin."""
+    """The outcome of messages of one lane that were created in the same bin."""
 
     bin: datetime
     lane: int
@@ -249,7 +249,7 @@ def _reasons(settlement: Settlement) -> Iterator[tuple[Claimed, _Entry]]:
     for row, reason, delay in settlement.put_off:
         yield row, _Entry("postponed", 0, delay, storable(reason))
     for row in settlement.held:
-        # One that was held before is in the log as such.
+        # A message held before is in the log as such.
         if row.place is None or row.place.cause != "blocked":
             yield row, _Entry("blocked")
 
@@ -294,7 +294,7 @@ async def _end_runs(
 async def move_to_dead_letters(
     connection: Connection, nacked: Sequence[tuple[Claimed, str]], origin: str
 ) -> None:
-    """Dead-letter messages that only a human may retry, of any lane."""
+    """Move messages of any lanes to the dead letters, for retry by hand only."""
     async with connection.transaction():
         await _move_to_dead_letters(connection, nacked, origin, by_hand=True)
         await mark_settled(
@@ -326,7 +326,7 @@ async def _move_to_dead_letters(
 
 
 def _log(rows: Sequence[Claimed]) -> dict[str, object]:
-    """Return what each entry of the log says of its message."""
+    """Return the columns of log entries that describe their messages."""
     return {
         "ids": [row.id for row in rows],
         "created_ats": [row.created_at for row in rows],

@@ -1,4 +1,4 @@
-"""The periodic work: finding what is due, and sweeps for what claims may pass by."""
+"""The periodic work: find due messages, and sweep for messages that claims may miss."""
 
 import asyncio
 import time
@@ -90,12 +90,12 @@ async def _look_at_upkeep(
 
 
 class _Audit:
-    """Counts again what was verified, one lane and one partition at a time.
+    """Recounts verified messages, one lane and one partition at a time.
 
-    A watermark says nothing about a row that is inserted below it later, which takes a
-    seq of its own: none of our roles can do that, the tables' owner can. So this looks
-    for more messages than were verified. Those without a mark get one, and an entry in
-    the log that makes them due. Each lane comes round in minutes.
+    A watermark says nothing about a row that is later inserted below it with an
+    explicit seq, which the tables' owner can do but none of our roles can. So the audit
+    looks for more messages than were verified. Messages without a mark get one, and an
+    entry in the log that makes them due. Each lane is checked every few minutes.
     """
 
     def __init__(self, link: Link, board: LaneBoard) -> None:
@@ -149,7 +149,7 @@ async def _check_stretch(
 
 
 async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
-    """Note what is due in each lane, `batch_size` messages at a time."""
+    """Find what is due in each lane, `batch_size` messages at a time."""
     lanes = [
         lane
         for number in board.numbers()
@@ -160,7 +160,7 @@ async def _find_due(link: Link, board: LaneBoard, batch_size: int) -> None:
     began = [lane.deferrals.scan() for lane in lanes]
     async with link.turn:
         connection = await link.connection()
-        # Also without lanes: leases end with the database, and somebody has to say so.
+        # Even without lanes: leases end with the database, and that must be reported.
         rows = await find_due(connection, lanes, batch_size)
     by_lane: dict[int, list[Sequence[Any]]] = {lane.number: [] for lane in lanes}
     for number, *row in rows:

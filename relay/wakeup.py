@@ -1,4 +1,4 @@
-"""Decide when to look for messages: on a writer's signal, at intervals, or at once."""
+"""Decides when to look for messages: on a writer's signal, at intervals, or at once."""
 
 import asyncio
 from typing import Final

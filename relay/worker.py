@@ -1,4 +1,4 @@
-"""A worker: takes one batch after the other through claim, publish and settle."""
+"""A worker, which takes one batch after another through claim, publish and settle."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ class Worker:
 
     Args:
         link: a connection for this worker alone.
-        sweep_link: a shared connection, for lanes to be searched in all partitions: a
+        sweep_link: a shared connection for claims that search all partitions: a
             connection that has opened them once is faster the next time.
         oversized: takes the rows that are too large to load.
         in_flight: the set to which it adds its task while it has a batch.
@@ -131,10 +131,10 @@ class Worker:
         return answers
 
     def _withdraw(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
-        """Leave out what the relay that has leased a lane by now must not learn late.
+        """Leave out deferrals in lanes that another relay may have leased by now.
 
-        It may have read the log already: it would miss a key that we block now, and
-        publish its later messages.
+        That relay may have read the log already: it would miss a key that we block now,
+        and publish later messages of that key.
         """
         if settlement.deferred:
             settlement.withdraw_deferrals(
@@ -215,7 +215,8 @@ class Worker:
     async def _settle(self, lanes: Sequence[Lane], settlement: Settlement) -> None:
         """Retry until the settlement is recorded: a new claim would publish again.
 
-        Even if the lease is lost: what the broker acked is published in any case.
+        This holds even if the lease is lost: messages that the broker acked are
+        published in any case.
         """
         if settlement.empty:
             return

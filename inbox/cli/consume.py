@@ -164,7 +164,7 @@ def _run(
 def scheduler_of(
     consumer: Consumer, schedule: RetrySchedule, notify: Observer
 ) -> Scheduler:
-    """Make what retries a consumer's dead letters by the clock."""
+    """Create the scheduler that retries a consumer's dead letters."""
     return Scheduler(
         partial(consumer.retrier, schedule, notify),
         schedule,
@@ -175,7 +175,7 @@ def scheduler_of(
 
 
 class Once:
-    """Runs a consumer until it is stopped, or idle for some seconds if any are given.
+    """Runs a consumer until it is stopped or, if `seconds` is given, idle that long.
 
     Attributes:
         gave_up: whether a message became a dead letter.
@@ -194,7 +194,7 @@ class Once:
         self._consumer.stop()
 
     async def run(self) -> None:
-        """Run it."""
+        """Run the consumer."""
         await self._consumer.run(idle=self._idle)
 
     def _watch(self, event: Event) -> None:
@@ -205,7 +205,7 @@ def queues_of(options: Sequence[str]) -> dict[str, int]:
     """Read `NAME=WEIGHT`, or `NAME` for a weight of 1.
 
     Raises:
-        ConfigError: a weight is no whole number, or a name comes twice.
+        ConfigError: a weight isn't a whole number, or a name is repeated.
     """
     queues: dict[str, int] = {}
     for option in options:
@@ -226,7 +226,7 @@ def load_consumer(path: str) -> Consumer:
     """Import the consumer that `module:name` names, from the working directory too.
 
     Raises:
-        ConfigError: as `import_object`, or it is no consumer and gives none.
+        ConfigError: as `import_object`, or it isn't a consumer and returns none.
     """
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: the user's modules are there
@@ -248,7 +248,7 @@ def load_consumer(path: str) -> Consumer:
 
 
 def _leave_stuck_handlers(consumer: str, status: int, notify: Observer) -> None:
-    """Exit in spite of threads that did not end; the server rolls them back."""
+    """Exit despite threads that did not end; the server rolls back their work."""
     threads = [
         t for t in threading.enumerate() if t.name.startswith(f"inbox {consumer}")
     ]

@@ -1,4 +1,4 @@
-"""The inbox's side of repair: dead letters by handlers, and blocked deliveries."""
+"""The inbox's side of repair: retries by handlers, and blocked deliveries."""
 
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
@@ -22,13 +22,13 @@ from outbox.postgres.sql_files import load
 def record_discard(
     connection: AdministrationConnection, message_id: str, origin: str
 ) -> None:
-    """Record a receipt: should the message come again, its handler is not called.
+    """Record a receipt, so that a redelivery of the message calls no handler.
 
-    Without a partition for its day there is no need, for it would be too old. A job
-    that was left open ends.
+    If its day has no partition, there is no need, since it would be too old. A job that
+    was left open is ended.
 
     Raises:
-        ConfigError: its long handler is just at work.
+        ConfigError: its long handler is running.
     """
     try:
         id = UUID(message_id)

@@ -93,14 +93,14 @@ def cancel(
         state, worker = _cancel(connection, message_id, name, reason)
     if state == JobState.CANCELLED and known.get(name) in OPEN:
         had = f": its worker {worker} is gone" if worker else ""
-        write_line(f"{message_id} of {name} is cancelled{had}, and nobody has it now")
+        write_line(f"{message_id} of {name} is cancelled{had}, and no worker has it")
         return 0
     if state != JobState.WAITING:
         write_line(f"{message_id} of {name} has ended already: {state}")
         return 1
     write_line(
-        f"{message_id} of {name} is to be cancelled: a running handler learns it with "
-        "its next heartbeat, one that was not begun never begins"
+        f"{message_id} of {name} is to be cancelled: a running handler is told with "
+        "its next heartbeat; one that has not started never starts"
     )
     if name not in known:
         warn(
@@ -124,7 +124,7 @@ def _message_id(text: str) -> UUID:
 
 
 def _whose(id: UUID, known: dict[str, JobState]) -> str:
-    """Choose the consumer that is meant: whose job is open, or the only one.
+    """Choose the consumer that is meant: the one with an open job, or the only one.
 
     Raises:
         ConfigError: there is none, or more than one.
@@ -134,11 +134,11 @@ def _whose(id: UUID, known: dict[str, JobState]) -> str:
         return meant[0]
     if meant:
         raise ConfigError(
-            f"id {id}: {', '.join(meant)} have a job of it; say whose by --consumer"
+            f"id {id}: {', '.join(meant)} have a job of it; choose with --consumer"
         )
     raise ConfigError(
-        f"id {id}: no consumer has a job of it; if its message is to come yet, say "
-        "to whom by --consumer"
+        f"id {id}: no consumer has a job of it; if the message has not arrived yet, "
+        "name its consumer with --consumer"
     )
 
 
@@ -157,7 +157,7 @@ def read_jobs(
 def cancel_job(
     connection: AdministrationConnection, id: UUID, consumer: str, reason: str | None
 ) -> str:
-    """Have the job of a message cancelled, and return its state.
+    """Request that a message's job be cancelled, and return its state.
 
     Raises:
         ConfigError: there can't be such a job.
@@ -224,7 +224,7 @@ def _row(job: Mapping[str, Any], now: datetime) -> tuple[str | None, ...]:
     if job["worker_is_gone"]:
         worker = f"{worker} (gone)"
     elif job["finished_at"] is None and job["lease_until"] is None:
-        worker = None  # it had the job before
+        worker = None  # the one that had the job before
     return (
         job["state"],
         write_duration(now - since),

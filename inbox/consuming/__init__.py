@@ -1,4 +1,4 @@
-"""From the source to the handler and back: `fetch`, `dispatch`, `settlement`.
+"""The way of a delivery to its handler and back: `fetch`, `dispatch`, `settlement`.
 
 `inbox.consumer` puts these together; read it first.
 """

@@ -18,7 +18,7 @@ from outbox.observability.latency import Latencies
 
 
 class ConsumerCounts:
-    """Counts what a consumer does; an observer of it.
+    """An observer that counts what a consumer does.
 
     Attributes:
         consumer: its name.
@@ -36,7 +36,7 @@ class ConsumerCounts:
         self._retried = self._dead_lettered = 0
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Count an event."""
         if type(event) is MessageHandled:
             self._handled += 1
             added = seconds_since_epoch(event.id)
@@ -68,7 +68,7 @@ class ConsumerCounts:
         )
 
     def take(self, period: timedelta) -> ConsumerActive:
-        """Return what happened since the last `take`, and begin again."""
+        """Return what happened since the last `take`, and reset the counts."""
         latencies = self.latencies.take()
         active = ConsumerActive(
             consumer=self.consumer,

@@ -1,7 +1,7 @@
-"""What a source keeps in memory.
+"""The messages that a source keeps in memory.
 
-`Backlog`: what was fetched and not handed over yet, in its order. A key waits while one
-of its messages does: what comes after that stays behind it, and all other keys go on.
+A `Backlog` holds, in order, what was fetched and isn't delivered yet. A key waits while
+one of its messages does: later messages stay behind it, and all other keys proceed.
 """
 
 import heapq
@@ -12,11 +12,12 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Item(Protocol):
-    """What can wait.
+    """An item that can wait.
 
     Attributes:
-        place: its number in the order; what has the same is in order of `add`.
-        key: None for what has no order.
+        place: its number in the order; items with the same number are in order of
+            `add`.
+        key: None for an item that needs no order.
     """
 
     @property
@@ -30,7 +31,7 @@ T = TypeVar("T", bound=Item)
 
 
 class Backlog(Generic[T]):
-    """Items by place, in whatever order they are added. For one event loop."""
+    """Items ordered by place, in whatever order they are added. For one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,13 +46,13 @@ class Backlog(Generic[T]):
         return len(self._ready) + sum(map(len, self._aside.values()))
 
     def add(self, item: T) -> None:
-        """Add an item at its place, behind its key if that waits."""
+        """Add an item at its place; if its key waits, the item waits with it."""
         name = _name(item)
         where = self._aside.get(name, self._ready)
         self._push(where, item)
 
     def put_aside(self, item: T, delay: float) -> None:
-        """Let an item, and its key, wait for at least `delay` seconds."""
+        """Make an item, and its key, wait for at least `delay` seconds."""
         name = _name(item)
         due = max(self._clock() + delay, self._due.get(name, 0.0))
         self._due[name] = due
@@ -59,7 +60,7 @@ class Backlog(Generic[T]):
         self._push(self._aside.setdefault(name, []), item)
 
     def take(self, limit: int) -> list[T]:
-        """Take out the first items that need not wait, at most `limit`."""
+        """Remove and return the first items that needn't wait, at most `limit`."""
         self._wake()
         taken: list[T] = []
         while self._ready and len(taken) < limit:
@@ -79,13 +80,13 @@ class Backlog(Generic[T]):
         return bool(self._ready)
 
     def seconds_until_due(self) -> float | None:
-        """Return when the next waiting item is due; None if none waits."""
+        """Return the seconds until the next waiting item is due; None if none waits."""
         if not self._timers:
             return None
         return max(0.0, self._timers[0][0] - self._clock())
 
     def waiting(self) -> list[tuple[T, float]]:
-        """Return what waits, alone or behind its key, and for how many seconds."""
+        """Return items that wait, alone or behind their key, and the seconds left."""
         self._wake()
         now = self._clock()
         behind = [entry for entry in self._ready if _name(entry[-1]) in self._due]

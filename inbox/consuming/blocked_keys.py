@@ -31,7 +31,7 @@ class BlockedKey:
         head: the id of that message.
         attempts: how often it failed, as far as this process knows.
         since: when it first failed.
-        next_at: when it is retried, or was last.
+        next_at: when it will be retried, or was last retried.
     """
 
     key: str
@@ -46,7 +46,7 @@ class BlockedKeys:
     """The blocked keys of one process; an observer of its consumer.
 
     Args:
-        clock: the time, in seconds since 1970.
+        clock: returns the time, in seconds since 1970.
     """
 
     def __init__(self, consumer: str, clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class BlockedKeys:
         self._keys: dict[UUID, BlockedKey] = {}
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Update the blocked keys from an event."""
         if not self._keys and type(event) is MessageHandled:
             return
         match event:
@@ -69,16 +69,16 @@ class BlockedKeys:
                 self._keys.clear()
 
     def oldest_first(self) -> list[BlockedKey]:
-        """Return them, the one that has waited longest first."""
+        """Return the blocked keys, the one that has waited longest first."""
         return sorted(self._keys.values(), key=lambda blocked: blocked.since)
 
     def count(self) -> dict[str, Any]:
-        """Count them, and tell since when the oldest has been waiting."""
+        """Return their number, and since when the oldest has been waiting."""
         since = min((blocked.since for blocked in self._keys.values()), default=None)
         return {"count": len(self._keys), "since": _plain(since)}
 
     def tell(self) -> dict[str, Any]:
-        """Count and name them, at most `MOST_TOLD`; keys may be names of customers."""
+        """Return `count` and at most `MOST_TOLD` keys, which may name customers."""
         return {
             **self.count(),
             "keys": [
@@ -88,7 +88,7 @@ class BlockedKeys:
         }
 
     async def measure(self, seconds: float, notify: Observer) -> None:
-        """Report how many there are, every so many seconds, until cancelled."""
+        """Report their number every `seconds` seconds, until cancelled."""
         while True:
             oldest = min((b.since for b in self._keys.values()), default=None)
             notify(

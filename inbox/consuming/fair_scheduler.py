@@ -1,7 +1,7 @@
 """Fair scheduling: which of the waiting messages gets the next free slot.
 
 Three levels: queues get slots by their weights, the tenants of a queue take turns, and
-within a tenant it is first come, first served. No slot stays free while anybody may
+within a tenant it is first come, first served. No slot stays free while a message may
 have it. So a flood of messages delays only its own tenant and its own queue.
 """
 
@@ -30,7 +30,7 @@ class FairScheduler:
 
     Args:
         max_in_flight: the number of slots.
-        weights: of each queue: its share of the slots while others want them too.
+        weights: each queue's share of the slots while other queues want theirs, too.
         max_per_tenant: slots that one tenant may hold at once; messages without a
             tenant are not limited.
         on_capped: called when `capped` may have changed.
@@ -54,7 +54,7 @@ class FairScheduler:
 
     @property
     def in_flight(self) -> int:
-        """How many slots are taken."""
+        """The number of slots in use."""
         return self._taken.total()
 
     def capped(self, queue: str) -> int:
@@ -62,7 +62,7 @@ class FairScheduler:
         return sum(map(len, self._queues[queue].capped.values()))
 
     def tenants_over_share(self, queue: str) -> set[str]:
-        """Return the tenants with more such messages than they may have running."""
+        """Return the tenants with more such messages than slots they may hold."""
         least = self._max_per_tenant or 0
         capped = self._queues[queue].capped
         return {t for t, line in capped.items() if t is not None and len(line) > least}

@@ -33,7 +33,7 @@ class Fetcher:
     """Fetches the deliveries of one queue, as many as there is room for.
 
     Args:
-        idle: return when nothing has come for this long and no handler is running.
+        idle: return when nothing has arrived for this long and no handler is running.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Fetcher:
         """Fetch until cancelled, or idle.
 
         Raises:
-            BrokerUnavailableError: the broker went away, and `idle` is given.
+            BrokerUnavailableError: the broker became unavailable, and `idle` is given.
         """
         failures = 0
         last = time.monotonic()
@@ -104,7 +104,7 @@ class Fetcher:
             self._notify(DeliveriesReclaimed(**self._about, messages=messages))
 
     async def stop(self, drain: timedelta) -> int:
-        """Let handlers finish within `drain`; give back the rest, and count it."""
+        """Let handlers finish within `drain`; nack the rest, and return how many."""
         left = await self._dispatcher.stop(drain)
         # Last first: a source that puts each in front of its queue keeps the order.
         for delivery in reversed(left):
@@ -131,7 +131,7 @@ class Fetcher:
 async def fetch_all(
     fetchers: Sequence[Fetcher], stop: asyncio.Event
 ) -> Exception | None:
-    """Run all fetchers until the stop, their end, or a failure; return that."""
+    """Run all fetchers until `stop`, their end or a failure; return the failure."""
     tasks = [asyncio.create_task(fetcher.run()) for fetcher in fetchers]
     stopped = asyncio.create_task(stop.wait())
     receiving = asyncio.gather(*tasks)
@@ -145,7 +145,10 @@ async def fetch_all(
 
 
 async def stop_all(fetchers: Sequence[Fetcher], drain: timedelta) -> int:
-    """Stop all at once; count what was given back. Cancellation only ends the drain."""
+    """Stop all fetchers at once; return how many deliveries were given back.
+
+    Cancellation only ends the drain.
+    """
     stopping = [asyncio.create_task(fetcher.stop(drain)) for fetcher in fetchers]
     try:
         await asyncio.wait(stopping)

@@ -49,7 +49,7 @@ class Limits:
 
     @property
     def max_lines(self) -> int:
-        """Messages that each queue holds running or ready."""
+        """The number of messages that each queue holds, running or ready."""
         if self.max_prefetched is None:
             return 2 * self.max_in_flight
         return self.max_in_flight + self.max_prefetched
@@ -57,8 +57,8 @@ class Limits:
     def memory_bytes(self, queues: int = 1) -> int:
         """Estimate the memory that a consumer needs at most, without its handlers.
 
-        What it holds is in memory twice, as the broker's library read it and as the
-        message; what is being fetched, up to five times.
+        Payloads that it holds are in memory twice, as the broker's library read them
+        and in the messages; those being fetched, up to five times.
         """
         each = 2 * self.max_held_bytes + 5 * _FETCH_BYTES
         return 64 * MIB + queues * each

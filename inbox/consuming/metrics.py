@@ -29,7 +29,7 @@ from outbox.observability.prometheus import (
 
 
 class _OfTopic(NamedTuple):
-    """What a consumer counts and measures of one topic."""
+    """What a consumer counts and measures for one topic."""
 
     handler_duration: Latencies
     handled: Tally
@@ -112,7 +112,7 @@ class ConsumerMetrics:
             registry=registry,
         )
         self._known: dict[tuple[str, str], _OfTopic] = {}
-        # By topic and not by label, which takes longer; without those that share one.
+        # By topic, since finding the label takes longer; without topics that share one.
         self._by_name: dict[tuple[str, str], _OfTopic] = {}
         self._learn: dict[type[Event], Callable[[Any], None]] = {
             ConsumerStarted: self._note_started,
@@ -127,7 +127,7 @@ class ConsumerMetrics:
         }
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Record an event in the metrics."""
         learn = self._learn.get(type(event))
         if learn is not None:
             learn(event)
@@ -140,7 +140,7 @@ class ConsumerMetrics:
         labels = consumer, label
         known = self._known.get(labels)
         if known is None:
-            # All at once, at 0: Prometheus sees no increase in what just appeared.
+            # All at once, at 0: Prometheus sees no increase in a series that is new.
             known = self._known[labels] = _OfTopic(
                 self._handler_duration.of(*labels),
                 *(tallies.of(*labels) for tallies in self._by_topic),

@@ -25,7 +25,7 @@ _RECONNECT: Final = RetryPolicy(
 
 
 class Outcomes(Generic[T]):
-    """Writes what is added, in that order. For one event loop.
+    """Writes outcomes in the order they are added. For one event loop.
 
     Args:
         write: writes a batch; called again with the same batch if it raises
@@ -46,7 +46,7 @@ class Outcomes(Generic[T]):
         self._tried = asyncio.Event()
 
     def add(self, outcome: T) -> None:
-        """Have an outcome written soon."""
+        """Schedule the write of an outcome."""
         self._waiting.append(outcome)
         self._added.set()
 

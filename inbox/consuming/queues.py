@@ -14,14 +14,14 @@ _ORDERS = ("key", "none")
 
 
 class ServedQueues:
-    """What one consumer serves, checked against its handlers when it runs.
+    """The queues that a consumer serves, checked against its handlers when it runs.
 
     Args:
         source: a broker's URL, the source of the only queue, or one for each.
-        order: of all queues, or for each; `"key"` where nothing is said.
+        order: the order of all queues, or of each; `"key"` by default.
 
     Raises:
-        ConfigError: there is no such order.
+        ConfigError: an order is invalid.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ServedQueues:
 def group_of(consumer: str, queue: str) -> str:
     """Name the consumer group of a queue.
 
-    With hyphens, because NATS allows no dots; with two of them, so that it isn't
-    the name of another consumer by accident.
+    The separator is hyphens, because NATS allows no dots, and two of them, so that the
+    name isn't that of another consumer by accident.
     """
     return consumer if queue == DEFAULT_QUEUE else f"{consumer}--{queue}"

@@ -5,16 +5,16 @@
     raised ──▶ retry with backoff; after the last attempt a dead letter
     DeadLetter, too old or too new, no handler, unreadable ──▶ dead letter, ack
     committed inside the handler, with its receipt ──▶ dead letter, ack
-    database away ──▶ retry when it is back; counts no attempt
+    database unavailable ──▶ retry when it is back; counts no attempt
     used up its starts, none of which ended (see `inbox.poison`) ──▶ dead letter
 
-Meanwhile later messages of the key wait; all others go on.
+Meanwhile later messages of the key wait; all others proceed.
 
-A dead letter is written before the ack, whatever the message holds:
+A dead letter is written before the ack, whatever the message contains:
 
     written, or PENDING already ──▶ ack
-    database away ──▶ retry when it is back
-    row refused ──▶ at once a spare row, which fits whatever the message holds
+    database unavailable ──▶ retry when it is back
+    row refused ──▶ at once a spare row, which fits whatever the message contains
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class DeliverySettlement:
     async def _was_handled(
         self, message: Message, dispatcher: Dispatcher
     ) -> bool | None:
-        """Look for its receipt; return None if the consumer stops first."""
+        """Return whether it has a receipt; None if the consumer stops first."""
         # Its process may have died between the commit and the ack.
         look = partial(has_receipt, message.id, self._consumer)
         lost = 0
@@ -311,7 +311,7 @@ _AWAY: Final = (
     OSError,
     OutboxError,
 )
-# By class: data, constraint and program limit; internal: too large to be put together.
+# Classes: data, constraint, program limit; internal error: too large to assemble.
 _OF_THE_ROW: Final = ("22", "23", "54", "XX000")
 
 
@@ -383,7 +383,7 @@ class GiveUp:
 
 
 def problem_of(delivery: Delivery) -> str | None:
-    """Say why a delivery is not a message that can be handled; None if it is."""
+    """Return why a delivery isn't a message that can be handled; None if it is."""
     if delivery.problem is not None:
         return delivery.problem
     try:
@@ -394,14 +394,14 @@ def problem_of(delivery: Delivery) -> str | None:
 
 
 def refusal_of(error: Exception) -> str | None:
-    """Say how a row was refused because of its content; None for an outage.
+    """Return how a row was refused because of its content; None for an outage.
 
     The server's message is left out: it may quote the row.
     """
     refused_by = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(refused_by, "sqlstate", None) or getattr(refused_by, "pgcode", None)
     if state is None:
-        # The driver, or we, could not even send it.
+        # The driver, or our own code, couldn't even send it.
         is_away = isinstance(error, _AWAY) or connection_broke(error)
         return None if is_away else type(refused_by).__name__
     if not str(state).startswith(_OF_THE_ROW):
@@ -421,7 +421,11 @@ def about_message(consumer: str, message: Message) -> dict[str, Any]:
 
 
 async def ack(delivery: Delivery) -> None:
-    """Ack. If the broker is away, the message comes again and its receipt is found."""
+    """Ack a delivery.
+
+    If the broker is unavailable, it redelivers the message later, whose receipt is then
+    found.
+    """
     try:
         await delivery.ack()
     except BrokerUnavailableError:
@@ -432,7 +436,7 @@ _RECOVERY: Final = RetryPolicy(
     first_delay=timedelta(milliseconds=100), max_delay=timedelta(seconds=10)
 )
 _TELL_AGAIN: Final = 20.0
-"""Seconds after which an outage that goes on is reported again."""
+"""Seconds after which a continuing outage is reported again."""
 
 
 class DatabaseOutage:
@@ -460,11 +464,11 @@ class DatabaseOutage:
                     seconds=delay.total_seconds(),
                 )
             )
-        # Not parked: during an outage nothing more is to be fetched.
+        # Not parked, so that nothing more is fetched during an outage.
         return await dispatcher.pause(delay)
 
     def end(self) -> None:
-        """Report that the database is back, if it was away."""
+        """Report that the database is back, if it was unavailable."""
         if self._is_lost:
             self._is_lost = False
             self._tell_at = -math.inf

@@ -1,4 +1,4 @@
-"""The locks of retries: of one dead letter, and of a consumer's schedule.
+"""The locks for retries: on one dead letter, and on a consumer's schedule.
 
 A handler runs between the lock of its dead letter and the change of its state, in one
 transaction.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
-# Psycopg reads timestamps in no other style. It holds for this transaction only.
+# Psycopg reads timestamps in no other style. This transaction only.
 _READABLE: Final = text("SET LOCAL DateStyle = 'ISO'")
 _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
     Statement.READ: {"id": UUID(), "headers": JSONB(), "payload": LargeBinary()},
@@ -43,7 +43,7 @@ _TYPES: Final[Mapping[Statement, Mapping[str, Any]]] = {
 
 
 class TakenError(Exception):
-    """Somebody else holds the dead letter, or has settled it."""
+    """Another session holds the dead letter, or has settled it."""
 
 
 def locked_handler(handler: Handler | Batching, candidate: Candidate) -> Handler:
@@ -86,7 +86,7 @@ def lock_letter(session: Session, candidate: Candidate) -> None:
     """Lock a PENDING dead letter until the transaction ends.
 
     Raises:
-        TakenError: it is no longer PENDING, or somebody else holds it.
+        TakenError: it isn't PENDING, or another session holds it.
     """
     session.execute(_READABLE)
     _first(session, Statement.LOCK, candidate)
@@ -107,7 +107,7 @@ def run_statement(
 
 @functools.cache
 def text_of(name: Statement) -> TextClause:
-    """Return a statement for SQLAlchemy, whatever the driver."""
+    """Return a statement in SQLAlchemy's form, for any driver."""
     clause = text(_PARAMETER.sub(r":\1", statement("inbox", name)))
     return cast("TextClause", clause.columns(**_TYPES.get(name, {})))
 
@@ -137,7 +137,7 @@ async def schedule_lock(sessions: Sessions, consumer: str) -> AsyncIterator[bool
 
 @asynccontextmanager
 async def _aside(sessions: Sessions) -> AsyncIterator[_Run]:
-    """Open a session, and yield what calls a function with it."""
+    """Open a session, and yield a function that calls another with it."""
     if is_async_sessionmaker(sessions):
         session = sessions()
         try:

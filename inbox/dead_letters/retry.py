@@ -1,12 +1,12 @@
 """Retry the dead letters of a consumer: call their handlers again.
 
-    lock the dead letter, unless somebody else has it
-    insert the receipt; if it is there, the message was handled meanwhile ──▶ SUCCEEDED
+    lock the dead letter, unless another session has it
+    insert the receipt; if it exists, the message was handled meanwhile ──▶ SUCCEEDED
     call the handler
     SUCCEEDED
 
 All of this is one transaction, with the same receipt that a redelivery of the message
-would need. So the handler's effects happen once, whoever comes first. A long handler
+would need. So the handler's effects happen once, whichever comes first. A long handler
 has no such transaction: its job is reopened and taken under the lock, and from then on
 its lease keeps others out. Cancelling the job discards the dead letter.
 """
@@ -74,12 +74,12 @@ class _OneAttempt:
 
 
 class HandlerRetrier:
-    """Retries one by one, each in the transaction of its handler.
+    """Retries dead letters one by one, each in the transaction of its handler.
 
     Args:
-        writer: of the consumer; dead letters of others are left alone.
-        schedule: when to retry again what fails.
-        max_idle: of the handlers' transactions, as for `Consumer`.
+        writer: the consumer's writer; dead letters of others are left alone.
+        schedule: when to repeat a retry that fails.
+        max_idle: maximum idle time of the handlers' transactions, as for `Consumer`.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class HandlerRetrier:
         self._notify = notify
 
     async def __aenter__(self) -> Self:
-        """Nothing is opened before it is needed."""
+        """Return itself; nothing is opened before it is needed."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Let go of the threads for plain functions."""
+        """Release the threads for plain functions."""
         await self._executor.close()
 
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
-        """Run a statement in a transaction of its own, and give its rows."""
+        """Run a statement in a transaction of its own, and return its rows."""
         values = dict(parameters)
         if name in {Statement.FIND, Statement.LIST}:
             values["origin"] = self.origin
@@ -157,7 +157,7 @@ class HandlerRetrier:
         """Hold the lock of the consumer's schedule, in a session of its own.
 
         Raises:
-            DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+            DatabaseUnavailableError: it can't be requested, or was lost in the block.
         """
         return schedule_lock(self._sessions, self._consumer)
 
@@ -243,4 +243,4 @@ class HandlerRetrier:
 
 
 class _NoHandlerError(Exception):
-    """No handler is registered for its topic."""
+    """No handler is registered for the dead letter's topic."""

@@ -28,13 +28,13 @@ from outbox.limits import MAX_INDEXED_BYTES, MAX_SCHEMA_VERSION
 from outbox.message import Message
 
 Redact: TypeAlias = Callable[[str], str]
-"""Takes a reason or a stack trace and returns it without what nobody may read."""
+"""Takes a reason or a stack trace and returns it without confidential parts."""
 
 MAX_STACKTRACE_CHARS: Final = 16 * 1024
 _MAX_REASON_CHARS: Final = 2 * 1024
 _MAX_INTEGER: Final = 2**31 - 1
 _SHORT: Final = 200
-# A string in jsonb takes 256 MiB.
+# A string in jsonb holds up to 256 MiB.
 _MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
 _CUT: Final = "\n…\n"
 
@@ -91,7 +91,7 @@ class Stacktraces:
     def first(
         self, message: Message, failure: str | BaseException, said: Failure
     ) -> str | None:
-        """Return it, unless the message had one before, or it says nothing."""
+        """Return the stack trace, unless there was one before or it says nothing."""
         if isinstance(failure, DeadLetter) and failure.__cause__ is None:
             return None  # a decision, not a failure
         if isinstance(failure, InvalidReceiptError) or said.stacktrace is None:
@@ -184,7 +184,7 @@ def insert_dead_letter(
 ) -> bool:
     """Insert a dead letter; return False if the message has a PENDING one.
 
-    Two processes that dead-letter one message at the same time meet at the lock. The
+    Two processes that dead-letter one message at the same time take the same lock. The
     second sees what the first committed only if each statement has its own snapshot.
     """
     session.connection(execution_options={"isolation_level": "READ COMMITTED"})

@@ -110,7 +110,7 @@ def _text_headers(message: StreamMessage[Any]) -> dict[str, str]:
 def unfold(message: StreamMessage[Any]) -> None:
     """Decode a Redis stream entry that our publisher wrote, in place.
 
-    FastStream decodes only its own entries; of any other it makes one body that holds
+    FastStream decodes only its own entries; it turns any other into one body that holds
     all fields. Messages from elsewhere are left unchanged.
 
     Raises:
@@ -136,7 +136,7 @@ def unfold(message: StreamMessage[Any]) -> None:
 class Idempotent:
     """Handles each message once for `consumer`; a duplicate is acked and skipped.
 
-    For a duplicate `@broker.publisher` publishes nothing, since it did so the first
+    For a duplicate, `@broker.publisher` publishes nothing, since it published the first
     time; a caller that waits for a reply gets an empty one.
 
     Args:
@@ -169,7 +169,7 @@ class Idempotent:
         self._key = key
 
     def __call__(self, message: Any, /, *, context: ContextRepo) -> "_Once":
-        """Make the middleware of one message; FastStream calls this."""
+        """Create the middleware of one message; FastStream calls this."""
         return _Once(
             message,
             context=context,

@@ -123,19 +123,19 @@ class AsyncExecutor:
             return await session.run_sync(function)
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> AsyncJob:
-        """Make a job for a coroutine function."""
+        """Create a job for a coroutine function."""
         return AsyncJob(self._sessions, key, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it in the running task."""
+        """Call the handler in the running task."""
         return await handler(*arguments)
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """Cancel its task."""
+        """Cancel the task of the call."""
         return call.cancel()
 
     async def probe(self) -> None:
-        """Read no row."""
+        """Query the tables, without reading a row."""
         async with self._sessions() as session:
             await session.run_sync(hold)
             await session.execute(TABLES)

@@ -90,7 +90,7 @@ class Batches:
         try:
             new = await self._executor.handle_batch(handler, [m for m, _ in batch])
         except (DatabaseUnavailableError, TransactionEndedError) as error:
-            # After the latter the receipts may be there: alone they would be skipped.
+            # After the latter, receipts may be committed: alone they would be skipped.
             self._fail(batch, error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():

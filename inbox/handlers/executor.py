@@ -96,20 +96,20 @@ class Executor(Protocol):
         """Call a handler, without session or transaction."""
 
     def interrupt(self, call: asyncio.Future[Any]) -> bool:
-        """Interrupt a call, if this kind can be; return whether it was."""
+        """Interrupt a call, if this kind of call can be; return whether it was."""
 
     async def probe(self) -> None:
-        """Read the inbox's tables, and raise whatever keeps us from it.
+        """Query the inbox's tables, and raise whatever prevents that.
 
         Raises:
             AutocommitError: handlers would run without a transaction.
         """
 
     async def close(self) -> None:
-        """Let go of threads, without waiting for handlers that still run.
+        """Release the threads, without waiting for handlers that still run.
 
-        Transactions of our own are waited for, as long as they are short: whoever
-        disposes of the engine next finds no connection of theirs in use.
+        Waits a short while for transactions of our own, so that none of their
+        connections is in use when the engine is disposed of next.
         """
 
 
@@ -123,8 +123,8 @@ async def check_database(
 
     Raises:
         ConfigError: the schema is missing, the session is in AUTOCOMMIT mode, or its
-            role may not write to the inbox.
-        DatabaseUnavailableError: the database is away, or is a standby.
+            role lacks the privilege to write to the inbox.
+        DatabaseUnavailableError: the database is unavailable, or is a standby.
     """
     try:
         await executor.probe()
@@ -195,7 +195,10 @@ def connection_broke(error: BaseException) -> bool:
 
 
 def is_cancelled() -> bool:
-    """Tell a cancelled task from a handler that raised `CancelledError` itself."""
+    """Return whether the running task was cancelled.
+
+    If not, the handler raised `CancelledError` itself.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -241,7 +244,7 @@ class Terms:
     def judge(self, error: Exception) -> None:
         """Raise `DeadLetter` for an error that no retry would fix.
 
-        Never for decisions and lost connections, whatever `permanent` says.
+        Never does so for decisions and lost connections, whatever `permanent` says.
         """
         if isinstance(error, RetryLater | DeadLetter) or connection_broke(error):
             return
@@ -260,7 +263,7 @@ class Terms:
 
 
 def prepare(handler: Handler, terms: Terms) -> Handler:
-    """Wrap a handler so that it keeps to the terms."""
+    """Wrap a handler so that it follows the terms."""
     if is_async(handler):
         return _prepare_async(cast("AsyncHandler", handler), terms)
     return _prepare_sync(cast("SyncHandler", handler), terms)

@@ -24,11 +24,11 @@ def make_handler(
     lease: timedelta | None,
     batch: int | None,
 ) -> AnyHandler:
-    """Make a handler of the kind it was registered as.
+    """Create a handler of the kind it was registered as.
 
     Raises:
-        ConfigError: it is of two kinds, a number is invalid, or its policy for
-            duplicates is not for a consumer.
+        ConfigError: it is of two kinds, a number is invalid, or a consumer doesn't
+            support its policy for duplicates.
     """
     on_duplicate = on_duplicate_of(handler)
     if on_duplicate is not None and (lease is not None or batch is not None):
@@ -64,7 +64,7 @@ def retry_of(handler: AnyHandler) -> RetryPolicy | None:
 
 
 def longest_retry(usual: RetryPolicy, routes: Routes[AnyHandler]) -> RetryPolicy:
-    """Return the policy of all handlers that keeps a message waiting longest."""
+    """Return the policy, of all handlers, that keeps a message waiting longest."""
     own = (retry_of(handler) for handler in routes.handlers)
     return max((usual, *filter(None, own)), key=lambda retry: retry.longest)
 

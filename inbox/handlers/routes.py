@@ -83,7 +83,7 @@ class Routes(Generic[H]):
 
 
 def check_topic(topic: object) -> None:
-    """Refuse what can't be subscribed to.
+    """Refuse a topic that can't be subscribed to.
 
     Raises:
         ConfigError: it is empty, not a string, or has a star before its end.
@@ -101,10 +101,10 @@ def check_topic(topic: object) -> None:
 
 
 def check_queue(queue: object) -> None:
-    """Refuse what some broker doesn't allow in the name of a consumer group.
+    """Refuse a name that some broker doesn't allow for a consumer group.
 
     Raises:
-        ConfigError: it has other characters.
+        ConfigError: it has characters that aren't allowed.
     """
     if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
         raise ConfigError(

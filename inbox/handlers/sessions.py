@@ -1,4 +1,4 @@
-"""What a session factory decides: the executor, and how many connections it has."""
+"""What a session factory determines: the executor, and the number of connections."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,7 +37,7 @@ class PoolLimit:
         """Refuse more handlers than there are connections for.
 
         Args:
-            needed: connections, for handlers and for what keeps their leases.
+            needed: connections for handlers and for the renewal of their leases.
 
         Raises:
             ConfigError: the pool is too small.
@@ -82,10 +82,10 @@ def pool_limit(sessions: object) -> PoolLimit | None:
 def database_url(sessions: object) -> str:
     """Return the URL of the sessions' database, as libpq understands it.
 
-    What the engine has in `connect_args` or a `creator` isn't in it.
+    What the engine has in `connect_args` or a `creator` isn't included.
 
     Raises:
-        ConfigError: no engine is known, or it isn't one of PostgreSQL.
+        ConfigError: no engine is known, or it isn't for PostgreSQL.
     """
     engine = _find_engine(sessions)
     if engine is None:
@@ -96,7 +96,7 @@ def database_url(sessions: object) -> str:
     url = engine.url
     query = dict(url.query)
     if url.drivername.endswith("+asyncpg"):
-        # Its parameters are its own; this one has the values of libpq's sslmode.
+        # asyncpg has its own parameters; this one takes the values of libpq's sslmode.
         ssl = query.get("ssl")
         query = {} if ssl is None else {"sslmode": ssl}
     url = url.set(drivername=url.get_backend_name(), query=query)
@@ -113,7 +113,7 @@ def _find_engine(sessions: object) -> Engine | None:
         session = getattr(session, "sync_session", session)
         engine = session.get_bind(clause=select(receipt_table))
     except SQLAlchemyError:
-        return None  # it is bound later, or chooses its engine by something else
+        return None  # it is bound later, or chooses its engine by other means
     return engine if isinstance(engine, Engine) else None
 
 
@@ -123,7 +123,7 @@ def make_executor(
     max_in_flight: int,
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
 ) -> Executor:
-    """Make the executor for a session factory.
+    """Create the executor for a session factory.
 
     Raises:
         ConfigError: it is not a session factory.

@@ -70,7 +70,7 @@ def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
-    """Return whether a call of the handler gives a coroutine."""
+    """Return whether a call of the handler returns a coroutine."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         _function_of(handler)
     )
@@ -137,7 +137,7 @@ def _check_annotations(handler: Callable[..., Any], takes: Takes) -> None:
 
 
 def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return those of the two arguments; None for one that can't be read."""
+    """Return the annotations of the two arguments; None for one that can't be read."""
     try:
         names = [
             parameter.name

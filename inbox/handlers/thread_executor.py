@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 # For short statements, which must never wait for a handler.
 _MAX_BOOKKEEPERS: Final = 4
-# Above what they take, and below what a stop may take while the database is away.
+# Longer than these take, and shorter than a stop may take during an outage of the
+# database.
 _LAST_BOOK: Final = 5.0
 
 
@@ -98,11 +99,11 @@ class ThreadExecutor:
         return cast("T", await self._books.run(self._transact, function))
 
     def job(self, key: JobKey, leased: Leased, message: Message) -> Job:
-        """Make a job for a plain function."""
+        """Create a job for a plain function."""
         return Job(self._sessions, key, leased, message, self._max_idle)
 
     async def call(self, handler: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it in a thread."""
+        """Call the handler in a thread."""
         result = await self._handlers.run(handler, *arguments)
         refuse_awaitable(handler, result)
         return result
@@ -112,11 +113,11 @@ class ThreadExecutor:
         return False
 
     async def probe(self) -> None:
-        """Read no row."""
+        """Query the tables in a thread, without reading a row."""
         await self._books.run(self._probe)
 
     async def close(self) -> None:
-        """End idle threads; those at work end with their handler."""
+        """End idle threads; busy ones end with their handler."""
         await self._handlers.close()
         await self._books.close(patience=_LAST_BOOK)
 
@@ -189,7 +190,7 @@ class _Threads:
         return await asyncio.wrap_future(call)
 
     async def close(self, *, patience: float = 0.0) -> None:
-        """End idle threads; wait for the others, which no cancel can end."""
+        """End idle threads; wait for the others, which can't be cancelled."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What a handler gets to read: a payload that is sound, in the version it understands.
+"""What a handler reads: a valid payload, in the version that it understands.
 
 v1 ──upcaster to 2──▶ v2 ──upcaster to 3──▶ v3 ──▶ handler of version 3
 v4 ──▶ dead letter, until there is a handler that understands it
@@ -43,7 +43,7 @@ class Versions:
         self._upcasters: dict[str, dict[int, Upcaster]] = {}
 
     def understands(self, topic: str, version: int | None) -> None:
-        """Note the version that the handler of a topic understands; None means any.
+        """Record the version that the handler of a topic understands; None means any.
 
         Raises:
             ConfigError: it is not a version.
@@ -68,11 +68,11 @@ class Versions:
         known[to] = upcaster
 
     def check(self) -> None:
-        """Look for upcasters that lead nowhere, when all are registered.
+        """Refuse upcasters that lead nowhere; for when all are registered.
 
         Raises:
-            ConfigError: a step is missing, leads beyond the handler, or there is no
-                handler that says its version.
+            ConfigError: a step is missing, leads beyond the handler's version, or no
+                handler declares a version.
         """
         for topic, known in self._upcasters.items():
             version = self._understood.get(topic)
@@ -98,9 +98,9 @@ class Versions:
         """Return a message as the handler of `topic` understands it.
 
         Raises:
-            DeadLetter: it can't be decoded, isn't what its content type says, is
-                newer, there is no way up, an upcaster raised, or what came out
-                doesn't fit its schema.
+            DeadLetter: it can't be decoded, doesn't match its content type, is newer
+                than the handler, an upcaster is missing or raised, or the result
+                doesn't match its schema.
         """
         if self._codec is not None:
             message = readable(message, self._codec)
@@ -161,10 +161,10 @@ _CHARSET: Final = re.compile(
 
 
 def check_content(message: Message) -> None:
-    """Refuse JSON that is none, and text that isn't in its own charset.
+    """Refuse invalid JSON, and text that isn't in its declared charset.
 
     Raises:
-        DeadLetter: it says which, and where.
+        DeadLetter: the reason says which, and where.
     """
     kind = message.content_type
     if kind == codec.BINARY:
@@ -178,7 +178,7 @@ def check_content(message: Message) -> None:
     except (CodecError, UnicodeError) as error:
         problem = error
     except LookupError:
-        return  # a charset that we don't know
+        return  # an unknown charset
     if problem is not None and not _is_encoded(message):
         reason = problem.problem if isinstance(problem, CodecError) else str(problem)
         raise DeadLetter(

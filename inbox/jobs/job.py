@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class AnyJob:
-    """What both kinds of job have. Attributes may be used in any thread.
+    """The common part of both kinds of job. Attributes may be used in any thread.
 
     Attributes:
         message: the message to handle.
-        attempts: how often it was started, including this time.
+        attempts: the number of starts, including this one.
         checkpoint: what was last saved; None at first.
-        is_finished: `finish` has committed.
-        has_seen_end: the handler has read from `cancelled` that it has to stop.
+        is_finished: whether `finish` has committed.
+        has_seen_end: whether the handler has read from `cancelled` that it has to stop.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class AnyJob:
         """Whether to stop now: cancelled, out of time, or the process is stopping.
 
         A plain function has to check this from time to time, save a checkpoint if it
-        has one, and return or raise. A coroutine is cancelled in addition. A handler
-        that was told and returns has not finished: the job is given back, or cancelled.
-        If it is done all the same, it says so by `finish`.
+        has one, and return or raise. A coroutine is also cancelled. A handler that was
+        told to stop and returns has not finished: the job is given back, or cancelled.
+        If it is done all the same, it says so by calling `finish`.
         """
         if self._ending.is_set():
             self.has_seen_end = True
@@ -79,7 +79,7 @@ class AnyJob:
         """Ask the handler to stop.
 
         Args:
-            overrun: its time limit is over, so it can't succeed any more.
+            overrun: the error if its time limit is over, so that it can't succeed.
         """
         self._overrun = overrun or self._overrun
         self._ending.set()
@@ -104,7 +104,7 @@ class AnyJob:
             raise self._overrun
 
     def _finish(self, session: Session) -> None:
-        # Check last: what is in time here succeeds, even if the limit passes now.
+        # The last check: what is in time here succeeds, even if the limit passes now.
         self._check_time()
         record_receipt(session, self._key.id, self._key.consumer)
         done, attempts = JobState.SUCCESS, self.attempts
@@ -153,8 +153,8 @@ class Job(AnyJob):
     def finish(self) -> Iterator[Session]:
         """Yield a session for the last transaction, which also ends the job.
 
-        Return after it. A handler that returns without it is finished right after,
-        unless it was told to stop.
+        Return after it. The job of a handler that returns without it is finished right
+        after, unless the handler was told to stop.
 
         Raises:
             JobLostError: as `transaction`.
@@ -222,7 +222,7 @@ class AsyncJob(AnyJob):
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # The process that takes the job next has to find it.
+            # The process that takes the job next must find the checkpoint.
             await asyncio.wait({saving})
             if not saving.cancelled():
                 saving.exception()

@@ -1,7 +1,7 @@
 """The lease of a job: renewed while its handler runs, and settled when that ends.
 
-If it can't be renewed (the server is away, the pool is exhausted), the process keeps
-trying as long as nobody else can have taken the job. After that the lease is lost.
+If it can't be renewed (the server is unavailable, the pool is exhausted), the process
+keeps trying as long as no other can have taken the job. After that the lease is lost.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class JobLease:
     async def keep(self) -> None:
         """Renew it until it is lost, or the running task is cancelled.
 
-        It is also kept while a handler that has to stop takes its time.
+        It is also renewed while a handler that was told to stop is still running.
         """
         while True:
             await asyncio.sleep(self.seconds / _BEATS)
@@ -186,6 +186,7 @@ async def transact(
 
 
 def _may_pass(error: Exception) -> bool:
-    # Without an answer from the server there is no state: refused, or no pool slot.
+    # Without an answer from the server there is no SQLSTATE: the connection was
+    # refused, or the pool was exhausted.
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     return connection_broke(error) or state[:2] in {"", "53"}

@@ -1,8 +1,8 @@
 """Run a long handler under a lease, instead of in one transaction.
 
-The job is given back when the process stops, ended when somebody cancels it or it runs
-out of time, and dropped when the lease is lost: another process may have started it
-again by then.
+The job is given back when the process stops, ended when it is cancelled or runs out of
+time, and dropped when the lease is lost: another process may have started it again by
+then.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from outbox.gather import end
 from outbox.message import Message
 from outbox.retry import RetryPolicy
 
-# So that the lease has expired when somebody who waited for it looks.
+# So that the lease has expired when a process that waited for it tries again.
 _AGAIN: Final = 0.2
 _SWEEP: Final = 60.0
 
@@ -64,7 +64,7 @@ class LongHandler:
 
 
 class JobCancelled(Exception):  # noqa: N818 (an outcome, no error)
-    """Somebody cancelled the job, and it has ended."""
+    """The job was cancelled, and it has ended."""
 
 
 class JobBusy(RetryLater):
@@ -72,7 +72,7 @@ class JobBusy(RetryLater):
 
 
 class JobReturned(Exception):  # noqa: N818 (an outcome, no error)
-    """The process stops, and the job was given back."""
+    """The process is stopping, and the job was given back."""
 
 
 class Attempts(Protocol):
@@ -82,7 +82,7 @@ class Attempts(Protocol):
     """
 
     attempts: int
-    """How many there were, as far as is known."""
+    """How many there were, as far as known."""
 
     @property
     def retry(self) -> RetryPolicy:
@@ -187,7 +187,7 @@ class JobRunner:
         seconds: float,
         claim: Callable[[Session], None],
     ) -> tuple[Taking, float]:
-        """Take the job if nobody has it; also return when its lease began."""
+        """Take the job if no process has it; also return when its lease began."""
 
         def take(session: Session) -> Taking:
             claim(session)
@@ -282,7 +282,7 @@ class JobRunner:
 
 @asynccontextmanager
 async def sweeping(executor: Executor, consumer: str) -> AsyncIterator[None]:
-    """End, from time to time, cancelled jobs whose process is gone.
+    """End cancelled jobs whose process is gone, from time to time.
 
     The broker may never deliver the message again, and an open job keeps its day's
     partition from being dropped.
@@ -326,7 +326,7 @@ _LAST_STEPS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a handler ended: what it raised, why it had to stop, and whether it knew."""
+    """How a handler ended: what it raised, why it had to stop, and if it was told."""
 
     error: BaseException | None
     end: End | None
@@ -334,7 +334,7 @@ class Ended:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has done its work. One that was told to stop and returned hasn't.
+        """Whether it has done its work; one that was told to stop and returned hasn't.
 
         A plain function that never checked has done all of its work.
         """
@@ -394,7 +394,7 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
     ended, _ = await asyncio.wait(tasks, timeout=_LAST_STEPS)
     for task in ended:
         if not task.cancelled():
-            task.exception()  # nobody else looks at it
+            task.exception()  # retrieved, since nobody else does
 
 
 def _why(lease: JobLease, stop: asyncio.Future[Any]) -> End:

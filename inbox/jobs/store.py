@@ -4,11 +4,11 @@ queued ──take──▶ in_progress ──▶ success | failure | timed_out
 ▲   │                 │
 │   │                 ├─ cancel requested ──▶ waiting ──▶ cancelled
 └───┼── given back ◀──┘
-    └─ a receipt is there ──▶ skipped
+    └─ a receipt exists ──▶ skipped
 
 A lease has a number, which is incremented when the job is taken. So a process that was
 frozen for longer than its lease finds another number and can't commit. Every function
-works in the transaction of the session it is given.
+runs in the transaction of the session it is given.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ OPEN: Final = (JobState.QUEUED, JobState.IN_PROGRESS, JobState.WAITING)
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """Which job: a message, for a consumer."""
+    """The key of a job: a message, for a consumer."""
 
     id: UUID
     consumer: str
@@ -123,7 +123,7 @@ def take_job(session: Session, key: JobKey, worker: str, seconds: float) -> Taki
 
 
 def why_cancelled(session: Session, key: JobKey) -> str | None:
-    """Return the reason for which a job was cancelled, if there is one."""
+    """Return the reason why a job was cancelled, if there is one."""
     return cast("str | None", _look(session, key).reason)
 
 
@@ -174,9 +174,10 @@ def return_job(
     is_failed: bool,
     state: JobState = JobState.QUEUED,
 ) -> bool:
-    """Release a job; return False if the lease is lost. Only a failure is an attempt.
+    """Release a job; return False if the lease is lost.
 
-    In the state FAILURE it doesn't wait, but can be reopened.
+    Only a failure is an attempt. In the state FAILURE it doesn't wait, but can be
+    reopened.
     """
     values = {"reason": reason, "is_failed": is_failed, "state": state.value}
     return _run(session, "return_job", key, lease, **values) is not None

@@ -1,4 +1,4 @@
-"""Let one handler run alone, so that a process that dies tells which message did it.
+"""Run one handler alone, so that a process that dies shows which message killed it.
 
 Like a lock in shared and exclusive mode, but every wait has a time limit: a handler
 that has run for a while is not about to kill its process.
@@ -35,7 +35,7 @@ class Isolation:
         """Run beside others, once no handler runs alone.
 
         Args:
-            counts: False for a handler that takes so long that none waits for it.
+            counts: False for a handler that takes so long that no other waits for it.
         """
         await self._wait_for_exclusive()
         me = object()
@@ -50,7 +50,7 @@ class Isolation:
     async def exclusive(self) -> AsyncIterator[None]:
         """Run alone, once all others have ended."""
         me = object()
-        # After a death a thousand may wait here: a change is to wake only the first.
+        # After a death a thousand may wait here, and a change must wake only the first.
         async with self._queue:
             await self._wait_for_exclusive()
             self._exclusive = me

@@ -5,12 +5,12 @@
     counted before, and that start never ended ──▶ run alone, count a start
     started as often as the retry policy allows ──▶ dead letter, not started again
 
-A start is committed before the handler is called and deleted with the outcome. So what
-a killed process leaves behind are the starts of the messages that it was handling: one
-of them is the poison. Each of these then runs alone, so that only the poison is charged
-with another death. Hence each death of a process uses up a start of a poison message,
-and a process dies at most `max_attempts` times for each of them, and once more if the
-first start was not counted.
+A start is committed before the handler is called and deleted with the outcome. So a
+killed process leaves behind the starts of the messages that it was handling, one of
+which is the poison. Each of these messages then runs alone, so that only the poison is
+charged with another death. Hence each death of a process uses up a start of a poison
+message, and each poison message kills at most `max_attempts` processes, and one more if
+its first start was not counted.
 
 Messages that start together are counted together (see `store`) and so come to a batch
 handler as one batch.
@@ -36,7 +36,7 @@ from outbox.errors import DatabaseUnavailableError, one_line
 from outbox.message_id import is_uuid7
 from outbox.retry import RetryPolicy
 
-# A handler that breaks its connection every time must not be retried for ever.
+# A handler that breaks its connection every time must not be retried forever.
 _MAX_BROKEN_CONNECTIONS: Final = 5
 _ALONE_FROM: Final = 2
 
@@ -59,7 +59,7 @@ class PoisonPolicy:
     def counter_of(
         self, delivery: Delivery, retry: RetryPolicy, *, is_long: bool
     ) -> "StartCounter":
-        """Make the start counter of a delivery.
+        """Create the start counter of a delivery.
 
         Args:
             is_long: its handler is a long one, whose job counts its own starts.
@@ -74,7 +74,8 @@ class StartCounter:
         attempts: how many earlier attempts are known; a long handler's job sets it
             when it is taken.
         retry: how many attempts there may be, and when.
-        broken_connections: how many starts lost their connection; they are no attempts.
+        broken_connections: the number of starts that lost their connection; they don't
+            count as attempts.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class StartCounter:
         """Run the block as one start, or yield False if the consumer is stopping.
 
         Raises:
-            StartedTooOften: it is not to be started any more.
+            StartedTooOften: the message must not be started again.
             DatabaseUnavailableError: the start couldn't be counted.
         """
         isolation = self._policy.isolation
@@ -133,32 +134,32 @@ class StartCounter:
         )
 
     def failed(self) -> None:
-        """Note that the handler raised: that start was an attempt."""
+        """Record that the handler raised: that start was an attempt."""
         self.attempts += 1
         self._is_open = False
         self._has_failed = True
 
     async def take_back(self) -> None:
-        """Note that the last start was no attempt."""
+        """Record that the last start was no attempt."""
         if self._is_open:
             self._is_open = False
             await self._policy.store.take_back(self._id)
 
     async def keep(self) -> None:
-        """Note that the message is given back after failed attempts."""
+        """Record that the message is given back after failed attempts."""
         if self._is_stored:
             await self._policy.store.keep(self._id, self.attempts)
         self._is_known = self._is_open = False
 
     async def end(self) -> None:
-        """Note that the message has its outcome."""
+        """Record that the message has its outcome."""
         if self._is_known:
             self._is_known = self._is_open = False
             await self._policy.store.forget(self._id)
 
     def _is_spent_by_broker(self) -> bool:
-        # The last attempt that came to an end gave the message up, so whoever delivers
-        # it again counted a start that didn't.
+        # If the last attempt had come to an end, the message would have been given up.
+        # So a broker that delivers it again has counted a start that didn't.
         if self._is_long or self._has_failed:
             return False
         if isinstance(self._history, Delivered) and not self._is_stored:
@@ -185,7 +186,7 @@ class StartCounter:
                 return False
 
     async def _count_beside_others(self) -> bool:
-        """Count a start if one has to be; return False if it has to run alone."""
+        """Count a start if necessary; return False if the message has to run alone."""
         if self._is_open or not self._is_suspect():
             return True
         return await self._count(unless_open=not self._has_failed)
@@ -197,7 +198,7 @@ class StartCounter:
         except DBAPIError as error:
             if refusal(error, self._id) is None:
                 raise DatabaseUnavailableError(one_line(error)) from error
-            # There is no partition for its day: if it needs a receipt, that will fail.
+            # There is no partition for its day: a receipt, if it needs one, will fail.
             self._is_stored = False
             return True
         except Exception as error:

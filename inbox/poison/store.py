@@ -2,10 +2,10 @@
 
 Each start is committed here before the handler is called, and the row is deleted with
 the outcome. After a takeover thousands of messages are suspects, and many of them start
-and end at the same time. So while one statement is at work the next messages gather,
+and end at the same time. So while one statement is running, further messages gather,
 and the next statement writes the rows of all of them.
 
-The functions work in the transaction of the session they are given.
+The functions run in the transaction of the session they are given.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _MAX_GROUP: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What is known of the starts of a message.
+    """What is known about the starts of a message.
 
     Attributes:
         starts: how many there were, including the one that was just counted.
@@ -139,7 +139,7 @@ class SuspectStore:
         await self._write(self._forgotten, id, None)
 
     async def _write(self, group: "_Group[V, None]", id: UUID, value: V) -> None:
-        # What is lost costs the message one start too many.
+        # A write that is lost costs the message one start too many.
         request = group.add(id, value)
         try:
             async with asyncio.timeout(_LAST_WRITE):
@@ -199,7 +199,7 @@ class _Group(Generic[V, A]):
         return await asyncio.shield(request.answer)
 
     async def withdraw(self, request: _Request[V, A]) -> A | None:
-        """Ask no more; return the answer if the question was under way already."""
+        """Withdraw a request; return its answer if it was already being processed."""
         answer = request.answer
         try:
             if request in self._at_work:
@@ -211,7 +211,7 @@ class _Group(Generic[V, A]):
         return answer.result()
 
     async def drop(self, request: _Request[V, A]) -> None:
-        """Ask no more, and don't wait for an answer."""
+        """Withdraw a request without waiting for an answer."""
         answer = request.answer
         if answer.done():
             if not answer.cancelled():
@@ -300,7 +300,7 @@ def _run(session: Session, name: str, consumer: str, values: dict[str, Any]) -> 
 def _read(
     session: Session, name: str, consumer: str, values: dict[str, Any]
 ) -> dict[UUID, int]:
-    # Each driver has its own idea of a UUID.
+    # Each driver represents a UUID in its own way.
     statement = _statement(name).columns(message_id=Uuid(), starts=Integer())
     rows = session.execute(statement, {**values, "consumer": consumer})
     return {row.message_id: row.starts for row in rows}

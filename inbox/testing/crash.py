@@ -38,7 +38,7 @@ async def die_holding(source: Callable[[], Source], count: int) -> None:
 
 
 def _hold(make: Callable[[], Source], count: int, writing: int) -> NoReturn:
-    # In any case, nothing of the parent may be run or closed in the child.
+    # Whatever happens, nothing of the parent may be run or closed in the child.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _LIMIT)
     try:

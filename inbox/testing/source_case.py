@@ -75,10 +75,10 @@ class SourceCase(BrokerCase, ABC):
 
     Attributes:
         capabilities: declare absent what the adapter can't do.
-        max_payload_bytes: the largest payload that `put` can put.
+        max_payload_bytes: the size of the largest payload that `put` accepts.
         patience: seconds within which messages must arrive, or a call must end.
-        hold: seconds after which what a dead replica held goes to others; give the
-            source a lease, visibility timeout or idle time of about this length.
+        hold: seconds after which messages that a dead replica held go to others; give
+            the source a lease, visibility timeout or idle time of about this length.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -87,7 +87,7 @@ class SourceCase(BrokerCase, ABC):
 
     @abstractmethod
     def source(self, consumer: str, topic: str) -> Source:
-        """Make a source with a poll interval of at most 0.2 s, not entered yet."""
+        """Create a source with a poll interval of at most 0.2 s, not entered yet."""
 
     @abstractmethod
     async def put(self, *messages: Message) -> None:
@@ -165,7 +165,7 @@ class SourceCase(BrokerCase, ABC):
                     await delivery.ack()
 
     async def until_away(self, source: Source) -> None:
-        """Receive until it raises."""
+        """Receive until the source raises."""
         while True:
             await source.receive(limit=1)
 

@@ -1,4 +1,4 @@
-"""The source suite: a broker that becomes unavailable, and available again."""
+"""The source suite: a broker that becomes unavailable and recovers."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
 """Receive webhooks: verify each request, handle it once, and answer after the commit.
 
-`webhook_app` makes an endpoint for any ASGI server; use `Verifier` in an endpoint of
+`webhook_app` creates an endpoint for any ASGI server; use `Verifier` in an endpoint of
 your own.
 """
 

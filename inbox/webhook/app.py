@@ -1,4 +1,4 @@
-"""An ASGI endpoint for webhooks, which answers after the handler's effects committed.
+"""An ASGI endpoint for webhooks; it answers once the handler's effects are committed.
 
     handled, or a duplicate                 ──▶ 204
     handler raised DeadLetter               ──▶ 204, and a row in inbox.dead_letter
@@ -84,7 +84,7 @@ def webhook_app(
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
     observers: Iterable[Observer] = (),
 ) -> "WebhookApp":
-    """Make an ASGI application that handles each posted message once.
+    """Create an ASGI application that handles each posted message once.
 
     A handler `(session, message)` runs in the transaction that holds the receipt, and
     the answer is 2xx only after that commits. A handler must not commit the session.
@@ -99,8 +99,8 @@ def webhook_app(
         tolerance: maximum difference between the sender's clock and ours.
         max_payload_bytes: a larger body is refused without being read.
         max_in_flight: maximum number of handlers that run at once; further requests
-            wait. At most the size of the engine's pool. The default is 64, or one less
-            than the pool allows if that is fewer.
+            wait. At most the size of the engine's pool. Default: 64, or the size of the
+            pool less one if that is fewer.
         read_timeout: maximum time to receive a request's body.
         max_idle: maximum idle time in a handler's transaction, as for `Consumer`.
         observers: called with every event.
@@ -148,7 +148,7 @@ def _routes(handlers: Handlers, chosen: Executor) -> Routes[Handler]:
 
 
 class WebhookApp:
-    """The application that `webhook_app` makes."""
+    """The application that `webhook_app` creates."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ class Verifier:
     Args:
         secrets: `whsec_…`; a signature made with any of them is valid. To rotate a
             secret, add the new one here, switch the sender, then remove the old one.
-        tolerance: maximum difference between the sender's clock and ours. Somebody who
-            intercepts a request can replay it for this long.
+        tolerance: maximum difference between the sender's clock and ours. An attacker
+            who intercepts a request can replay it for this long.
 
     Raises:
         ConfigError: there is no secret, a secret is invalid, or the tolerance isn't

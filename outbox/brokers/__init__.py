@@ -1,1 +1,1 @@
-"""What the publisher and the source of a broker share; one folder per broker."""
+"""Code shared by the publisher and the source of a broker; one folder per broker."""

@@ -10,7 +10,7 @@ from outbox.brokers.options import BrokerOptions, Duration, Flag, Number, Text, 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions(BrokerOptions):
-    """What the publisher reads; the rest of the query is the receiver's."""
+    """The options of the publisher; the rest of the query is for the receiver."""
 
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
     closed: ClassVar[bool] = False

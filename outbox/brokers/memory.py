@@ -8,6 +8,6 @@ from outbox.brokers.options import BrokerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(BrokerOptions):
-    """Nothing to set."""
+    """No options."""
 
     schemes: ClassVar[tuple[str, ...]] = ("memory",)

@@ -1,8 +1,8 @@
 """The options of a broker URL, declared once for the relay and the consumer.
 
 Each broker has a frozen dataclass of its options. One URL serves both sides: each
-side reads all options and uses its own. What the dataclass doesn't declare is left in
-the URL for the client library or, with webhooks, for the receiver.
+side reads all options and uses its own. Options that the dataclass doesn't declare stay
+in the URL, for the client library or, with webhooks, for the receiver.
 """
 
 import re
@@ -29,13 +29,13 @@ class Form(Protocol):
 
     @property
     def description(self) -> str:
-        """What to write, to follow "write"."""
+        """The expected form, worded to follow "write"."""
 
     def read(self, text: str) -> Any:
-        """Return the value; raise ValueError if it isn't written so."""
+        """Return the value; raise ValueError if the text has another form."""
 
     def write(self, value: Any) -> str:
-        """Write a value so that `read` gives it again."""
+        """Return a value as text that `read` reads back."""
 
     def allows(self, value: Any) -> bool:
         """Return whether an option may have the value."""
@@ -74,7 +74,7 @@ class Duration:
     """A duration, such as `90s`.
 
     Args:
-        whole: it has to be a whole number of seconds.
+        whole: whether it must be a whole number of seconds.
     """
 
     least: timedelta | None = None
@@ -90,14 +90,14 @@ class Duration:
         return f"{kind}{bounds or ' above 0'}, such as 30s or 2m"
 
     def read(self, text: str) -> timedelta:
-        """Read it in the grammar of the command line."""
+        """Read a duration as the command line does."""
         try:
             return read_duration("", text)
         except ConfigError:
             raise ValueError from None
 
     def write(self, value: timedelta) -> str:
-        """Write it exactly."""
+        """Write a duration exactly."""
         return exact_duration(value)
 
     def allows(self, value: timedelta) -> bool:
@@ -115,7 +115,7 @@ class Flag:
 
     @property
     def description(self) -> str:
-        """Name both."""
+        """Name both words."""
         return "true or false"
 
     def read(self, text: str) -> bool:
@@ -129,7 +129,7 @@ class Flag:
         return "true" if value else "false"
 
     def allows(self, value: bool) -> bool:
-        """Both are allowed."""
+        """Allow both values."""
         return isinstance(value, bool)
 
 
@@ -141,7 +141,7 @@ class Choice:
 
     @property
     def description(self) -> str:
-        """Name them."""
+        """Name the words."""
         return f"one of {', '.join(self.words)}"
 
     def read(self, text: str) -> str:
@@ -153,7 +153,7 @@ class Choice:
         return value
 
     def allows(self, value: str) -> bool:
-        """Look it up."""
+        """Return whether it is one of the words."""
         return value in self.words
 
 
@@ -162,8 +162,8 @@ class Text:
     """Any text that isn't empty.
 
     Args:
-        description: what to write.
-        test: tells whether the text can be used.
+        description: the expected form.
+        test: returns whether a text is valid.
     """
 
     description: str = "a text"
@@ -189,15 +189,15 @@ class Names:
     description: str = "names, separated by commas"
 
     def read(self, text: str) -> tuple[str, ...]:
-        """Leave out empty ones."""
+        """Split at commas, and drop empty names."""
         return tuple(name for name in text.split(",") if name)
 
     def write(self, value: Sequence[str]) -> str:
-        """Join them."""
+        """Join the names with commas."""
         return ",".join(value)
 
     def allows(self, value: Sequence[str]) -> bool:
-        """There has to be one, without a comma in it."""
+        """Require at least one name, and no comma in any."""
         return bool(value) and all(name and "," not in name for name in value)
 
 
@@ -205,7 +205,7 @@ class Described(NamedTuple):
     """One row of a table of options.
 
     Attributes:
-        default: as it is shown, in Markdown; empty if there is none.
+        default: the default as it is shown, in Markdown; empty if there is none.
     """
 
     name: str
@@ -233,10 +233,10 @@ def option(
 
     Args:
         form: how its value is written.
-        default: its value if the URL doesn't give it.
-        side: who uses it; the other side ignores it.
+        default: its value if the URL omits it.
+        side: the side that uses it; the other side ignores it.
         help: what it is for, in Markdown.
-        shown: the default as a table shows it, if not as it would be written.
+        shown: the default as the table shows it, if it isn't shown as it is written.
     """
     return field(
         default=default, metadata={_METADATA: _Option(form, side, shown, help)}
@@ -245,18 +245,19 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerOptions:
-    """What the options of one broker have in common.
+    """The base class of the options of a broker.
 
     Attributes:
-        schemes: of its URLs.
+        schemes: the schemes of its URLs.
         client: options that the client library reads itself, and that are worth a row
             in the table.
-        refused: options that are an error, with the remedy.
-        closed: whether an option is an error that is neither declared here nor among
+        refused: options that are rejected, each with the remedy.
+        closed: whether options are rejected that are neither declared here nor among
             `client_names`.
 
     Raises:
-        ConfigError: a value can't be used; names the option, the value and the form.
+        ConfigError: a value is invalid; the message names the option, the value and the
+            expected form.
     """
 
     schemes: ClassVar[tuple[str, ...]]
@@ -275,19 +276,19 @@ class BrokerOptions:
 
     @classmethod
     def client_names(cls) -> Collection[str]:
-        """Return the names of the options that the client library takes."""
+        """Return the names of the options that the client library accepts."""
         return [described.name for described in cls.client]
 
     @classmethod
     def parse(cls, url: str, **given: Any) -> tuple[str, Self]:
-        """Read the options out of a URL; give the URL without them, and the options.
+        """Parse the options in a URL; return the URL without them, and the options.
 
         Args:
-            given: values that win over those of the URL, unless they are None.
+            given: values that override those of the URL, unless they are None.
 
         Raises:
-            ConfigError: an option is unknown, or given twice, or its value can't be
-                used. The message names it, and holds no password.
+            ConfigError: an option is unknown, given twice, or has an invalid value. The
+                message names the option and contains no password.
         """
         start, _, query = url.partition("?")
         declared = dict(_declared(cls))
@@ -297,7 +298,7 @@ class BrokerOptions:
             quoted, _, text = part.partition("=")
             name = unquote(quoted)
             if "@" in query and cls.closed and name not in cls.client_names():
-                # It may all be part of a password with a question mark in it.
+                # All of it may be part of a password that contains a question mark.
                 raise ConfigError(
                     f"broker URL {without_password(url)}: its options can't be read; "
                     "write ? as %3F and @ as %40"
@@ -318,7 +319,7 @@ class BrokerOptions:
 
     @classmethod
     def unknown(cls, url: str, name: str) -> ConfigError:
-        """Make the error about an option that there isn't."""
+        """Return the error about an unknown option."""
         names = [described.name for described in cls.table()]
         near = get_close_matches(name, {*names, *cls.client_names()}, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -329,7 +330,7 @@ class BrokerOptions:
         )
 
     def query(self) -> str:
-        """Write the options that aren't at their defaults, for the query of a URL."""
+        """Return the options that differ from their defaults, as a URL's query."""
         return "&".join(
             f"{name}={quote(declared.form.write(getattr(self, name)), safe=',:/')}"
             for name, declared in _declared(type(self))
@@ -347,7 +348,7 @@ class BrokerOptions:
 
     @classmethod
     def markdown(cls) -> str:
-        """Return the table as it stands in the documentation."""
+        """Return the table as the documentation shows it."""
         lines = ["| option | side | default | |", "|---|---|---|---|"]
         lines += [
             f"| `{row.name}` | {row.side} | {row.default} | {row.help} |".replace(
@@ -364,7 +365,8 @@ def options_of(broker: str) -> type[BrokerOptions]:
     Neither its client library nor a server is needed.
 
     Raises:
-        UnknownImplementationError: there is no such broker; the message lists them.
+        UnknownImplementationError: there is no such broker; the message lists the
+            installed ones.
     """
     found = brokers()
     for name, options in found.items():

@@ -11,8 +11,9 @@ def implementation(group: str, url: str) -> Any:
     """Load the class registered in `group` for the scheme of `url`.
 
     Raises:
-        UnknownImplementationError: none of that name; the message lists what is.
-        ConfigError: it is installed, but the client library it needs is not.
+        UnknownImplementationError: no class is registered for the scheme; the message
+            lists the schemes that are.
+        ConfigError: the class is installed, but the client library it needs is not.
     """
     scheme = url.partition(":")[0]
     kind = group.rpartition(".")[2].removesuffix("s")
@@ -35,7 +36,7 @@ def implementation(group: str, url: str) -> Any:
 
 
 def _extra(point: EntryPoint) -> str:
-    # A broker with several schemes has one extra, named like its module.
+    # A broker with several schemes has one extra, named after its module.
     return point.module.rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""The options of a `postgresql://` URL with which PostgreSQL is the broker."""
+"""The options of a `postgresql://` URL, with PostgreSQL as the broker."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from outbox.brokers.options import BrokerOptions, Choice, Duration, Number, opti
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresOptions(BrokerOptions):
-    """What publisher and source read; libpq reads the rest."""
+    """The options of the publisher and the source; libpq reads the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
 
@@ -25,7 +25,7 @@ class PostgresOptions(BrokerOptions):
     )
     max_payload_bytes: int = option(
         Number(),
-        # PostgreSQL takes a value of 1 GiB, but what dumps it writes each byte as two,
+        # PostgreSQL accepts values of almost 1 GiB, but a dump writes each byte as two,
         # and a batch with such a payload takes longer than a publish may.
         128 * 1024 * 1024,
         side="relay",
@@ -45,8 +45,8 @@ class PostgresOptions(BrokerOptions):
     @classmethod
     @override
     def client_names(cls) -> Collection[str]:
-        """Ask libpq for its own."""
-        # Whoever lists all brokers' options may have no libpq.
+        """Return the names of libpq's parameters."""
+        # libpq may be missing where only the options of all brokers are listed.
         from psycopg import pq
 
         return [default.keyword.decode() for default in pq.Conninfo.get_defaults()]

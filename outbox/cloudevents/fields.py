@@ -1,8 +1,8 @@
-"""How a message looks as fields: a mapping of bytes to bytes.
+"""The form of a message as fields: a mapping of bytes to bytes.
 
 The body is the field `payload`; everything else is metadata. Headers of the message
 are fields of their own, so that other readers find them without decoding anything.
-Publishers and sources of transports that carry fields agree through this module.
+Publishers and sources of transports that carry fields share this form.
 """
 
 import re
@@ -22,7 +22,7 @@ _VERSION: Final = re.compile(rb"[1-9][0-9]{0,9}")
 
 
 def to_fields(message: Message) -> dict[bytes, bytes]:
-    """Write a message as fields. Absent values have no field."""
+    """Return a message as fields. Absent values have no field."""
     fields = {
         b"id": str(message.id).encode(),
         b"topic": message.topic.encode(),
@@ -40,10 +40,10 @@ def to_fields(message: Message) -> dict[bytes, bytes]:
 
 
 def from_fields(fields: Mapping[bytes, bytes]) -> Message:
-    """Read a message from its fields; unknown ones are left alone.
+    """Read a message from its fields; unknown fields are ignored.
 
     Raises:
-        InvalidMessageError: a field is missing, or isn't what it should be.
+        InvalidMessageError: a field is missing or invalid.
     """
     if PAYLOAD not in fields:
         raise _missing("payload")

@@ -1,7 +1,7 @@
 """A message's metadata as headers: one form for every broker that has headers.
 
 The body is the payload; the rest are the attributes of CloudEvents 1.0, in binary
-mode, under the prefix that its binding for the transport lays down (`ce_` for Kafka,
+mode, with the prefix that the binding for the transport specifies (`ce_` for Kafka,
 `ce-` for HTTP and NATS, `cloudEvents:` for AMQP). The message's own headers, W3C
 `traceparent` among them, keep their names.
 """
@@ -37,9 +37,9 @@ _ATTRIBUTES: Final = frozenset(
 def to_headers(
     message: Message, prefix: str, *, source: str = _SOURCE
 ) -> dict[str, str]:
-    """Write everything but the payload as headers. Absent values have no header.
+    """Return everything but the payload as headers. Absent values have no header.
 
-    An attribute wins over a header of the message with the same name.
+    An attribute overrides a header of the message with the same name.
     """
     headers = dict(message.headers)
     headers[CONTENT_TYPE] = message.content_type
@@ -60,11 +60,11 @@ def to_headers(
 def from_headers(headers: Mapping[str, str], payload: bytes, prefix: str) -> Message:
     """Read a message from its headers and its payload.
 
-    Names are compared as they are; a transport that changes their case hands them
-    over in lower case. Attributes that we don't know stay headers.
+    Names are case-sensitive; a transport that changes their case passes them in lower
+    case. Unknown attributes stay headers.
 
     Raises:
-        InvalidMessageError: an attribute is missing, or isn't what it should be.
+        InvalidMessageError: an attribute is missing or invalid.
     """
     own = {f"{prefix}{name}" for name in _ATTRIBUTES} | {CONTENT_TYPE}
     version = headers.get(f"{prefix}schemaversion", "1")

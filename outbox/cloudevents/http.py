@@ -1,13 +1,13 @@
 """A message as an HTTP request: CloudEvents 1.0 in binary mode.
 
-The attributes are `ce-` headers, percent-encoded as the HTTP binding lays down. The
+The attributes are `ce-` headers, percent-encoded as the HTTP binding specifies. The
 message's own headers keep their names, and `pillarbox-headers` lists them, because a
 request also arrives with headers that the sender didn't write:
 
     pillarbox-headers: X-Own, traceparent, Gr%C3%B6%C3%9Fe*
 
-A name that HTTP can't have or has for itself is percent-encoded, and so is, marked by
-a star, a value that isn't printable ASCII.
+A name that HTTP forbids or reserves is percent-encoded. So is a value that isn't
+printable ASCII; a star after its name marks it.
 """
 
 import re
@@ -28,9 +28,9 @@ _TRACE_CONTEXT: Final = ("traceparent", "tracestate", "baggage")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _VALUE: Final = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
-# All of ASCII that the HTTP binding leaves as it is: neither space, nor " nor %.
+# The ASCII characters that the HTTP binding leaves as they are: not space, " and %.
 _SAFE: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
-# The transport's own, and what a request has for its receiver alone.
+# Headers of the transport, and those meant for the receiver of the request alone.
 _RESERVED: Final = frozenset(
     {
         "accept",
@@ -64,11 +64,11 @@ _RESERVED_PREFIXES: Final = ("proxy-", "x-forwarded-")
 
 
 def to_request(message: Message) -> dict[str, str]:
-    """Write everything but the payload as headers of a request.
+    """Return everything but the payload as headers of a request.
 
     Raises:
-        InvalidMessageError: its content type can't be a header, or a header of its own
-            has a reserved name.
+        InvalidMessageError: the content type can't be a header, or one of the message's
+            own headers has a reserved name.
     """
     if not _VALUE.fullmatch(message.content_type):
         raise InvalidMessageError(
@@ -91,15 +91,15 @@ def to_request(message: Message) -> dict[str, str]:
 
 
 def from_request(headers: Mapping[str, str], payload: bytes) -> Message:
-    """Read a message from a request, whose headers have names in lower case.
+    """Read a message from a request whose header names are in lower case.
 
     A header that `pillarbox-headers` lists is accepted only under a name that
     `to_request` writes: never `Authorization`, a cookie, or another header that is
     meant for the receiver alone.
 
     Raises:
-        InvalidMessageError: an attribute is missing or isn't what it should be, or
-            a header of the message got lost, or a message can't have it.
+        InvalidMessageError: an attribute is missing or invalid, or one of the message's
+            own headers was lost or isn't allowed.
     """
     own = {name: headers[name] for name in _TRACE_CONTEXT if name in headers}
     for entry in headers.get(OWN, "").split(","):
@@ -145,10 +145,10 @@ def _own_headers(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _original(name: str) -> str:
-    """Return the message's own name for a header that `_own_headers` may have written.
+    """Return the original name of a header that `_own_headers` may have written.
 
     Raises:
-        InvalidMessageError: it may not.
+        InvalidMessageError: `_own_headers` never writes such a header.
     """
     original = _decoded(name)
     if name == original:

@@ -1,4 +1,4 @@
-"""Bytes from other producers as text that loses nothing.
+"""Lossless conversion of bytes from other producers to text.
 
 Metadata of a dead letter is text. Bytes that aren't UTF-8 become a `data:` URL in
 base64 (RFC 2397), from which they can be recovered.
@@ -15,7 +15,8 @@ _BASE64: Final = "data:;base64,"
 def text_of(data: bytes) -> str:
     """Decode bytes as UTF-8, or write them as a `data:` URL.
 
-    No two values give the same text, and no text has a NUL, which PostgreSQL refuses.
+    Different bytes give different texts, and no text has a NUL, which PostgreSQL
+    rejects.
     """
     try:
         text = data.decode()
@@ -35,7 +36,7 @@ def bytes_of(text: str) -> bytes:
 
 
 def payload_of(fields: Mapping[bytes, bytes]) -> bytes:
-    """Write all fields as one JSON object, for an entry without a payload."""
+    """Encode all fields as one JSON object, for an entry without a payload."""
     texts = {text_of(name): text_of(value) for name, value in fields.items()}
     return json.dumps(texts, ensure_ascii=False).encode()
 

@@ -1,4 +1,4 @@
-"""Signatures of the Standard Webhooks scheme: HMAC-SHA256 over id, moment and body."""
+"""Signatures of Standard Webhooks: HMAC-SHA256 over id, timestamp and body."""
 
 import binascii
 import hmac
@@ -24,13 +24,13 @@ _HOW_TO_MAKE_ONE: Final = (
 
 
 class Secret:
-    """What the sender and the receiver of webhooks share. It is never printed.
+    """A secret that the sender and the receiver of webhooks share. Never printed.
 
     Args:
-        text: `whsec_` and base64 of 24 to 64 bytes.
+        text: `whsec_` and the base64 of 24 to 64 bytes.
 
     Raises:
-        ConfigError: it isn't such a text; the message doesn't show it.
+        ConfigError: the text is invalid; the message doesn't show it.
     """
 
     __slots__ = ("_key",)
@@ -60,7 +60,7 @@ class Secret:
 
     @override
     def __repr__(self) -> str:
-        """Show nothing of it."""
+        """Show nothing of the secret."""
         return "Secret(…)"
 
 
@@ -68,7 +68,7 @@ def read_secrets(text: str) -> tuple[Secret, ...]:
     """Read secrets that are separated by white space, the newest first.
 
     Raises:
-        ConfigError: there is no secret, or one can't be used.
+        ConfigError: there is no secret, or one is invalid.
     """
     secrets = tuple(map(Secret, text.split()))
     if not secrets:

@@ -36,8 +36,8 @@ class Criteria:
         reason: the first 80 characters of the reason, as they are.
         since: given up then or later.
         until: given up then or earlier.
-        before: only what comes after this one in a list, the newest first.
-        after: only what comes after this one, the oldest first.
+        before: only those that come after this one in a list, newest first.
+        after: only those that come after this one in a list, oldest first.
         max_rows: at most this many.
     """
 
@@ -87,7 +87,7 @@ class Criteria:
 
 
 def _text(id: UUID | None) -> str | None:
-    # Which every driver accepts for a uuid.
+    # As text, which every driver accepts for a uuid.
     return None if id is None else str(id)
 
 
@@ -104,7 +104,7 @@ class IdPrefix:
 
         Raises:
             ConfigError: the text can't be the beginning of an id, or is so short that
-                it may be a slip.
+                it may be a typing error.
         """
         typed = text.strip().lower()
         digits = typed.replace("-", "")

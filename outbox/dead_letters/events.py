@@ -15,7 +15,7 @@ class DeadLetterSucceeded(Event):
 
     Attributes:
         schema: outbox or inbox.
-        id: of the dead letter.
+        id: the id of the dead letter.
     """
 
     schema: str
@@ -30,7 +30,7 @@ class DeadLetterFailed(Event):
 
     Attributes:
         schema: outbox or inbox.
-        id: of the dead letter.
+        id: the id of the dead letter.
         retry_count: how often it was retried.
         reason: the error.
     """
@@ -51,8 +51,8 @@ class RetryRunEnded(Event):
 
     Attributes:
         schema: outbox or inbox.
-        skipped: dead letters that somebody else was retrying, or had settled.
-        seconds: how long that took.
+        skipped: dead letters that another process was retrying, or had settled.
+        seconds: how long the run took.
     """
 
     schema: str

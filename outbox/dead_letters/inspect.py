@@ -35,24 +35,24 @@ class Desk:
         self._on_discard = on_discard
 
     def summaries(self, criteria: Criteria) -> list[Summary]:
-        """Return those that match the criteria, newest first."""
+        """Return the dead letters that match the criteria, newest first."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.LIST), criteria.parameters()
         )
         return [Summary.of(row) for row in cursor]
 
     def find(self, criteria: Criteria) -> list[Candidate]:
-        """Find those that match the criteria, oldest first."""
+        """Find the dead letters that match the criteria, oldest first."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.FIND), criteria.parameters()
         )
         return [Candidate(*row) for row in cursor]
 
     def read(self, id: UUID) -> Letter:
-        """Read one with all its fields.
+        """Return a dead letter with all its fields.
 
         Raises:
-            ConfigError: none has this id.
+            ConfigError: no dead letter has this id.
         """
         row = self._connection.execute(
             statement(self._schema, Statement.READ), {"id": id}
@@ -65,7 +65,7 @@ class Desk:
         return Letter.of(row)
 
     def ids_of(self, prefix: IdPrefix) -> list[UUID]:
-        """Return the ids with a prefix, at most as many as an error names."""
+        """Return the ids with a prefix, limited to what an error message shows."""
         cursor = self._connection.execute(
             statement(self._schema, Statement.FIND_BY_PREFIX), prefix.parameters()
         )
@@ -74,12 +74,12 @@ class Desk:
     def discard(
         self, candidates: Sequence[Candidate], reason: str, person: str | None = None
     ) -> int:
-        """Discard those that are PENDING, each in a transaction; return how many were.
+        """Discard PENDING dead letters, each in a transaction; return their number.
 
-        Waits for one that is being retried.
+        Waits for a dead letter that is being retried.
 
         Args:
-            person: on whose behalf, recorded beside the login.
+            person: the person on whose behalf, recorded in addition to the login.
 
         Raises:
             ConfigError: `on_discard` refused some; the others were discarded.
@@ -115,7 +115,8 @@ def open_desk(
     """Open a desk for one command.
 
     Raises:
-        DatabaseUnavailableError: the database can't be reached, or was lost.
+        DatabaseUnavailableError: the database is unreachable, or the connection was
+            lost.
         UpkeepError: a statement failed; the message names the remedy.
     """
     rights = (

@@ -38,10 +38,10 @@ class Summary:
     """A dead letter without its payload, headers and stack trace.
 
     Attributes:
-        id: of the dead letter; `message_id` is that of the message.
+        id: the id of the dead letter; `message_id` is the id of the message.
         attempts: how often it failed before it was given up.
         retry_count: how many retries have failed since.
-        retry_after: when the schedule may retry it; None for only by hand.
+        retry_after: when the schedule may retry it; None if it is retried only by hand.
     """
 
     id: UUID
@@ -62,7 +62,7 @@ class Summary:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
-        """Make one from a row, whose columns are in the order of the fields."""
+        """Create one from a row whose columns are in the order of the fields."""
         names = (field.name for field in fields(cls))
         values = dict(zip(names, row, strict=True))
         return cls(**{**values, "status": Status(values["status"])})
@@ -85,7 +85,7 @@ class Letter(Summary):
     @classmethod
     @override
     def of(cls, row: Sequence[Any]) -> Self:
-        """Make one from a row; headers that are nested too deeply stay text."""
+        """Create one from a row; headers that are nested too deeply stay text."""
         letter = super(Letter, cls).of(row)
         decoded = _loads(letter.headers)
         return letter if decoded is None else replace(letter, headers=decoded[0])

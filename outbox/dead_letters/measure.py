@@ -20,8 +20,8 @@ class Measure:
     """Measures the dead letters of one side. For one event loop.
 
     Args:
-        open_retrier: called for each measurement, to read them.
-        origin: whose dead letters; None for all of the schema.
+        open_retrier: called for each measurement, to read the dead letters.
+        origin: the origin of the dead letters; None for all of the schema.
         seconds: the interval.
     """
 

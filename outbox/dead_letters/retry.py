@@ -2,7 +2,7 @@
 
 PENDING ──the retry succeeded──▶ SUCCEEDED
 PENDING ──the retry failed──▶ PENDING, retry_count + 1, a new reason, retry_after
-PENDING ──the broker or the database is away──▶ unchanged
+PENDING ──the broker or the database is unavailable──▶ unchanged
 PENDING ──an operator discards it──▶ DISCARDED
 """
 
@@ -24,19 +24,19 @@ from outbox.dead_letters.statement import Schema, Statement
 
 
 class Candidate(NamedTuple):
-    """A dead letter to retry, unless somebody else does."""
+    """A dead letter to retry or discard, unless another process does first."""
 
     id: UUID
     created_at: datetime
 
     def parameters(self) -> dict[str, Any]:
-        """Return the values by which statements find it."""
-        # As text, which every driver takes for a uuid.
+        """Return the parameters by which statements find it."""
+        # As text, which every driver accepts for a uuid.
         return {"id": str(self.id), "created_at": self.created_at}
 
 
 class Outcome(Enum):
-    """What came of a retry; SKIPPED: somebody else had it, or it is settled."""
+    """The outcome of a retry; SKIPPED: another process had it, or it is settled."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -53,7 +53,7 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all retries."""
         return self.succeeded + self.failed + self.skipped
 
 
@@ -62,8 +62,8 @@ class Failure:
     """Why a retry failed, as it is stored and reported.
 
     Attributes:
-        delay: when whoever refused it asked to be tried again; then no failed retry is
-            counted, and the schedule has no say.
+        delay: the delay that the broker or the handler asked for; then no failed retry
+            is counted, and the schedule doesn't apply.
     """
 
     reason: str
@@ -71,16 +71,16 @@ class Failure:
     delay: timedelta | None = None
 
     def retry_count(self, letter: Letter) -> int:
-        """Return how many retries of the dead letter have failed now."""
+        """Return how many retries of the dead letter have failed, with this one."""
         return letter.retry_count + (self.delay is None)
 
     def parameters(
         self, letter: Letter, schedule: Callable[[int], timedelta | None]
     ) -> dict[str, Any]:
-        """Return the values of `Statement.MARK_PENDING`.
+        """Return the parameters of `Statement.MARK_PENDING`.
 
         Args:
-            schedule: chooses the delay after so many failed retries.
+            schedule: returns the delay after a number of failed retries.
         """
         count = self.retry_count(letter)
         return {
@@ -96,7 +96,7 @@ class Failure:
 def outcome_event(
     schema: Schema, letter: Letter, failure: Failure | None
 ) -> DeadLetterSucceeded | DeadLetterFailed:
-    """Make the event that reports a retry; it succeeded if there is no failure."""
+    """Return the event that reports a retry; it succeeded if there is no failure."""
     about: dict[str, Any] = {
         "schema": schema,
         "id": letter.id,
@@ -115,14 +115,14 @@ class Retrier(Protocol):
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
-        """Run a statement in a transaction of its own, and give its rows.
+        """Run a statement in a transaction of its own, and return its rows.
 
         Raises:
-            DatabaseUnavailableError: the database is away.
+            DatabaseUnavailableError: the database is unavailable.
         """
 
     async def retry(self, candidate: Candidate) -> Outcome:
-        """Retry one dead letter and write down what came of it.
+        """Retry one dead letter and record the outcome.
 
         Raises:
             BrokerUnavailableError, DatabaseUnavailableError: nothing was written, and
@@ -130,11 +130,11 @@ class Retrier(Protocol):
         """
 
     def alone(self) -> AbstractAsyncContextManager[bool]:
-        """Take the lock of the schedule for the block; give False if it is taken."""
+        """Hold the schedule's lock for the block; yield False if it is taken."""
 
 
 async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:
-    """Find the dead letters that meet the criteria, the oldest first."""
+    """Find the dead letters that match the criteria, oldest first."""
     rows = await retrier.fetch(Statement.FIND, criteria.parameters())
     return [Candidate(*row) for row in rows]
 
@@ -142,7 +142,7 @@ async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:
 async def find_due(
     retrier: Retrier, *, origin: str | None, max_retries: int, max_rows: int
 ) -> list[Candidate]:
-    """Find what the schedule has to retry, the longest overdue first."""
+    """Find the dead letters that the schedule must retry, the longest overdue first."""
     rows = await retrier.fetch(
         Statement.FIND_DUE,
         {"origin": origin, "max_retries": max_retries, "max_rows": max_rows},

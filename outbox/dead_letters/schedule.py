@@ -2,8 +2,8 @@
 
 Every replica wakes at the same times, whole multiples of the interval since 1970, and
 tries to take the same advisory lock. The one that gets it retries what is due, and
-holds the lock a while longer, so that a replica whose clock is late finds it taken. If
-two run all the same, only one of them can lock each dead letter.
+holds the lock a while longer, so that a replica whose clock is behind finds it taken.
+If two run nevertheless, only one of them can lock each dead letter.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class RetrySchedule:
     Attributes:
         interval: the time between two runs.
         batch: at most this many retries in one run.
-        max_retries: maximum automatic retries of one dead letter; after that retry it
+        max_retries: maximum automatic retries of one dead letter; after that, retry it
             by hand.
         first_delay: the shortest delay after a failed retry.
         max_delay: the longest; slightly less than `interval`, or the dead letter would
@@ -64,14 +64,14 @@ class RetrySchedule:
         object.__setattr__(self, "_policy", policy)
 
     def delay(self, retry_count: int) -> timedelta | None:
-        """Return the delay after this many failed retries; None for no more of them."""
+        """Return the delay after this many failed retries; None if no more follow."""
         if self._policy.spent(retry_count):
             return None
         return self._policy.delay(retry_count)
 
 
 def lost_turn(error: Exception) -> DatabaseUnavailableError:
-    """Return the error for a lock that was lost or couldn't be asked for."""
+    """Return the error for a lock that was lost or couldn't be requested."""
     return DatabaseUnavailableError(
         f"the lock of the retry schedule was lost: {one_line(error)}; another replica "
         "may run it now; no dead letter is retried by both"
@@ -83,7 +83,7 @@ class Scheduler:
 
     Args:
         open_retrier: called for each run.
-        origin: whose dead letters; None for all of the schema.
+        origin: the origin of the dead letters; None for all of the schema.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class Scheduler:
         """Retry what is due; return None if another replica is doing so.
 
         Raises:
-            BrokerUnavailableError, DatabaseUnavailableError: it is unavailable.
+            BrokerUnavailableError, DatabaseUnavailableError: the broker or the database
+                is unavailable.
         """
         async with self._open() as retrier, retrier.alone() as alone:
             if not alone:

@@ -1,4 +1,4 @@
-"""The statements about dead letters, for the schema of either side."""
+"""The SQL statements for dead letters, in the schema of either side."""
 
 from enum import StrEnum
 from typing import Literal, LiteralString, TypeAlias
@@ -11,8 +11,8 @@ Schema: TypeAlias = Literal["outbox", "inbox"]
 class Statement(StrEnum):
     """The files in `outbox/sql` with a placeholder for the schema.
 
-    Those with another one read from `select_dead_letters`, so that what is listed,
-    counted and retried is selected alike.
+    Those with the placeholder `{selected}`, too, read from `select_dead_letters`, so
+    that listing, counting and retrying select dead letters alike.
     """
 
     LIST = "list_dead_letters"

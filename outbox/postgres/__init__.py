@@ -1,1 +1,1 @@
-"""How we use a PostgreSQL server: connections, leases, locks, NOTIFY, SQL."""
+"""The use of a PostgreSQL server: connections, leases, locks, NOTIFY, SQL."""

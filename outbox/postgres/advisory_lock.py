@@ -1,6 +1,6 @@
-"""The advisory locks of PostgreSQL that we use: a class and an object, two int4.
+"""Our advisory locks in PostgreSQL: each is a class and an object, both int4.
 
-The migrations name the same numbers. One class belongs to the outbox and to the
+The migrations use the same numbers. One class belongs to the outbox and to the
 doorbells; every consumer of the postgres broker has a class of its own.
 """
 
@@ -13,7 +13,7 @@ LOCK_CLASS: Final = int.from_bytes(b"pill")
 
 @unique
 class Lock(IntEnum):
-    """Objects above the lanes, which are 0 to 47."""
+    """Lock objects above the lanes, which are 0 to 47."""
 
     OUTBOX_DOORBELL = 100
     INBOX_DOORBELL = 101

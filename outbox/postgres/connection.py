@@ -31,17 +31,17 @@ _PINNED: Final = {
     "default_transaction_isolation": "'read committed'",
 }
 PIN_SESSION: Final = "; ".join(f"SET {name} = {to}" for name, to in _PINNED.items())
-"""What our sessions stand on, whatever ALTER ROLE and ALTER DATABASE say; one query.
+"""Settings our sessions rely on, whatever ALTER ROLE and ALTER DATABASE say; one query.
 
-With another search_path whoever may create in `public` is called by our sessions, with
-their rights: a routine or an operator there that fits its arguments better than the
-catalog's wins. In another DateStyle psycopg can't read a moment.
+With another search_path, our sessions would call routines and operators of anyone who
+may create them in `public`, with our privileges: one that matches its arguments better
+than the catalog's is preferred. In another DateStyle, psycopg can't read timestamps.
 """
 PIN_SESSION_LOCALLY: Final = PIN_SESSION.replace("SET ", "SET LOCAL ")
-"""The same until the transaction ends."""
+"""The same settings until the transaction ends."""
 PIN_SEARCH_PATH_LOCALLY: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
-"""Its first part until the transaction ends, for one that is the user's own."""
-# A peer that vanished without a word is noticed within about 25 s.
+"""The first of them until the transaction ends, for a transaction of the user."""
+# A peer that vanished silently is noticed within about 25 s.
 _SETTINGS: Final[Mapping[str, Any]] = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -52,12 +52,12 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
-    """Make libpq's connection string from a URL, `postgresql+driver://` included.
+    """Return libpq's connection string for a URL, also for `postgresql+driver://`.
 
-    What the URL says itself wins over our settings.
+    Settings in the URL override ours.
 
     Raises:
-        ConfigError: it isn't a URL of PostgreSQL.
+        ConfigError: it isn't a valid PostgreSQL URL.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in _SCHEMES:
@@ -68,8 +68,8 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
     try:
         given = conninfo_to_dict(f"postgresql://{rest}")
     except (psycopg.ProgrammingError, UnicodeError) as error:
-        # Behind the colon libpq quotes the URL or the password; or the name of an
-        # option, which is part of a password if there is an @ behind it.
+        # After the colon libpq quotes the URL or the password; or the name of an
+        # option, which is part of a password if an @ follows it.
         problem, _, quoted = str(error).partition(":")
         if problem == _UNKNOWN_OPTION and "@" not in rest.partition("?")[2]:
             problem += f" {quoted.strip()}"
@@ -105,13 +105,14 @@ async def connect(
     """Open a connection in autocommit mode, with session settings applied.
 
     Args:
-        shared: whether its server session may be other clients' as well, behind a
-            pooler in transaction mode: then it is left as it is, and what runs on it
-            has to name the schema of every function.
+        shared: whether other clients may use its server session, too, behind a pooler
+            in transaction mode: then the session isn't pinned, and statements must
+            qualify every function with its schema.
 
     Raises:
-        DatabaseUnavailableError: it can't be reached or it refuses us.
-        ConfigError: the URL is none.
+        DatabaseUnavailableError: the database is unreachable, or rejects the
+            connection.
+        ConfigError: the URL is invalid.
     """
     try:
         connection = await psycopg.AsyncConnection.connect(
@@ -138,10 +139,10 @@ async def connect(
 async def server_cursor(
     connection: Connection, name: str
 ) -> AsyncIterator[psycopg.AsyncServerCursor[TupleRow]]:
-    """Open a cursor of the server, in a transaction, and close it whatever happens.
+    """Open a server-side cursor, in a transaction, and close it in any case.
 
-    psycopg leaves a cursor open, and warns when it is collected, if the connection is
-    lost or the task cancelled before the server has closed it.
+    psycopg leaves a cursor open, and warns when it is garbage-collected, if the
+    connection is lost or the task cancelled before the server has closed it.
     """
     cursor = connection.cursor(name)
     try:
@@ -154,9 +155,9 @@ async def server_cursor(
 
 
 class Link:
-    """One connection, opened anew when it broke.
+    """One connection, reopened after it broke.
 
-    For one task at a time: those that share it hold its `turn` meanwhile.
+    For one task at a time: tasks that share it hold its `turn` while they use it.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Link:
         """Return the open connection, or open one.
 
         Raises:
-            DatabaseUnavailableError: the database can't be reached.
+            DatabaseUnavailableError: the database is unreachable.
         """
         if self._connection is not None and not self._connection.closed:
             return self._connection

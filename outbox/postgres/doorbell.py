@@ -1,13 +1,13 @@
-"""The doorbell: writers pay for a NOTIFY only while somebody sleeps.
+"""The doorbell: writers pay for a NOTIFY only while a process sleeps.
 
 A NOTIFY on every commit costs half of the writers' throughput, because its lock
 serialises commits. So an idle process holds an advisory lock exclusively and listens.
 The insert trigger tries that lock in shared mode and sends a NOTIFY only if that fails.
 It keeps the lock until its transaction ends, so `arm` fails while a writer's
-transaction is open, and nobody falls asleep before seeing that writer's rows.
+transaction is open, and no process falls asleep before it sees that writer's rows.
 
-Of several sleeping processes one holds the lock, and all hear the bell. When that one
-becomes busy it notifies the others; when it dies, they find out at their next poll.
+Of several sleeping processes one holds the lock, and all hear the bell. When the holder
+becomes busy, it notifies the others; when it dies, they find out at their next poll.
 Polling always works, with or without the bell.
 """
 
@@ -27,7 +27,7 @@ _ANSWER: Final = 20.0
 
 
 class Doorbell:
-    """One process's end of a doorbell. For one task at a time."""
+    """One process's side of a doorbell. For one task at a time."""
 
     def __init__(
         self, url: str, *, lock: Lock, channel: str, application_name: str
@@ -41,8 +41,8 @@ class Doorbell:
     async def arm(self) -> bool:
         """Try to make writers ring. Check for rows once more before sleeping.
 
-        Returns False while a writer's transaction is open or the database is away:
-        then check again soon instead of sleeping.
+        Returns False while a writer's transaction is open or the database is
+        unavailable: then check again soon instead of sleeping.
         """
         try:
             async with asyncio.timeout(_ANSWER):
@@ -67,7 +67,7 @@ class Doorbell:
         return bool(ours or theirs)
 
     async def disarm(self) -> None:
-        """Stop making writers ring: we are busy and check for rows anyway."""
+        """Stop making writers ring: a busy process checks for rows anyway."""
         if not self._held:
             return
         self._held = False
@@ -83,7 +83,7 @@ class Doorbell:
             await self.close()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a ring, at most `seconds`; return whether it rang."""
+        """Wait at most `seconds` for a ring; return whether it rang."""
         connection = self._listening
         if connection is None or connection.closed:
             await asyncio.sleep(seconds)

@@ -1,29 +1,29 @@
 """How far a lane has been read: the floor, and when it may rise.
 
 The *floor* of a lane is the sequence number at or below which nothing is left to claim.
-Claims start above it, so dead index entries behind it are never walked again, not even
+Claims start above it, so dead index entries behind it are never scanned again, not even
 while another session's snapshot keeps vacuum from removing them.
 
 The floor lags behind the claims. A writer draws its sequence number before it commits,
 so a claim may find 12 and miss 11, whose transaction is still open. With the floor at
-12, whatever follows 11 in its key would overtake it. The rule:
+12, later messages of the key of 11 would overtake it. The rule:
 
 1. A look sees everything that has committed up to some number, and remembers that
    number together with the next transaction id. The default of the `seq` column assigns
    a transaction its id before it draws a number, so any transaction that may still
    commit a row at or below that number has a lower id.
 2. The floor rises to that number with the first later look whose snapshot shows that
-   every transaction with a lower id has ended: that look saw whatever they committed.
+   every transaction with a lower id has ended: that look saw all that they committed.
 
-A backlog is read faster than that: each claim would read again what the claim before it
-had read. So whoever owns the cursors notes from time to time which number was the last
+A backlog is read faster than that: each claim would read again what the previous claim
+had read. So the owner of the cursors notes from time to time which number was the last
 one drawn, and then gets a transaction id. If every transaction with a lower id has
-ended when a look takes its snapshot, whatever has that number or a lower one is
+ended when a look takes its snapshot, every row with that number or a lower one is
 committed or never will be, and the look raises the floor itself.
 
-Whatever makes a row claimable again rewinds the cursor: the floor goes back, and what
-was remembered is forgotten. A look that was under way then raises nothing, and the next
-one starts from the lower floor.
+Anything that makes a row claimable again rewinds the cursor: the floor is lowered, and
+the remembered number is forgotten. A look in progress then raises nothing, and the next
+look starts from the lower floor.
 
 `tests/models/test_lane_cursor.py` tries every interleaving up to a bound.
 """
@@ -37,15 +37,15 @@ class Snapshot(NamedTuple):
     xmin: int
     """Every transaction with a lower id had ended."""
     next_xid: int
-    """No transaction had been given this id, or a higher one."""
+    """No transaction had been assigned this id, or a higher one."""
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read `xmin:age`, where the age counts the ids given out from xmin on.
+        """Read `xmin:age`, where the age counts the ids assigned from xmin on.
 
         The SQL expression is
         `concat_ws(':', pg_snapshot_xmin(s), age(pg_snapshot_xmin(s)::xid))`, with
-        `pg_current_snapshot()` for `s`. PostgreSQL computes `age` once in a
+        `pg_current_snapshot()` for `s`. PostgreSQL computes `age` once per
         transaction, and from the transaction's own id if it has one. So the snapshot
         must be the transaction's first, and older than its id.
         """
@@ -54,7 +54,7 @@ class Snapshot(NamedTuple):
 
 
 class Drawn:
-    """Which numbers of a sequence had been drawn when. For one event loop."""
+    """Which numbers of a sequence had been drawn by when. For one event loop."""
 
     __slots__ = ("_noted",)
 
@@ -62,14 +62,14 @@ class Drawn:
         self._noted: list[tuple[int, int]] = []
 
     def note(self, seq: int, transaction_id: int) -> None:
-        """Note that `seq` had been drawn before this transaction was given its id."""
+        """Record that `seq` was drawn before this transaction was assigned its id."""
         self._noted.append((transaction_id, seq))
 
     def before(self, snapshot: Snapshot) -> int:
-        """Return a number at or below which no open transaction may commit a row; -1.
+        """Return a number at or below which no open transaction may commit a row.
 
-        Whoever is open in the snapshot, or begins later, was given its id, and drew
-        its numbers, after that one.
+        A transaction that is open in the snapshot, or begins later, is assigned its id,
+        and draws its numbers, after that number. Returns -1 if none is known.
         """
         passed = [seq for id, seq in self._noted if id <= snapshot.xmin]
         if not passed:
@@ -99,16 +99,16 @@ class LaneCursor:
         Args:
             up_to: a number up to which the look saw every claimable row above the
                 floor, and which had been drawn when its snapshot was taken.
-            snapshot: that of the look.
-            drawn: a number that had been drawn before the id `snapshot.xmin` was given
-                out; -1 if none is known.
+            snapshot: the snapshot of the look.
+            drawn: a number that had been drawn before the id `snapshot.xmin` was
+                assigned; -1 if none is known.
         """
         self.floor = max(self.floor, min(up_to, drawn))
         if self._candidate is not None:
             candidate, next_xid = self._candidate
             if snapshot.xmin >= next_xid:
                 self.floor = max(self.floor, min(up_to, candidate))
-                # The rest of it stays true, and a later look may reach further.
+                # Above `up_to` it stays valid, and a later look may reach further.
                 if up_to >= candidate:
                     self._candidate = None
         self.remember(up_to, snapshot)
@@ -123,7 +123,7 @@ class LaneCursor:
         self.floor = max(self.floor, watermark)
 
     def restart(self) -> None:
-        """Begin again, because the sequence went back."""
+        """Start over, because the sequence was set back."""
         self.fall_back(-1)
 
     def rewind(self, seq: int) -> None:
@@ -131,6 +131,6 @@ class LaneCursor:
         self.fall_back(seq - 1)
 
     def fall_back(self, floor: int) -> None:
-        """Lower the floor, and start over with what is above it."""
+        """Lower the floor, and start over above it."""
         self.floor = min(self.floor, floor)
         self._candidate = None

@@ -38,12 +38,13 @@ class RetentionFoundShort(Event):
 def minimum_retention(retry: RetryPolicy | None = None) -> timedelta:
     """Return the longest time after which a message can still reach its consumer.
 
-    A receipt, plain or leased, lies in the day on which its message was added. From
-    then on the message may wait for its `available_at`, be retried by the relay, and be
-    retried by the consumer.
+    A receipt, plain or leased, is stored in the day on which its message was added.
+    From then on the message may wait for its `available_at`, be retried by the relay,
+    and be retried by the consumer.
 
     Args:
-        retry: of the relay or the consumer; the defaults apply to everything else.
+        retry: the policy of the relay or the consumer; the defaults apply to everything
+            else.
     """
     usual = RetryPolicy()
     return Limits().max_delay + usual.longest + (retry or usual).longest
@@ -54,8 +55,8 @@ def find_short_retention(
 ) -> Iterator[RetentionFoundShort]:
     """Compare the retries of a relay or a consumer with the rows of `LIST_MINIMUMS`.
 
-    Retries no longer than the default's are never reported: somebody chose a lower
-    minimum.
+    Retries no longer than the default's are never reported: the lower minimum was
+    chosen on purpose.
     """
     if retry.longest <= RetryPolicy().longest:
         return

@@ -9,13 +9,14 @@ There is no lease table to bloat, and nothing to clean up:
                     └── no heartbeat for `limit` ▶ free: idle_session_timeout ends it
 
 The session runs under `idle_session_timeout`, so the *server* ends the lease of a
-process that hangs or is frozen. On our side `holds` turns false a margin before that,
+process that hangs or is frozen. On our side `holds` becomes false a margin before that,
 counted from when the last heartbeat was sent. Each clock is compared only with itself.
 
-Every member also holds one lock in shared mode. The number of its holders gives each
-its fair share: a member with more returns idle lanes, one with fewer takes free lanes.
+Every member also holds one lock in shared mode. The number of its holders determines
+the fair share of each: a member with more returns idle lanes, one with fewer takes free
+lanes.
 
-Anybody who can connect to the database can take these locks. So a session counts as a
+Anyone who can connect to the database can take these locks. So a session counts as a
 member only if its role has the privileges of ours, and other sessions that are in the
 way are reported.
 """
@@ -41,7 +42,7 @@ from outbox.postgres.sql_files import load
 
 _MARGIN: Final = 0.2
 _BEATS: Final = 10
-# So many heartbeats in a row fail until it is reported.
+# The number of failed heartbeats in a row at which the failure is reported.
 _FAILURES: Final = 2
 _MIN_LIMIT: Final = timedelta(seconds=1)
 
@@ -51,7 +52,7 @@ class LockHolder:
     """A session that holds one of our advisory locks.
 
     Attributes:
-        client: its address; None if it is local or not visible.
+        client: the client's address; None if it is local or not visible.
     """
 
     pid: int
@@ -61,7 +62,7 @@ class LockHolder:
 
     @override
     def __str__(self) -> str:
-        """Name the session as an operator can find it."""
+        """Describe the session so that an operator can find it."""
         return (
             f"pid {self.pid} (role {self.role}, application {self.application!r},"
             f" client {self.client or 'local or not visible'})"
@@ -79,8 +80,7 @@ class Obstruction:
         bell_holders: sessions that hold the doorbell exclusively and are neither
             relays nor consumers, so that every insert sends a NOTIFY.
         bell_sharers: sessions that have held the doorbell in shared mode, as writers
-            do, for as long as a lease without writing, so that it can't be
-            armed.
+            do, for as long as a lease without writing, so that it can't be armed.
     """
 
     foreign: tuple[LockHolder, ...] = ()
@@ -116,13 +116,13 @@ class _Seen(NamedTuple):
 class Ownership:
     """Which lanes are ours, until when, and how many should be. No I/O, no clock.
 
-    Moments are seconds of one monotonic clock. `tests/models/test_lease.py` tries all
-    that can happen to two of them.
+    Times are seconds of one monotonic clock. `tests/models/test_lease.py` tries all
+    that can happen to two instances.
 
     Attributes:
         held: the lanes whose locks our session holds.
-        in_use: lanes of which something is in flight, so they aren't given back.
-        leaving: lanes that are given back as soon as they are out of use.
+        in_use: lanes with messages in flight, which aren't given back.
+        leaving: lanes that are given back as soon as they aren't in use.
     """
 
     def __init__(self, limit: float) -> None:
@@ -150,13 +150,13 @@ class Ownership:
         return bool(self.held) and not self.is_valid(now)
 
     def renew(self, sent: float, locked: Collection[int]) -> frozenset[int]:
-        """Note the answer to a heartbeat; return the lanes that turned out to be lost.
+        """Record the answer to a heartbeat; return the lanes that were found lost.
 
         Args:
             sent: when it was sent, not when it was answered: the server may have
                 counted from then on.
-            locked: the lanes that our session had locked when it answered. Behind our
-                back the connection may have been opened anew.
+            locked: the lanes that our session had locked when it answered. The
+                connection may have been reopened unnoticed.
         """
         self._valid_until = sent + self._limit * (1 - _MARGIN)
         self.leaving = frozenset()
@@ -170,12 +170,12 @@ class Ownership:
         """Move towards a fair share of a group.
 
         Returns:
-            Lanes to unlock, which are ours no longer from now on, and how many more
+            The lanes to unlock, which no longer count as ours, and the number of lanes
             to lock.
         """
         share = math.ceil(len(group) / members)
         held = self.held.intersection(group)
-        # Lanes in use go last, and are not claimed from until they are free.
+        # Lanes in use are given back last, and aren't claimed from until then.
         ranked = sorted(held, key=lambda lane: (lane not in self.in_use, lane))
         surplus = frozenset(ranked[share:])
         self.leaving |= surplus & self.in_use
@@ -184,11 +184,11 @@ class Ownership:
         return free, max(0, share - len(held))
 
     def take(self, lanes: Collection[int]) -> None:
-        """Note lanes that our session has locked."""
+        """Record lanes that our session has locked."""
         self.held = self.held.union(lanes)
 
     def lose_all(self) -> frozenset[int]:
-        """Forget everything, since the session is gone; return what was held."""
+        """Forget everything, since the session is gone; return the lanes it held."""
         lost, self.held = self.held, frozenset()
         self.leaving = frozenset()
         self._valid_until = -math.inf
@@ -199,22 +199,21 @@ class Lease:
     """The lanes that this process holds. For one event loop.
 
     Args:
-        url: of the database; a session of its own is opened, so no pooler in
-            transaction mode may be in between.
+        url: the URL of the database; the lease opens a session of its own, so no pooler
+            in transaction mode may be in between.
         lock_class: the first half of the lock's key; its members share lanes.
         groups: groups of lanes; each is shared fairly.
         limit: how long a process keeps its lanes after its last heartbeat.
         relation: the table whose inserts ring the doorbell.
-        marks: the table into which members may insert: they write down there what
-            is done.
+        marks: the table into which members may insert, to record what is done.
         doorbell: the object of the doorbell's lock in this class, if it has one.
-        patience: how long it waits without a lane, while others have more than their
-            share, before it reports them: longer than their batches may take.
+        patience: how long to wait without a lane, while others have more than their
+            share, before reporting them: longer than their batches may take.
         on_take, on_lose: called with lanes that were taken or lost.
         on_obstruct: called when the sessions in the way change; with an empty
             `Obstruction` once there are none.
-        on_fail: called with the reason when heartbeats fail again and again, and with
-            None once they work.
+        on_fail: called with the reason when heartbeats fail repeatedly, and with None
+            once they succeed.
     """
 
     def __init__(
@@ -273,8 +272,8 @@ class Lease:
     def holds(self, lanes: Collection[int]) -> bool:
         """Return whether all of `lanes` are held, with a margin before the limit.
 
-        Check before every publish: what is published without a lease may overtake
-        what another process publishes.
+        Check before every publish: messages published without a lease may overtake
+        those of another process.
         """
         return self._own.holds(lanes, time.monotonic())
 
@@ -283,7 +282,7 @@ class Lease:
         self._own.in_use = self._own.in_use.union(lanes)
 
     def leave(self, lanes: Collection[int]) -> None:
-        """Note that no messages of these lanes are in flight any more."""
+        """Record that no messages of these lanes are in flight any more."""
         self._own.in_use = self._own.in_use.difference(lanes)
 
     async def run(self) -> None:
@@ -305,9 +304,9 @@ class Lease:
             await self._lose_all()
 
     def _note_beat(self, failure: str | None) -> None:
-        """Report what changed since the last heartbeat.
+        """Report that heartbeats have begun to fail, or to succeed.
 
-        Of failures from the second in a row: the first may be a lost session.
+        A failure counts from the second in a row: the first may be a lost session.
         """
         self._failures = 0 if failure is None else self._failures + 1
         reason = failure if self._failures >= _FAILURES else None
@@ -339,7 +338,7 @@ class Lease:
         if lost := self._own.renew(sent, locked):
             self._on_lose(lost)
         if not self._own.is_valid(time.monotonic()):
-            # The answer came too late to rely on: free the lanes for others.
+            # The answer came too late to rely on: release the lanes for others.
             await self._lose_all()
             return
         for group in self._groups:
@@ -363,7 +362,7 @@ class Lease:
         return [_Seen(*row) for row in rows]
 
     def _judge(self, seen: Sequence[_Seen], members: int) -> None:
-        """Report the sessions in the way, once certain, whenever they change."""
+        """Report the sessions in the way, once they are certain, when they change."""
         others = [each for each in seen if not each.ours]
         foreign = [
             each
@@ -382,7 +381,7 @@ class Lease:
                 if each.shares_bell and not each.trusted
             }
         )
-        # Only if seen twice: a session that is about to end is in nobody's way.
+        # Only if seen twice: a session that is about to end isn't in the way.
         suspected = frozenset(each.pid for each in (*foreign, *holders))
         known, self._suspected = self._suspected, suspected
         obstruction = Obstruction(
@@ -401,10 +400,10 @@ class Lease:
             self._on_obstruct(obstruction)
 
     def _greedy(self, others: Sequence[_Seen], members: int) -> list[_Seen]:
-        """Return members that don't share, if we have been without a lane for long.
+        """Return members that don't share, if we have had no lane for a long time.
 
-        With more members than lanes, or with uneven shares, a member may well have no
-        lane.
+        With more members than lanes, or with uneven shares, a member may rightly have
+        no lane.
         """
         greedy = [
             each
@@ -427,8 +426,8 @@ class Lease:
     async def _rest(self) -> None:
         """Wait for the next heartbeat; raise as soon as the server ends the session.
 
-        No notification ever arrives, but a session that listens hears of its end at
-        once, which matters: others take the lanes without delay.
+        No notification ever arrives, but a connection that waits for one learns of its
+        end at once. That matters, because others take the lanes without delay.
         """
         connection = await self._link.connection()
         async for _ in connection.notifies(timeout=self._limit / _BEATS):
@@ -439,7 +438,7 @@ class Lease:
     ) -> None:
         free, wanted = self._own.balance(group, members)
         if free:
-            # Before anybody else can take them.
+            # Before another process can take them.
             self._on_lose(free)
             await self._execute(connection, "release_lanes", lanes=list(free))
         elif wanted:
@@ -457,7 +456,7 @@ class Lease:
     async def _execute(
         self, connection: Connection, name: str, **parameters: Any
     ) -> Sequence[Any]:
-        # A server that does not answer must not let us rely on the lease.
+        # While the server doesn't answer, we must not rely on the lease.
         try:
             async with asyncio.timeout(self._limit):
                 cursor = await connection.execute(

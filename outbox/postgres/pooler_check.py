@@ -1,7 +1,7 @@
-"""Refuse a pooler in transaction mode, which lends out sessions by transaction.
+"""Reject a pooler in transaction mode, which assigns a session per transaction.
 
 Leases, the doorbell and the upkeep keep state in their session: advisory locks, LISTEN,
-SET ROLE. In transaction mode the next client would inherit it.
+SET ROLE. In transaction mode the session's next client would inherit it.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ def refuse_pooler(url: str) -> None:
 async def refuse_pooler_async(url: str) -> None:
     """Make sure that a connection keeps one server session to itself while it is open.
 
-    Works however a pooler hands out its sessions and however busy it is. A pooler in
+    Works however a pooler assigns its sessions and however busy it is. A pooler in
     session mode passes.
 
     Raises:
         PoolerError: the connection goes through a pooler in transaction mode.
-        DatabaseUnavailableError: the database can't be reached.
+        DatabaseUnavailableError: the database is unreachable.
     """
     try:
         async with (
@@ -64,13 +64,13 @@ async def refuse_pooler_async(url: str) -> None:
 
 
 async def _has_own_session(one: Connection, other: Connection) -> bool:
-    # Twice by one, for poolers that deal their sessions out in turns; then by the
-    # other, for those that hand out first what was given back last.
+    # Twice through one connection, for poolers that assign their sessions in turn; then
+    # through the other, for those that first reuse the session returned last.
     first, second, others = [await _process(each) for each in (one, one, other)]
     if first != second or second == others:
         return False
-    # A process number that isn't the server's was made up by something in between.
-    # Then other clients' traffic may have dealt us these sessions by chance.
+    # A process id that isn't the server's was made up by something in between. Then we
+    # may have got these sessions by chance, because of other clients' traffic.
     return one.info.backend_pid == first or await _is_rung(one, other)
 
 
@@ -82,10 +82,10 @@ async def _process(connection: Connection) -> int:
 
 
 async def _is_rung(one: Connection, other: Connection) -> bool:
-    """Return whether a notification of `other` reaches `one`, which sends nothing.
+    """Return whether a notification from `other` reaches `one`, which sends nothing.
 
-    It can't when `one` has no session between its transactions. The listener that
-    stays behind then is of a name that nobody uses again.
+    It can't if `one` has no session between its transactions. The LISTEN that is then
+    left behind is for a name that is never used again.
     """
     channel = f"pillarbox_{uuid4().hex}"
     await one.execute(SQL("LISTEN {}").format(Identifier(channel)))

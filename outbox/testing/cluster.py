@@ -1,4 +1,4 @@
-"""A private PostgreSQL cluster, made with the server binaries of this machine.
+"""A private PostgreSQL cluster, created with the server binaries of this machine.
 
 It is created in a temporary directory, listens on 127.0.0.1 and trusts everyone there:
 use it for tests and demonstrations, not for data.
@@ -36,9 +36,9 @@ SETTINGS = {
     "log_timezone": "UTC",
 }
 
-# Commits still reach the kernel, so a crash of the server alone loses none of them. The
-# planner expects so much of many partitions that it would compile statements that read
-# three rows, which takes seconds.
+# Commits still reach the kernel, so a crash of the server alone loses none of them. For
+# many partitions, the planner estimates costs so high that it would JIT-compile
+# statements that read three rows, which takes seconds.
 NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "jit": "off"}
 
 

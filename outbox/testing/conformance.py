@@ -23,7 +23,7 @@ def capability(meaning: str, *, default: bool = True) -> Any:
 
 
 class BrokerCase:
-    """What the cases of both sides need to have done to the broker.
+    """Actions on the broker that the cases of both sides need.
 
     Attributes:
         patience: seconds within which a call must end, whatever the broker does.

@@ -60,7 +60,7 @@ class Container:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Return when connections are accepted, after the database was initialized."""
+        """Wait until the database is initialized and connections are accepted."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -95,7 +95,7 @@ def private_container(
         )
     from testcontainers.core.config import testcontainers_config
 
-    # Its own watchdog is an image that would have to be pulled from a registry.
+    # Its own watchdog is an image that must be pulled from a registry.
     testcontainers_config.ryuk_disabled = True
     container = Container(settings if durable else NOT_DURABLE | dict(settings))
     with watched(program, container.name):
@@ -109,13 +109,13 @@ def private_container(
 
 @contextmanager
 def watched(program: str, container: str) -> Iterator[None]:
-    """Have the container removed even if this process is killed."""
+    """Make sure that the container is removed, even if this process is killed."""
     watchdog = subprocess.Popen(
         ["/bin/sh", "-c", WATCHDOG, "watchdog", program, container],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Control-C in the terminal is for us; we then stop everything in order.
+        # Control-C in the terminal must reach only us; we then stop everything cleanly.
         start_new_session=True,
         cwd="/",
     )

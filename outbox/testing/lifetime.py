@@ -21,7 +21,7 @@ from pathlib import Path
 
 __all__ = ["free_port", "private_directory", "unprivileged_user", "watched"]
 
-# Below the ports that Linux gives to clients. A client that keeps trying to reach a
+# Below the ports that Linux assigns to clients. A client that keeps trying to reach a
 # stopped server could otherwise be given the server's port, and reach itself.
 PORTS = range(15_000, 32_000)
 
@@ -71,7 +71,7 @@ def private_directory(
 
 
 def has_room(directory: Path) -> bool:
-    """Return whether a server's data would fit."""
+    """Return whether a directory has room for a server's data."""
     try:
         return shutil.disk_usage(directory).free >= ROOM and os.access(
             directory, os.W_OK
@@ -82,7 +82,7 @@ def has_room(directory: Path) -> bool:
 
 @contextmanager
 def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[None]:
-    """Have the server stopped and its directory removed even if we are killed.
+    """Make sure the server is stopped and its directory removed, even if we are killed.
 
     The first line of `pid_file`, if there is such a file, is the server's process id,
     and `end` is the signal that stops it at once.
@@ -90,7 +90,7 @@ def watched(directory: Path, pid_file: Path, end: signal.Signals) -> Iterator[No
     watchdog = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, pid_file, end.name],
         stdin=subprocess.PIPE,
-        # Control-C in the terminal is for us; we then stop everything in order.
+        # Control-C in the terminal must reach only us; we then stop everything cleanly.
         start_new_session=True,
         cwd="/",
     )

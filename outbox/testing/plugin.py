@@ -1,4 +1,4 @@
-"""Fixtures for the tests of applications; pytest loads this plugin by itself.
+"""Fixtures for the tests of applications; pytest loads this plugin automatically.
 
     def test_an_order_is_announced(pillarbox_database_url: str) -> None:
         engine = create_engine(pillarbox_database_url)

@@ -1,8 +1,8 @@
 """The PostgreSQL server for tests, demo and benchmarks.
 
 The first that is available: the server of a given URL; a container, if Docker has the
-project's image; a private cluster, made with the server binaries of this machine. Each
-has pg_partman and pg_cron.
+project's image; a private cluster, created with the server binaries of this machine.
+Each has pg_partman and pg_cron.
 """
 
 import re
@@ -133,7 +133,7 @@ def copies_files_fast(connection: psycopg.Connection) -> bool:
 
 
 def check_reachable(url: str) -> None:
-    """Raise `DatabaseUnavailableError` if the server can't be reached."""
+    """Raise `DatabaseUnavailableError` if the server is unreachable."""
     split_url(url)
     try:
         psycopg.connect(url, connect_timeout=10).close()

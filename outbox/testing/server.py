@@ -17,7 +17,7 @@ __all__ = ["PrivateServer"]
 class PrivateServer(ABC):
     """One server process with its directory and port. Not safe for several threads.
 
-    A subclass says how to start it (`command`) and when it is ready (`answers`).
+    A subclass defines how to start it (`command`) and when it is ready (`answers`).
     """
 
     seconds_to_start: float = 60
@@ -48,7 +48,7 @@ class PrivateServer(ABC):
         """Start, and return when the server is ready.
 
         Raises:
-            OutboxError: it exited, or didn't get ready in time; with its output.
+            OutboxError: it exited, or wasn't ready in time; the message has its output.
         """
         command = self.command()
         log = self.directory / "server.log"
@@ -60,7 +60,7 @@ class PrivateServer(ABC):
                 stderr=output,
                 cwd=self.directory,
                 env=self.environment(),
-                # Control-C in the terminal is for us; we then stop it in order.
+                # Control-C in the terminal must reach only us; we then stop it cleanly.
                 start_new_session=True,
             )
         self.pid_file.write_text(str(process.pid))

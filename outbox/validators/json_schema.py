@@ -1,4 +1,4 @@
-"""JSON Schema, by `jsonschema`."""
+"""JSON Schema, validated by `jsonschema`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from outbox.schema_registry import PayloadError
 
 
 class JsonSchemaValidator:
-    """A JSON Schema; draft 2020-12 unless its `$schema` says another.
+    """A JSON Schema; draft 2020-12 unless its `$schema` names another.
 
-    Formats (`"format": "email"`) are annotations, as that draft has it.
+    Formats (`"format": "email"`) are annotations, as that draft specifies.
 
     Raises:
-        ConfigError: the schema itself is none.
+        ConfigError: the schema itself is invalid.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ class JsonSchemaValidator:
         self._validator = kind(schema)
 
     def load(self, payload: bytes) -> Any:
-        """Read JSON and check it; give it as it is."""
+        """Decode JSON and check it; return it unchanged."""
         try:
             value = codec.decode(payload)
         except CodecError as error:

@@ -12,7 +12,7 @@ class MsgspecValidator:
     """A type that msgspec can decode.
 
     Raises:
-        ConfigError: it can't.
+        ConfigError: msgspec can't decode the type.
     """
 
     def __init__(self, type_: Any) -> None:

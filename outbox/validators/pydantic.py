@@ -13,7 +13,7 @@ class PydanticValidator:
     """A type that pydantic can validate.
 
     Raises:
-        ConfigError: it can't.
+        ConfigError: pydantic can't validate the type.
     """
 
     def __init__(self, type_: Any) -> None:

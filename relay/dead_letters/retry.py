@@ -1,4 +1,4 @@
-"""Retry the dead letters of the outbox: publish each once more."""
+"""Retries the dead letters of the outbox: publishes each once more."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -41,10 +41,10 @@ _APPLICATION: Final = "pillarbox relay dead letters"
 class PublishingRetrier:
     """Publishes dead letters one by one, each with its row locked.
 
-    An ack makes it SUCCEEDED; a nack counts a failed retry, unless the broker asked for
-    a delay. Unlike in the relay, a transaction stays open while the broker is waited
-    for: it keeps two retries of one dead letter apart. A dead letter comes after what
-    was published of its key in the meantime.
+    An ack makes it SUCCEEDED; a nack counts as a failed retry, unless the broker
+    requested a delay. Unlike in the relay, a transaction stays open while waiting for
+    the broker: it keeps one dead letter from being retried twice at once. A dead letter
+    is published after the messages of its key that were published in the meantime.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class PublishingRetrier:
     async def fetch(
         self, name: Statement, parameters: Mapping[str, Any]
     ) -> Sequence[Sequence[Any]]:
-        """Run a statement in a transaction of its own, and give its rows."""
+        """Run a statement in a transaction of its own, and return its rows."""
         async with self._database() as connection:
             return await _run(connection, name, parameters)
 
     async def retry(self, candidate: Candidate) -> Outcome:
-        """Publish one dead letter, and write down what the broker said."""
+        """Publish one dead letter, and record the broker's answer."""
         publisher = await self._connected()
         async with self._database() as connection, connection.transaction():
             found = candidate.parameters()
@@ -96,10 +96,11 @@ class PublishingRetrier:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
-        """Hold the schedule's lock, on a connection of its own.
+        """Take the schedule's lock on a separate connection; yield whether it was free.
 
         Raises:
-            DatabaseUnavailableError: it can't be asked for, or was lost in the block.
+            DatabaseUnavailableError: the lock can't be requested, or was lost in the
+                block.
         """
         async with await connect(
             self._url, application_name=_APPLICATION
@@ -154,7 +155,7 @@ class PublishingRetrier:
                 raise lost
 
     async def _connected(self) -> Publisher:
-        # Only once there is something to publish: most runs find nothing due.
+        # Connect only when there is something to publish: most runs find nothing due.
         if self._publisher is None:
             await refuse_pooler_async(self._url)
             self._publisher = await self._stack.enter_async_context(
@@ -170,7 +171,8 @@ class PublishingRetrier:
                     await connect(
                         self._url,
                         application_name=_APPLICATION,
-                        # The broker is waited for, within our own time limit.
+                        # The transaction waits for the broker, within our own time
+                        # limit.
                         settings={"idle_in_transaction_session_timeout": "0"},
                     )
                 )
@@ -194,13 +196,13 @@ async def publishing_retrier(
     schedule: RetrySchedule | None = None,
     notify: Callable[[Event], None] = lambda _: None,
 ) -> AsyncIterator[PublishingRetrier]:
-    """Open what retries the dead letters of the outbox, for one task.
+    """Open a retrier for the dead letters of the outbox, for one task.
 
     Args:
         url: of the database.
-        make_publisher: makes the publisher, which is entered at the first retry.
-        config: of the relay: its codec and its time limit for the broker.
-        schedule: says when to retry again what fails.
+        make_publisher: creates the publisher, which is entered at the first retry.
+        config: of the relay; its codec and its time limit for the broker apply.
+        schedule: determines when a failed dead letter is retried.
     """
     async with AsyncExitStack() as stack:
         yield PublishingRetrier(

@@ -1,1 +1,1 @@
-"""What a relay knows of the lanes that it leases."""
+"""What a relay knows about the lanes that it leases."""

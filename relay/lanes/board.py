@@ -1,7 +1,7 @@
-"""Which lanes to claim from next.
+"""Chooses the lanes of the next claim.
 
-A lane goes round: *pick, claim, publish, settle, put back*. At most one batch of it is
-in flight, so its messages reach the broker in order.
+A lane goes through a cycle: *pick, claim, publish, settle, put back*. At most one batch
+of it is in flight, so its messages reach the broker in order.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class LaneBoard:
         self.wake()
 
     def lose(self, lanes: Collection[int]) -> None:
-        """Forget lanes whose lease is gone."""
+        """Forget lanes whose lease was released or lost."""
         for number in lanes:
             self._known.pop(number, None)
         self._tell()
@@ -61,7 +61,7 @@ class LaneBoard:
     def wake(self, *, refresh: bool = False) -> None:
         """Claim from every lane again; with `refresh`, as if it were new.
 
-        Somebody else may have settled the message that blocked a key, or made a
+        Another process may have settled the message that blocked a key, or made a
         message ready that lies below the floor.
         """
         for lane in self._known.values():
@@ -71,18 +71,18 @@ class LaneBoard:
         self._tell()
 
     def look_aside(self) -> None:
-        """Claim again from idle lanes, each class when it is its turn."""
+        """Claim again from idle lanes, each priority in its turn."""
         for lane in self._known.values():
             if lane.idle:
                 lane.wake()
         self._tell()
 
     def pick(self) -> Sequence[Lane]:
-        """Choose the lanes of the next claim; give them back with `put_back`.
+        """Choose the lanes of the next claim; return them with `put_back`.
 
-        After a wake-up all lanes together, the most urgent class first, so an idle
-        relay finds a single message with one claim. Under load a share of one class;
-        classes take turns by weight.
+        After a wake-up, choose all lanes together, the most urgent priority first, so
+        that an idle relay finds a single message with one claim. Under load, choose a
+        share of the lanes of one priority; priorities take turns by weight.
         """
         waiting = self._waiting()
         if self._look_everywhere:
@@ -120,14 +120,14 @@ class LaneBoard:
         return min(batch_size, self._most_rows)
 
     def note_claim(self, rows: int, *, cut: bool) -> None:
-        """Note how many rows a claim found, and whether the byte limit cut it short."""
+        """Record how many rows a claim found, and whether the byte limit cut it."""
         if cut:
             self._most_rows = max(_FEWEST_ROWS, 2 * rows)
         elif rows >= self._most_rows:
             self._most_rows = min(_ALL, 2 * self._most_rows)
 
     def owns(self, lanes: Iterable[Lane]) -> bool:
-        """Return whether these lanes have been ours without a break since `pick`.
+        """Return whether this relay has held these lanes without a break since `pick`.
 
         A lane that was lost and taken again is a new object.
         """
@@ -147,19 +147,19 @@ class LaneBoard:
         self._tell()
 
     def find(self, number: int) -> Lane | None:
-        """Return a lane, if it is still ours."""
+        """Return a lane, or None if this relay doesn't hold it."""
         return self._known.get(number)
 
     def count_blocked_keys(self) -> int:
-        """Count the blocked keys of our lanes."""
+        """Count the blocked keys of this relay's lanes."""
         return sum(len(lane.deferrals.blocked) for lane in self._known.values())
 
     def numbers(self) -> list[int]:
-        """Return the numbers of our lanes."""
+        """Return the numbers of this relay's lanes."""
         return list(self._known)
 
     def set_clock(self, now: datetime) -> None:
-        """Note the time of the database."""
+        """Record the time of the database."""
         self._clock_offset = now - datetime.now(UTC)
 
     def now(self) -> datetime:
@@ -175,11 +175,11 @@ class LaneBoard:
         )
 
     def ask_for_due(self) -> None:
-        """Have due messages looked for now, because few of those found are left."""
+        """Request a search for due messages, because few of those found are left."""
         self._wants_due.set()
 
     async def wants_due(self) -> None:
-        """Wait until somebody wants due messages."""
+        """Wait until due messages are requested."""
         await self._wants_due.wait()
         self._wants_due.clear()
 

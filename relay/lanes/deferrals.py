@@ -1,14 +1,14 @@
-"""What this relay remembers of the messages of a lane that wait.
+"""What this relay remembers about the waiting messages of a lane.
 
-The log, `outbox.deferral`, has all of them; here is only what a claim must know at
-once: which keys are held back, which of those may go on, and what is due. So memory
-grows with the number of blocked keys, not with the messages behind them.
+The log, `outbox.deferral`, has all of them; this module keeps only what a claim must
+know at once: which keys are blocked, which of those may continue, and what is due. So
+memory grows with the number of blocked keys, not with the messages behind them.
 
-A key is *blocked* from the refusal of a message until nothing of it waits any more.
-When its refused message, the *head*, is due or settled, the key *drains*: claims read
-its messages from the log, in order of seq, up to the next head. What is added meanwhile
-goes to the log as well, behind them. Only a claim that has read the log of a key to its
-end takes new messages of it, in the same batch and after the rest.
+A key is *blocked* from the refusal of a message until none of its messages waits. When
+its refused message, the *head*, is due or settled, the key *drains*: claims read its
+messages from the log, in order of seq, up to the next head. Messages added in the
+meantime go to the log as well, behind them. Only a claim that has read the log of a key
+to its end takes new messages of it, in the same batch and after those from the log.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -41,12 +41,12 @@ class Place(NamedTuple):
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether it waits for a moment, and not for its key."""
+        """Whether it waits for a point in time, not for its key."""
         return self.key is None or self.cause in _UNKEYED_CAUSES
 
 
 class End(Enum):
-    """What follows the messages of a key that may go on."""
+    """What follows the messages of a key that may continue."""
 
     NOTHING = auto()
     HEAD = auto()
@@ -56,7 +56,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A key that drains, and those of its messages in the log that may go on."""
+    """A draining key, and those of its messages in the log that may continue."""
 
     key: str
     places: Sequence[Place]
@@ -66,12 +66,12 @@ class Draining:
     def read(
         cls, key: str, waiting: Iterable[tuple[Place, bool | None]], *, is_cut: bool
     ) -> Self:
-        """Stop before a head that waits, and behind one that is due.
+        """Read up to a head: stop before one that waits, and after one that is due.
 
         Args:
-            waiting: what waits of the key, in order of seq, and whether it is due: None
-                if it only waits for its key.
-            is_cut: the log has more of the key, perhaps.
+            waiting: the waiting messages of the key, in order of seq, each with whether
+                it is due; None if it only waits for its key.
+            is_cut: the log may have more messages of the key.
         """
         places: list[Place] = []
         for place, is_due in waiting:
@@ -84,13 +84,14 @@ class Draining:
 
 
 class LogOfKey(NamedTuple):
-    """What the log says of a key, or of all messages that wait for a moment.
+    """What the log says of a key, or of all messages that wait for a point in time.
 
     Attributes:
-        key: None for messages that don't hold back their key.
-        has_head: a refused message of it waits.
-        has_ended: a message of it waits no more.
-        seq, due_at, created_at: the lowest of those that wait; None if none does.
+        key: None for messages that don't block their key.
+        has_head: a refused message of the key waits.
+        has_ended: a message of the key has stopped waiting.
+        seq, due_at, created_at: the lowest of the messages that wait; None if none
+            waits.
     """
 
     key: str | None
@@ -106,13 +107,13 @@ class Deferrals:
 
     Attributes:
         blocked: keys whose new messages must wait.
-        draining: those of them that may go on, each with a seq: nothing of the key
-            waits at or below it.
+        draining: blocked keys that may continue, each with a seq at or below which none
+            of its messages waits.
         due: messages that are due, except the heads of keys.
-        log: how far the log was read.
+        log: how far the log has been read.
         due_up_to: the moment and the entry up to which due messages were found.
-        since: nothing that waits was created earlier; None if nothing waits.
-        more_is_due: the last scan found as much as it may.
+        since: no waiting message was created earlier; None if none waits.
+        more_is_due: the last scan reached its limit.
     """
 
     __slots__ = (
@@ -140,7 +141,7 @@ class Deferrals:
 
     @property
     def size(self) -> int:
-        """How many messages and keys may be claimed, as far as is known."""
+        """How many messages and keys may be claimed, as far as known."""
         return len(self.draining) + len(self.due)
 
     @property
@@ -149,7 +150,7 @@ class Deferrals:
         return bool(self.draining or self.due)
 
     def read(self, log: LogOfKey) -> None:
-        """Take in new entries of the log, those of other relays included."""
+        """Process new entries of the log, including those of other relays."""
         if log.created_at is not None:
             self.note_created(log.created_at)
         if log.due_at is not None:
@@ -163,41 +164,41 @@ class Deferrals:
         elif log.seq is not None:
             self.hold(log.key, log.seq)
         if log.has_ended and not log.has_head:
-            # Somebody else may have settled the head.
+            # Another process may have settled the head.
             self.drain(log.key)
 
     def note_created(self, moment: datetime) -> None:
-        """Note that a message waits that was created then."""
+        """Record that a message created at this moment waits."""
         self.since = moment if self.since is None else min(self.since, moment)
 
     def block(self, key: str) -> None:
-        """Hold back a key: a message of it was refused."""
+        """Block a key: a message of it was refused."""
         self.blocked.add(key)
         self.draining.pop(key, None)
 
     def hold(self, key: str, seq: int) -> None:
-        """Note that a message went to the log because its key waits."""
+        """Record that a message went to the log because its key is blocked."""
         self.blocked.add(key)
         if key in self.draining:
             self.draining[key] = min(self.draining[key], seq - 1)
 
     def drain(self, key: str) -> None:
-        """Read a blocked key from the log, from its beginning."""
+        """Drain a blocked key, from its first message in the log."""
         if key in self.blocked:
             self.draining[key] = _LOWEST
             self._restarted.add(key)
 
     def begin_claim(self) -> None:
-        """Begin to read the keys that drain; a claim ends with `claimed` for each."""
+        """Start reading the keys that drain; the claim ends with `claimed` for each."""
         self._restarted.clear()
 
     def claimed(
         self, draining: Draining, left: Container[UUID], *, is_free: bool
     ) -> None:
-        """Note that a claim has taken messages of a key, except some it left.
+        """Record that a claim has taken messages of a key, except those in `left`.
 
         Args:
-            is_free: it has taken all that waits, so new messages may go.
+            is_free: the claim has taken all that wait, so new messages may follow.
         """
         key, places = draining.key, draining.places
         taken = [place for place in places if place.id not in left]
@@ -205,16 +206,16 @@ class Deferrals:
             self.blocked.discard(key)
             self.draining.pop(key, None)
         elif key in self._restarted:
-            # Its head has come due since.
+            # Its head has become due since then.
             pass
         elif draining.end is End.HEAD and len(taken) == len(places):
-            # Until its head is due.
+            # It stops draining until its head is due.
             self.draining.pop(key, None)
         elif taken and key in self.draining:
             self.draining[key] = taken[-1].seq
 
     def release(self, place: Place) -> None:
-        """Have a message claimed: it is due, or its claim came to nothing."""
+        """Make a message claimable: it is due, or its last claim had no outcome."""
         if place.key is None or place.waits_for_time:
             self.due[place.id] = place
         else:
@@ -222,25 +223,25 @@ class Deferrals:
             self.drain(place.key)
 
     def next_due(self, most: int) -> list[Place]:
-        """Return some of what is due, in order of seq. It stays until `took`."""
+        """Return up to `most` due messages, in order of seq; they stay until `took`."""
         return sorted(islice(self.due.values(), most), key=lambda place: place.seq)
 
     def took(self, ids: Iterable[UUID]) -> None:
-        """Forget what a claim has taken."""
+        """Forget due messages that a claim has taken."""
         for id in ids:
             self.due.pop(id, None)
 
     def scan(self) -> int:
-        """Begin to look for what is due; hand the result to `scanned`."""
+        """Begin a scan for due messages; pass the returned value to `scanned`."""
         return self._moves
 
     def scanned(self, began: int, up_to: tuple[datetime, int], *, is_cut: bool) -> None:
-        """Note how far a scan got, unless something was added meanwhile."""
+        """Record how far a scan got, unless something was added in the meantime."""
         self.more_is_due = is_cut
         if began == self._moves:
             self.due_up_to = max(self.due_up_to, up_to)
 
     def expect(self, due_at: datetime) -> None:
-        """Note that an entry is due at this moment, which may have passed."""
+        """Record that an entry is due at this moment, which may have passed."""
         self._moves += 1
         self.due_up_to = min(self.due_up_to, (due_at, -1))

@@ -1,14 +1,14 @@
-"""What this relay knows of one lane: its floor, what waits in it, and its state.
+"""What this relay knows about one lane: its floor, what waits in it, and its state.
 
-Claims start above the *floor*; `outbox/postgres/lane_cursor.py` says how it rises. They
-leave out whatever has a mark. So each message passes through a claim once, and leaves
-it with a mark: published, dead-lettered, or deferred, and then it is in the log of
-`relay/lanes/deferrals.py`.
+Claims start above the *floor*; `outbox/postgres/lane_cursor.py` explains how it rises.
+They leave out every message that has a mark. So each message passes through one claim
+and leaves it with a mark: published, dead-lettered or deferred. A deferred message is
+in the log; see `relay/lanes/deferrals.py`.
 
-The *watermark* is a floor that was verified and written down: each message of the lane
-up to it has a mark. A relay that takes the lane over starts from there. Every few
-seconds a sweep verifies, in all partitions, what the floor has passed since the last
-one, and looks for the first message above the floor without a mark.
+The *watermark* is a floor that was verified and stored: each message of the lane up to
+it has a mark. A relay that takes over the lane starts from there. Every few seconds a
+sweep verifies, in all partitions, what the floor has passed since the last sweep, and
+looks for the first message above the floor without a mark.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ SKEW: Final = timedelta(hours=1)
 
 
 class Lane:
-    """What this relay knows of one lane that it holds."""
+    """What this relay knows about one lane that it holds."""
 
     __slots__ = (
         "cursor",
@@ -55,7 +55,7 @@ class Lane:
         self.raised_at = BEGINNING
         """When the watermark was last raised."""
         self.verified = -1
-        """Up to there, this relay has seen a mark for each message."""
+        """Up to this seq, this relay has seen a mark for each message."""
         self.verified_by: object = None
         """The connection on which it has seen them."""
         self.unwritten: dict[datetime, int] = {}
@@ -85,51 +85,51 @@ class Lane:
         self.wake()
 
     def restart(self) -> None:
-        """Begin again, because the sequence went back."""
+        """Start over, because the sequence was set back."""
         self.cursor.restart()
         self.watermark = -1
         self.forget_verified()
         self.rewound = True
 
     def start_at(self, watermark: int) -> None:
-        """Begin where another relay has verified that all is marked."""
+        """Start at a seq up to which another relay has verified all marks."""
         self.watermark = watermark
         self.forget_verified()
         self.cursor.start_at(watermark)
         self.is_new = False
 
     def note_verified(self, up_to: int, messages: Mapping[datetime, int]) -> None:
-        """Note that each message up to there has a mark, and how many there are.
+        """Record that each message up to a seq has a mark, and how many there are.
 
         Args:
-            messages: by the beginning of their partition.
+            messages: their number, by the start of their partition.
         """
         self.verified = up_to
         for starts_at, count in messages.items():
             self.unwritten[starts_at] = self.unwritten.get(starts_at, 0) + count
 
     def forget_verified(self) -> None:
-        """Verify again what is above the watermark."""
+        """Forget what was verified above the watermark; it is verified again."""
         self.verified = self.watermark
         self.unwritten.clear()
 
     def watermark_written(self, now: datetime) -> None:
-        """Note that what was verified is written down.
+        """Record that what was verified is stored.
 
-        Where there was nothing to write, the watermark stays: stretches form a chain.
+        If there was nothing to store, the watermark stays: stretches form a chain.
         """
         self.watermark = self.verified
         self.unwritten.clear()
         self.raised_at = now
 
     def passed_by(self, seq: int) -> None:
-        """Look again from a message that has no mark, though the floor is above it."""
+        """Go back to a message without a mark, although the floor has passed it."""
         self.go_back_to(seq - 1)
         self.rewound = True
         self.needs_refresh = True
 
     def go_back_to(self, floor: int) -> None:
-        """Undo a claim that failed halfway: what it has read is claimed again."""
+        """Undo a claim that failed halfway: the messages it read are claimed again."""
         self.cursor.fall_back(floor)
         self.wake()
 
@@ -140,22 +140,22 @@ class Lane:
         self.rewound = False
 
     def wake(self) -> None:
-        """Have the lane claimed from again."""
+        """Make the lane available to claims again."""
         self.idle = False
         self.woken = True
 
     def found_empty(self) -> None:
-        """Leave the lane alone until it is woken, unless that has just happened."""
+        """Treat the lane as idle until it is woken, unless that has just happened."""
         self.idle = not self.woken and not self.deferrals.has_work
 
     def looked_up_to(self, seq: int, snapshot: Snapshot, drawn: int = -1) -> None:
         """Raise the floor as far as no open transaction may still commit a row.
 
         Args:
-            seq: the look saw every row up to there.
+            seq: up to which the look saw every row.
             drawn: see `LaneCursor.looked`.
         """
-        # The look may not have seen a row that was rewound meanwhile.
+        # The look may not have seen a row that was rewound in the meantime.
         self.cursor.looked(seq, snapshot, -1 if self.rewound else drawn)
 
     def refresh(self, head: tuple[int, datetime] | None, since: datetime) -> None:
@@ -167,7 +167,7 @@ class Lane:
         """
         self.needs_refresh = False
         oldest = since if head is None else min(head[1], since)
-        # A row that was rewound meanwhile may be older than the head.
+        # A row that was rewound in the meantime may be older than the head.
         self.oldest = min(
             oldest - SKEW if oldest > BEGINNING else BEGINNING,
             self.oldest if self.rewound else since,

@@ -2,9 +2,9 @@
 
 A transaction that stays open for hours commits rows whose `created_at` is hours old. A
 claim that reads only the last hour would publish later messages of the same key first.
-So the relay notes the last transaction id given out from time to time. A transaction
-that is open now, and began to write after such a note, has a higher id. The same for
-the last seq that was drawn: see `outbox/postgres/lane_cursor.py`.
+So the relay records from time to time the last transaction id that was assigned. A
+transaction that is open, and began to write after such a record, has a higher id. The
+same applies to the last seq that was drawn: see `outbox/postgres/lane_cursor.py`.
 """
 
 from datetime import datetime, timedelta
@@ -18,42 +18,42 @@ _MOST_NOTES: Final = 100
 
 
 class XidHorizon:
-    """Moments, each with the highest transaction id that had been given out by then."""
+    """Moments, each with the highest transaction id assigned by then."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, datetime]] = []
         self._drawn: list[tuple[int, int]] = []
 
     def note(self, given_out: int, now: datetime) -> None:
-        """Note that at `now` the transaction id `given_out` was the highest."""
+        """Record that at `now` the highest transaction id assigned was `given_out`."""
         if not self._noted or now - self._noted[-1][1] >= _APART:
             self._noted.append((given_out, now))
 
     def since(self, oldest_open: int) -> datetime:
         """Return a moment before which no transaction from `oldest_open` on wrote.
 
-        `BEGINNING` if that transaction may be older than the first note.
+        Return `BEGINNING` if that transaction may be older than the first record.
         """
         passed = [moment for id, moment in self._noted if id < oldest_open]
         if not passed:
             return BEGINNING
-        # Nobody asks further back again: xmin never decreases.
+        # No later call looks further back: xmin never decreases.
         del self._noted[: len(passed) - 1]
         return passed[-1]
 
     def note_drawn(self, transaction_id: int, seq: int) -> None:
-        """Note that `seq` had been drawn when `transaction_id` was given out."""
+        """Record that `seq` had been drawn when `transaction_id` was assigned."""
         if self._drawn and seq < self._drawn[-1][1]:
-            # The sequence went back.
+            # The sequence was set back.
             self._drawn.clear()
-        # While one transaction stays open, only the notes around it matter.
+        # While one transaction stays open, only the records around it matter.
         del self._drawn[_MOST_NOTES:-1]
         self._drawn.append((transaction_id, seq))
 
     def drawn_before(self, oldest_open: int) -> int:
-        """Return a seq that no transaction from `oldest_open` on has drawn below.
+        """Return a seq below all that transactions from `oldest_open` on have drawn.
 
-        -1 if none is known.
+        Return -1 if none is known.
         """
         passed = [seq for id, seq in self._drawn if id <= oldest_open]
         if not passed:

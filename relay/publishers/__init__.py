@@ -1,1 +1,1 @@
-"""One module for each broker, found by entry point; importing this loads none."""
+"""One module per broker, found by entry point; importing this package loads none."""

@@ -1,4 +1,4 @@
-"""Publishes into a list: for tests, and to measure the relay alone."""
+"""A publisher that appends to a list: for tests, and to measure the relay alone."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -11,9 +11,9 @@ from relay.publisher import Acked, Confirmation
 
 
 class MemoryPublisher:
-    """Acks everything and keeps it in `messages`, in order of arrival.
+    """Acks every message and keeps it in `messages`, in order of arrival.
 
-    `memory://` keeps the messages, `memory://drop` forgets them.
+    `memory://` keeps the messages, `memory://drop` discards them.
     """
 
     def __init__(self, *, keep: bool = True) -> None:
@@ -23,10 +23,10 @@ class MemoryPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from `memory://` or `memory://drop`.
+        """Create a publisher from `memory://` or `memory://drop`.
 
         Raises:
-            ConfigError: it is another URL.
+            ConfigError: the URL is neither of them.
         """
         url, _ = MemoryOptions.parse(url)
         where = url.removeprefix("memory:").strip("/")
@@ -38,19 +38,19 @@ class MemoryPublisher:
         return cls(keep=not where)
 
     async def __aenter__(self) -> Self:
-        """Do nothing: there is no connection."""
+        """Enter the publisher; there is nothing to connect to."""
         self._entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Do nothing: there is no connection."""
+        """Leave the publisher; there is nothing to disconnect from."""
         self._entered = False
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Ack the whole batch.
 
         Raises:
-            BrokerUnavailableError: it was not entered, or was left.
+            BrokerUnavailableError: the publisher is not entered.
         """
         if not self._entered:
             raise BrokerUnavailableError("broker memory: its publisher is not entered")

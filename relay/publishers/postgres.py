@@ -1,7 +1,7 @@
-"""Publishes into `inbox.delivery`: PostgreSQL as the broker.
+"""A publisher that inserts into `inbox.delivery`: PostgreSQL as the broker.
 
 The database of the URL may be that of the outbox or another one. A batch is one
-statement in one transaction, so it arrives as a whole or not at all.
+statement in one transaction, so all of it arrives or none.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class PostgresPublisher:
 
     Args:
         url: of the database with the schema `inbox`, with the options of
-            `PostgresOptions` and libpq's own.
+            `PostgresOptions` and of libpq.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -54,7 +54,7 @@ class PostgresPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from a broker's URL.
+        """Create a publisher from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -65,9 +65,10 @@ class PostgresPublisher:
         """Connect, and check that the tables exist.
 
         Raises:
-            BrokerUnavailableError: the database can't be reached, or is read-only.
-            ConfigError: it has no table `inbox.delivery`, the role may not insert, or
-                the URL leads through a pooler in transaction mode.
+            BrokerUnavailableError: the database is unreachable or read-only.
+            ConfigError: the table `inbox.delivery` or the privilege to insert into it
+                is missing, or the connection leads through a pooler in transaction
+                mode.
         """
         try:
             await self._enter()
@@ -100,11 +101,11 @@ class PostgresPublisher:
         await self._link.close()
 
     async def check(self) -> None:
-        """Insert no delivery, as at the start.
+        """Insert an empty batch, as on entering.
 
         Raises:
-            BrokerUnavailableError: the connection broke and can't be opened again, or
-                nothing may be written.
+            BrokerUnavailableError: the connection broke or can't be opened, or the
+                database accepts no writes.
         """
         try:
             await self._insert([])
@@ -116,13 +117,13 @@ class PostgresPublisher:
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Insert the deliveries of a batch, in order.
 
-        A message to which nobody subscribes is nacked, so that it stays visible in
-        the outbox; a later attempt succeeds once somebody does.
+        A message to whose topic no consumer subscribes is nacked, so that it stays
+        visible in the outbox; a later attempt succeeds once a consumer does.
 
         Raises:
-            BrokerUnavailableError: the connection broke, the table has no partition
-                for today, or nothing may be written; the next call connects again.
-                Also if it was not entered.
+            BrokerUnavailableError: the connection broke, the table has no partition for
+                today, the database accepts no writes, or the publisher is not entered.
+                The next call reconnects.
         """
         if not self._entered:
             raise BrokerUnavailableError(
@@ -133,7 +134,8 @@ class PostgresPublisher:
             unsubscribed = await self._insert(sound) if sound else set()
         except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
             if len(batch) > 1:
-                # A value that can't be stored must not cost the others an attempt.
+                # A value that can't be stored must not be charged to the other
+                # messages.
                 return [(await self.publish([message]))[0] for message in batch]
             return [
                 Nacked(f"PostgreSQL refused it: {message_of(error)}", permanent=True)
@@ -177,18 +179,19 @@ class PostgresPublisher:
             except DatabaseUnavailableError as error:
                 raise BrokerUnavailableError(message_of(error)) from error
             except psycopg.errors.ProgramLimitExceeded:
-                raise  # an operational error by its class, of one value in an index
+                raise  # an OperationalError, but caused by one value in an index
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 raise BrokerUnavailableError(
                     f"the connection to {self._name} broke: {message_of(error)}"
                 ) from error
             except psycopg.InternalError as error:
-                # Such as a standby, which is read-only.
+                # For example a standby, which accepts no writes.
                 raise BrokerUnavailableError(
                     f"{self._name}: {message_of(error)}"
                 ) from error
             except psycopg.errors.CheckViolation as error:
-                # Of today's partition; the values themselves hold every CHECK.
+                # Today's partition is missing: the values themselves satisfy every
+                # CHECK.
                 raise BrokerUnavailableError(
                     f"{self._name}: {message_of(error)}; run pillarbox maintain for it"
                 ) from error

@@ -1,9 +1,9 @@
-"""Publishes to Redis Streams: the stream is the topic, the message is its fields.
+"""A publisher for Redis Streams: a topic maps to a stream, a message to its fields.
 
 A batch is one MULTI … EXEC in one round trip: a server that is out of memory or has
-become a replica stores all of it or nothing, so order holds. Redis refuses single
-entries only if a topic's name belongs to a key that isn't a stream; later messages of
-the same key to other topics then overtake them.
+become a replica accepts all of it or nothing, so order is preserved. Redis can refuse
+single entries only if the name of a topic belongs to a value other than a stream; later
+messages of the key to other topics then overtake the refused one.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from relay.publisher import Acked, Confirmation, Nacked
 
 
 class RedisPublisher:
-    """Publishes by XADD.
+    """Publishes with XADD.
 
     Args:
         url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
@@ -46,7 +46,7 @@ class RedisPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from a broker's URL.
+        """Create a publisher from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -57,7 +57,7 @@ class RedisPublisher:
         """Connect.
 
         Raises:
-            BrokerUnavailableError: Redis can't be reached, or rejects the connection.
+            BrokerUnavailableError: Redis is unreachable, or rejects the connection.
         """
         try:
             with cancellable():
@@ -76,10 +76,10 @@ class RedisPublisher:
         await close_client(self._client)
 
     async def check(self) -> None:
-        """Ask Redis for a PONG.
+        """Send PING to Redis.
 
         Raises:
-            BrokerUnavailableError: none arrives.
+            BrokerUnavailableError: Redis doesn't respond.
         """
         try:
             with cancellable():
@@ -88,11 +88,11 @@ class RedisPublisher:
             raise redis_unavailable(self._url, error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Append the batch to its streams, in order.
+        """Append the messages to their streams, in order.
 
         Raises:
-            BrokerUnavailableError: the connection broke, or Redis accepts no writes;
-                the next call reconnects. Also if it was not entered.
+            BrokerUnavailableError: the connection broke, Redis accepts no writes, or
+                the publisher is not entered. The next call reconnects.
         """
         if not self._entered:
             raise BrokerUnavailableError("broker redis: its publisher is not entered")
@@ -106,7 +106,8 @@ class RedisPublisher:
             if len(sent) == 1:
                 answers[sent[0]] = Nacked(str(error))
                 return answers
-            # A topic that we may not write to must not cost the others an attempt.
+            # A topic that we lack the privilege to write to must not cost the others an
+            # attempt.
             for i in sent:
                 (answers[i],) = await self.publish([batch[i]])
             return answers

@@ -62,7 +62,7 @@ class PublisherCase(BrokerCase, ABC):
 
     @abstractmethod
     def publisher(self) -> Publisher:
-        """Make a publisher, not entered yet."""
+        """Return a publisher that isn't entered yet."""
 
     @abstractmethod
     async def received(self, topic: str, count: int) -> Sequence[Message]:

@@ -1,4 +1,4 @@
-"""A source that reads the consumer's queue of RabbitMQ."""
+"""A source that reads a RabbitMQ queue; each consumer has its own."""
 
 from inbox.sources.rabbitmq.source import RabbitMQSource
 

@@ -1,4 +1,4 @@
-"""A consumer's queue in RabbitMQ: declared, bound to its topics, and consumed from."""
+"""A consumer's RabbitMQ queue: declared, bound to its topics, and consumed from."""
 
 import asyncio
 import os
@@ -25,8 +25,8 @@ OnDelivery: TypeAlias = Callable[[spec.Basic.Deliver, BasicProperties, bytes], N
 
 _SINGLE: Final = "x-single-active-consumer"
 _LIMIT: Final = "x-delivery-limit"
-# From this version on, a quorum queue drops a message that was returned 20 times
-# unless it is told otherwise.
+# From this version on, a quorum queue without a limit of its own drops a message that
+# was returned 20 times.
 _LIMITED: Final = (4, 0)
 _UNLIMITED: Final = -1
 _FORBIDDEN: Final = (403, 405)
@@ -35,14 +35,15 @@ _GATHER: Final = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """Which queue, and how it is created if it is missing.
+    """A queue, and how it is created if it is missing.
 
     Attributes:
-        name: of the queue.
-        exchange: the exchange to which it is bound.
-        topics: those for which it is bound: exact names, or prefixes followed by `*`.
+        name: the name of the queue.
+        exchange: the exchange that it is bound to.
+        topics: the topics that it is bound for, each exact or a prefix followed by `*`.
         classic: create a classic queue instead of a quorum queue.
-        single: only one replica receives messages; when it ends, the next one does.
+        single: one replica at a time receives messages; when it leaves, another one
+            takes over.
     """
 
     name: str
@@ -52,7 +53,7 @@ class QueueConfig:
     single: bool = False
 
     def arguments(self, version: tuple[int, ...]) -> dict[str, Any]:
-        """Return the arguments for a server of this version."""
+        """Return the arguments that declare the queue on a server of this version."""
         arguments: dict[str, Any] = {
             "x-queue-type": "classic" if self.classic else "quorum"
         }
@@ -64,12 +65,12 @@ class QueueConfig:
 
 
 def binding_key(topic: str) -> str:
-    """Return the binding key of a topic: `orders.*.#` for `orders.*`.
+    """Return the binding key of a topic: for `orders.*`, `orders.*.#`.
 
-    `orders.#` would match `orders`, too, which doesn't begin with `orders.`.
+    `orders.#` would also match `orders`, which doesn't begin with `orders.`.
 
     Raises:
-        ConfigError: no key matches exactly these topics.
+        ConfigError: no binding key matches exactly these topics.
     """
     if topic == "*":
         return "#"
@@ -87,9 +88,9 @@ def binding_key(topic: str) -> str:
 
 
 class Queue:
-    """One channel that consumes from the queue, until it is lost.
+    """A channel that consumes from the queue until the channel is lost.
 
-    Acks are gathered: consecutive ones are sent as one.
+    Acks are batched: those of an unbroken run from the oldest delivery are sent as one.
 
     Attributes:
         consuming: whether it receives deliveries.
@@ -105,14 +106,14 @@ class Queue:
 
     @classmethod
     async def open(cls, link: AmqpConnection, config: QueueConfig) -> Self:
-        """Open a channel; create exchange, queue and bindings if they are missing.
+        """Open a channel; create the exchange, the queue and its bindings if missing.
 
         An existing queue is used as it is.
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: something is missing and we may not create it, or the existing
-                queue differs in `single_active_consumer`.
+            ConfigError: something is missing and we lack the privilege to create it, or
+                the queue exists with another setting of single active consumer.
         """
         await _declare(link, config)
         channel = await link.channel_with_exchange(config.exchange)
@@ -138,21 +139,21 @@ class Queue:
 
     @property
     def why_lost(self) -> AMQPError | None:
-        """Why it can't be used any more; None if it can."""
+        """Why the channel can't be used any more; None if it can."""
         if self._channel.closed.done():
             reason: AMQPError = self._channel.closed.result()
             return reason
         return None if self._channel.pika.is_open else AMQPError("it is being closed")
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Register a callback for when it can't be used any more."""
+        """Call `callback` once the channel can't be used any more."""
         self._channel.closed.add_done_callback(lambda _: callback())
 
     async def consume(self, prefetch: int, on_delivery: OnDelivery) -> None:
-        """Start to receive deliveries, with at most `prefetch` unacked.
+        """Start to receive deliveries, with at most `prefetch` of them unacked.
 
-        It can't be changed later: that takes a cancel, after which another replica may
-        start in between, and unacked messages would be returned out of order.
+        Call it only once: changing `prefetch` takes a cancel, after which another
+        replica may start, and unacked messages would be requeued out of order.
 
         Raises:
             AMQPError, OSError: the channel is lost.
@@ -206,13 +207,13 @@ class Queue:
         self._acked.clear()
 
     async def settle(self) -> None:
-        """Send the scheduled acks, and return once the server has processed them.
+        """Send the scheduled acks, and wait until the server has processed them.
 
         Raises:
             AMQPError, OSError: the channel is lost.
         """
         self.flush()
-        # Any method with an answer will do: the server processes them in order.
+        # Any method with a reply will do, since the server processes them in order.
         await self._channel.ask(self._channel.pika.basic_qos, prefetch_count=1)
 
 
@@ -241,7 +242,7 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             )
         if _LIMIT not in text or arguments.pop(_LIMIT, None) is None:
             break
-    # It exists and somebody else created it, or we may only use it.
+    # It exists with other arguments, or we lack the privilege to declare it.
     channel = await link.channel()
     try:
         await channel.ask(channel.pika.queue_declare, queue=config.name, passive=True)

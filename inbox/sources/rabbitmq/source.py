@@ -1,9 +1,9 @@
-"""A source that reads the consumer's queue of RabbitMQ.
+"""A source that reads a RabbitMQ queue; each consumer has its own.
 
-RabbitMQ delivers a message to any replica that has room, so a key is in order with one
-replica; with several, `single_active_consumer` lets one work and the others wait.
-Messages that wait for their retry, and later ones of their key, are held here unacked:
-if this process ends, RabbitMQ delivers them again.
+RabbitMQ delivers messages to any replica that has room, so a key is in order only with
+one replica; with several, `single_active_consumer` lets one work while the others wait.
+A message that waits for its retry, and later messages of its key, are held here
+unacked: whatever happens to this process, RabbitMQ delivers them again.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _MAX_PREFETCH: Final = 65_535
 
 
 class RabbitMQDelivery:
-    """A delivery, bound to its channel."""
+    """One delivery on one channel."""
 
     def __init__(
         self,
@@ -67,38 +67,38 @@ class RabbitMQDelivery:
         return self.message.key
 
     def hand_over(self) -> Self:
-        """Mark it as delivered, so that it can be settled once."""
+        """Allow the delivery to be settled, once."""
         self._settled = False
         return self
 
     async def ack(self) -> None:
-        """Ack it within milliseconds, unless its connection was lost."""
+        """Ack the delivery within milliseconds, unless its connection has been lost."""
         if not self._settled:
             self._settled = True
             self._source.acked(self)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Deliver it again here, or to another replica if this source is left first."""
+        """Deliver it again: here or, if the source is left first, elsewhere."""
         if not self._settled:
             self._settled = True
             self._source.nacked(self, delay)
 
 
 class RabbitMQSource:
-    """The messages of one consumer's queue.
+    """A source of the messages in one consumer's queue.
 
     Args:
         url: `amqp://user:password@host:port/vhost`, `amqps://…` or `rabbitmq://…`,
             with the options of `RabbitMQOptions` and pika's own.
-        consumer: the name of the queue unless `queue` gives another.
-        topics: whole topics, or their beginnings up to a dot followed by `*`, for
-            which the queue is bound.
+        consumer: the name of the queue, unless the option `queue` gives another.
+        topics: the topics that the queue is bound for, each exact or a prefix up to a
+            dot followed by `*`.
         poll_interval: how long `receive` waits.
-        options: in place of those of the URL: `exchange`, `queue`, `queue_type`,
+        options: override those of the URL: `exchange`, `queue`, `queue_type`,
             `single_active_consumer` and `prefetch`.
 
     Attributes:
-        reclaimed: how many messages had been delivered before.
+        reclaimed: the number of messages received that had been delivered before.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class RabbitMQSource:
         self._queue: Queue | None = None
         self._backlog: Backlog[RabbitMQDelivery] = Backlog()
         self._arrived = asyncio.Event()
-        # They outlive a channel: unacked messages are delivered again on the next.
+        # Kept across channels: unacked messages are delivered again on the next one.
         self._failures: BoundedDict[UUID, tuple[int, float]] = BoundedDict()
         self._done: BoundedDict[UUID, bool] = BoundedDict()
         self.reclaimed = 0
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create one from a broker's URL.
+        """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used, or a topic can't be bound.
@@ -142,11 +142,11 @@ class RabbitMQSource:
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
-        """Connect, and create exchange, queue and bindings if they are missing.
+        """Connect; create the exchange, the queue and its bindings if missing.
 
         Raises:
             BrokerUnavailableError: RabbitMQ is unreachable, or rejects the connection.
-            ConfigError: one of them is missing, and we may not create it.
+            ConfigError: something is missing, and we lack the privilege to create it.
         """
         try:
             await self._connect()
@@ -158,21 +158,21 @@ class RabbitMQSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Send the outstanding acks, and return all other messages."""
+        """Send the scheduled acks, and return all other messages to the queue."""
         queue, link = self._queue, self._link
         try:
             if queue is not None and link is not None and queue.why_lost is None:
                 with suppress(*BROKEN):
                     await queue.settle()
                 if self._config.single:
-                    # In order means cancelling first: the next replica would begin
-                    # before it has what we give back.
+                    # An orderly close cancels the consumer first: the next replica
+                    # would start before it has the messages that we return.
                     link.abort()
         finally:
             await self._disconnect()
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return at most `limit` deliveries that have arrived."""
+        """Wait for deliveries, and return at most `limit`."""
         try:
             queue = self._queue
             if queue is None:
@@ -194,14 +194,14 @@ class RabbitMQSource:
         return [delivery.hand_over() for delivery in self._backlog.take(limit)]
 
     def acked(self, delivery: RabbitMQDelivery) -> None:
-        """Ack a delivery."""
+        """Schedule the ack of a delivery."""
         self._failures.pop(delivery.message.id, None)
         self._done[delivery.message.id] = True
         if delivery.queue is self._queue:
             delivery.queue.ack(delivery.place)
 
     def nacked(self, delivery: RabbitMQDelivery, delay: timedelta | None) -> None:
-        """Return a delivery to its place, or delay it."""
+        """Return a delivery to its place in the order, or delay it."""
         if delay is not None:
             delivery.attempts += 1
             due = time.monotonic() + delay.total_seconds()
@@ -229,7 +229,7 @@ class RabbitMQSource:
             await link.close()
 
     def _forget(self) -> None:
-        """Forget a channel and its deliveries."""
+        """Forget the channel and everything received on it."""
         self._queue = None
         self._backlog.clear()
 

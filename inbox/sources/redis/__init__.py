@@ -1,4 +1,4 @@
-"""A source that reads Redis Streams: the consumer is the consumer group."""
+"""A source that reads Redis Streams: a topic is a stream, a consumer is a group."""
 
 from inbox.sources.redis.source import RedisSource
 

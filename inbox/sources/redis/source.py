@@ -1,8 +1,9 @@
-"""A source that reads Redis Streams: the consumer is the consumer group.
+"""A source that reads Redis Streams: a topic is a stream, a consumer is a group.
 
 Redis delivers entries to any replica that asks, so a key is in order with one replica;
-with several it may not be, but receipts still keep effects single. A replica keeps its
-entries by a heartbeat; those of a dead replica are taken over after `reclaim_after`.
+with several it may not be, but receipts still prevent effects from happening twice. A
+heartbeat keeps entries with the replica that holds them; other replicas take over those
+of a dead one after `reclaim_after`.
 """
 
 import asyncio
@@ -36,21 +37,21 @@ _BEATS: Final = 3
 
 
 class RedisSource:
-    """The entries of one consumer's streams. Needs Redis 6.2.
+    """A source of the entries in one consumer's streams. Requires Redis 6.2.
 
     Args:
         url: `redis://host:port/db` or `rediss://…`, with the options of `RedisOptions`.
         consumer: the name of the group, which starts with the oldest entries.
         topics: names of streams, or prefixes followed by `*`; new streams are found
             within 5 s.
-        poll_interval: how long one read waits at most; drawn anew each time.
-        reclaim_after: how long an entry stays idle before it is taken over; None: as
-            in the URL.
-        leave_timeout: how long leaving waits until acks are written, and then until
-            all other entries are returned.
+        poll_interval: the maximum wait of one read; each read's wait is jittered.
+        reclaim_after: how long an entry is idle before it is taken over; None: the
+            URL's value.
+        leave_timeout: how long leaving waits for the acks to be written, and then for
+            the other entries to be returned.
 
     Attributes:
-        reclaimed: how many entries were taken over.
+        reclaimed: the number of entries that were taken over.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class RedisSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create one from a broker's URL.
+        """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -92,8 +93,8 @@ class RedisSource:
         """Join the groups of the streams.
 
         Raises:
-            BrokerUnavailableError: Redis can't be reached, or rejects the connection.
-            ConfigError: a topic isn't a stream, or Redis is older than 6.2.
+            BrokerUnavailableError: Redis is unreachable, or rejects the connection.
+            ConfigError: a topic's key isn't a stream, or Redis is older than 6.2.
         """
         try:
             with cancellable():
@@ -113,7 +114,7 @@ class RedisSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Send the outstanding acks, and return all other entries."""
+        """Write the acks, and return all other entries to the group."""
         _, writing = self._tasks
         self._outcomes.close()
         async with AsyncExitStack() as leaving:
@@ -121,14 +122,14 @@ class RedisSource:
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
             await end(self._tasks)
-            # If Redis is unavailable, other replicas take the entries over later.
+            # If Redis is unavailable, other replicas take them over later.
             with suppress(*BROKEN, TimeoutError):
                 async with asyncio.timeout(self._leave_timeout):
                     with cancellable():
                         await self._streams.leave(self._held)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return new deliveries, and sometimes those that a dead replica held."""
+        """Return new deliveries and, at intervals, those that a dead replica held."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -160,11 +161,11 @@ class RedisSource:
         ]
 
     def acked(self, entry: Entry) -> None:
-        """Ack an entry."""
+        """Schedule the ack of an entry."""
         self._outcomes.add(entry.at)
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Return an entry to the front, or delay it."""
+        """Return an entry to the front of the queue, or delay it."""
         if delay is None:
             self._ready.appendleft(entry)
             return
@@ -175,7 +176,7 @@ class RedisSource:
 
     async def _reclaim(self, limit: int) -> None:
         entries = await self._streams.reclaim(self._reclaim_after, limit)
-        # If a dead replica left very many entries, continue with the next call.
+        # If the limit was reached, there may be more: continue with the next call.
         if len(entries) < limit:
             interval = min(_RECLAIM_INTERVAL, self._reclaim_after / _BEATS)
             self._reclaim_at = time.monotonic() + interval

@@ -1,4 +1,4 @@
-"""The commands that one member of a consumer group sends to Redis Streams."""
+"""The commands on Redis Streams of one member of a consumer group."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from outbox.errors import ConfigError, InvalidMessageError, shorten
 from outbox.message import Message
 
 RETURNED: Final = "returned"
-"""The member to which entries are given that were given back."""
+"""The member that holds returned entries."""
 
 _AT_ONCE: Final = 7 * 86_400_000
 _DISCOVERY: Final = 5.0
@@ -29,30 +29,30 @@ _LEAST_TAKEN: Final = 50
 
 
 class EntryId(NamedTuple):
-    """The stream and id of an entry."""
+    """The position of an entry: its stream and its id."""
 
     stream: bytes
     id: bytes
 
     @property
     def added_at(self) -> float:
-        """When Redis stored it, in seconds since 1970."""
+        """When Redis accepted the entry, in seconds since 1970."""
         return int(self.id.partition(b"-")[0]) / 1000
 
 
 class Entry(NamedTuple):
-    """An entry as it was read, with its problem, if any."""
+    """An entry as it was read, and why it isn't a valid message, if it isn't."""
 
     at: EntryId
     message: Message
     attempts: int
     problem: str | None
     history: Delivered = FIRST_DELIVERY
-    """How many members died that had it: Redis counts deliveries."""
+    """How many members died holding the entry: Redis counts deliveries."""
 
 
 class Streams:
-    """The streams of a consumer's topics. Needs Redis 6.2.
+    """The streams of a consumer's topics. Requires Redis 6.2.
 
     Each method raises one of the errors in `BROKEN` if Redis is unavailable.
     """
@@ -67,10 +67,10 @@ class Streams:
         self._discover_at = 0.0
 
     async def join(self) -> None:
-        """Create the group on every existing stream, starting at its first entry.
+        """Create the group on every stream, starting at its first entry.
 
         Raises:
-            ConfigError: a topic's name belongs to a key that isn't a stream.
+            ConfigError: a topic's name is that of a key that isn't a stream.
         """
         found = set(self._topics)
         for prefix in self._prefixes:
@@ -92,7 +92,8 @@ class Streams:
                     ) from None
                 if not str(error).startswith("BUSYGROUP"):
                     raise
-            # For no entry, to find a missing privilege now: later calls run unseen.
+            # On no existing entry, so that a missing privilege fails here and not
+            # later, unnoticed, in a heartbeat or an ack.
             await self._client.xack(stream, self._group, _START)
             await self._client.xclaim(
                 stream, self._group, self._member, 0, [_START], justid=True
@@ -101,7 +102,7 @@ class Streams:
         self._discover_at = time.monotonic() + _DISCOVERY
 
     async def read(self, limit: int, seconds: float) -> list[Entry]:
-        """Wait for new entries; return up to `limit` of each stream."""
+        """Wait for new entries, and return up to `limit` of each stream."""
         if not self._known or (
             self._prefixes and time.monotonic() >= self._discover_at
         ):
@@ -124,9 +125,9 @@ class Streams:
         ]
 
     async def reclaim(self, idle: float, limit: int) -> list[Entry]:
-        """Take over entries that had no heartbeat for `idle` seconds.
+        """Take over entries that no member has kept alive for `idle` seconds.
 
-        Returns at least `limit` of them, or all there are.
+        Returns at least `limit` entries, or all there are.
         """
         entries: list[Entry] = []
         with self._begun_anew():
@@ -138,8 +139,8 @@ class Streams:
                 }
                 cursor: bytes = _START
                 while len(entries) < limit:
-                    # It looks at ten times as many as are asked for, and those of
-                    # the living may lie before those of the dead.
+                    # It scans ten times `count` entries, and those of live members
+                    # may precede those of dead ones.
                     answer: Any = await self._client.xautoclaim(
                         stream,
                         self._group,
@@ -166,7 +167,7 @@ class Streams:
         times = await self._times_delivered(stream, taken)
         entries: list[Entry] = []
         for id, fields in taken.items():
-            # A member that returns an entry sets the count to its failed attempts.
+            # A member that returns an entry resets the count to its failed attempts.
             earlier = times.get(id, 1) - 1
             failed = earlier if id in returned else 0
             history = Delivered(before=earlier > 0, times=earlier - failed)
@@ -175,7 +176,7 @@ class Streams:
         return entries
 
     async def keep_alive(self, held: Iterable[EntryId]) -> set[EntryId]:
-        """Reset the idle time of our entries; return those we no longer hold."""
+        """Reset the idle time of entries that this member holds; return the others."""
         lost: set[EntryId] = set()
         for stream, ids in _by_stream(held).items():
             ours = await self._times_delivered(stream, ids)
@@ -188,11 +189,11 @@ class Streams:
         return lost
 
     async def acknowledge(self, entries: Iterable[EntryId]) -> None:
-        """Ack entries for the whole group."""
+        """Settle entries for the whole group."""
         pipeline = self._client.pipeline(transaction=False)
         for stream, ids in _by_stream(entries).items():
             pipeline.xack(stream, self._group, *ids)
-        # An error that redis-py raises by itself repeats all ids.
+        # If redis-py raised it, the error would contain all ids.
         for answer in await pipeline.execute(raise_on_error=False):
             if isinstance(answer, Exception):
                 raise answer
@@ -201,7 +202,7 @@ class Streams:
         """Release all entries that this member holds, and end its membership.
 
         Args:
-            attempts: the number of failed attempts of entries that have any.
+            attempts: the failed attempts of entries that have any.
         """
         for stream in list(self._known):
             with self._begun_anew():
@@ -217,7 +218,7 @@ class Streams:
             pipeline = self._client.pipeline(transaction=False)
             for item in pending:
                 id = item["message_id"]
-                # Taking it over increments the count again.
+                # The takeover will increment the count.
                 pipeline.xclaim(
                     stream,
                     self._group,
@@ -232,7 +233,7 @@ class Streams:
 
     @contextmanager
     def _begun_anew(self) -> Iterator[None]:
-        """Create the groups again if somebody deleted one, or its stream."""
+        """Let `join` create the groups again if one, or its stream, was deleted."""
         try:
             yield
         except ResponseError as error:
@@ -285,14 +286,15 @@ return 1
 
 
 async def end_membership(client: Redis, stream: bytes, group: str, member: str) -> bool:
-    """End the membership if nothing is pending, atomically; return whether it ended.
+    """End a membership unless entries are pending; return False if they are.
 
-    A cancelled read may still be running on the server, and receive an entry after a
-    check. If the member were deleted then, the group would lose that entry.
+    Check and deletion are one step: a cancelled read may still be running on the
+    server, and receive an entry after a separate check. Deleting the member would
+    remove that entry from the group, too.
     """
     try:
         ended: Any = await client.eval(_SCRIPT, 1, stream, group, member)
     except NoPermissionError:
-        # A name that stays in the group does no harm.
+        # A name that remains in the group does no harm.
         return True
     return bool(ended)

@@ -1,8 +1,8 @@
-"""The messages that an SQS source holds: ready, being handled, or waiting.
+"""The messages that an SQS source holds: ready, delivered to the consumer, or waiting.
 
-In a FIFO queue, a message that waits for its retry holds back later ones of its group:
-SQS delivers several of a group together, and can't take them back in order without
-counting a receive. So they wait here, and stay invisible to others.
+In a FIFO queue a message that waits for its retry holds back later ones of its group.
+SQS delivers several messages of a group together, and wouldn't take them back in order
+without counting a receive. So they wait here, invisible to other replicas.
 """
 
 import heapq
@@ -14,31 +14,31 @@ from inbox.sources.sqs.queue import Received
 
 
 class Holding:
-    """The messages that this source holds. For one event loop."""
+    """The messages that this replica holds. For one event loop."""
 
     def __init__(self) -> None:
         self.ours: dict[Received, None] = {}
-        """All of them, in the order in which they came."""
+        """All held messages, in the order of their arrival."""
         self.waiting: dict[Received, float] = {}
-        """When those that wait are due, by the monotonic clock."""
+        """When each waiting message is due, by the monotonic clock."""
         self._ready: deque[Received] = deque()
         self._due: list[tuple[float, int, Received]] = []
 
     def add(self, received: Iterable[Received]) -> None:
-        """Hold received messages."""
+        """Hold messages that have arrived."""
         for item in received:
             self.ours[item] = None
             self._ready.append(item)
 
     def drop(self, item: Received) -> None:
-        """Drop a message: it is settled, or another replica has it."""
+        """Stop holding a message that is settled, returned or lost."""
         self.ours.pop(item, None)
         self.waiting.pop(item, None)
         if item in self._ready:
             self._ready.remove(item)
 
     def lose(self, item: Received) -> None:
-        """Drop a message, and those that would overtake it when it is redelivered."""
+        """Drop a lost message, and ready ones that would overtake its redelivery."""
         self.drop(item)
         if item.line is not None:
             for other in list(self._ready):
@@ -46,7 +46,7 @@ class Holding:
                     self.drop(other)
 
     def put_back(self, item: Received) -> None:
-        """Deliver it again, before later messages of its line."""
+        """Make a message ready again, ahead of later ones of its line."""
         if item not in self.ours:
             return
         for place, other in enumerate(self._ready):
@@ -56,14 +56,14 @@ class Holding:
         self._ready.appendleft(item)
 
     def wait(self, item: Received, seconds: float) -> None:
-        """Deliver it after a delay, and later messages of its line after it."""
+        """Delay a message, and with it the later ones of its line."""
         if item in self.ours:
             due = min(time.monotonic() + seconds, item.ours_until)
             self.waiting[item] = due
             heapq.heappush(self._due, (due, item.number, item))
 
     def take(self, limit: int) -> list[Received]:
-        """Return at most `limit` deliveries that are ready."""
+        """Return at most `limit` messages that may be delivered now."""
         self._wake()
         now = time.monotonic()
         first: dict[tuple[str, str] | None, int] = {}
@@ -85,7 +85,7 @@ class Holding:
         return taken
 
     def next_due(self) -> float | None:
-        """Return when the next waiting message is due."""
+        """Return when the next waiting message is due; None if none waits."""
         while self._due and self._due[0][2] not in self.waiting:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None

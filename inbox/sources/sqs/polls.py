@@ -1,8 +1,8 @@
-"""The long polls that wait for messages of Amazon SQS, each in its own task.
+"""The polls that wait for messages from Amazon SQS, each in a task of its own.
 
-They aren't part of `receive`: a cancelled poll loses the messages that SQS has just
-returned, until their visibility timeout ends. A queue has one poll, and more while the
-answers are full.
+They don't run inside `receive`: if it were cancelled, messages that SQS had just
+delivered would stay invisible until their visibility timeout ends. A queue has one
+poll, and more while its polls return the maximum number of messages.
 """
 
 import asyncio
@@ -14,21 +14,22 @@ from inbox.sources.sqs.queue import MAX_RECEIVED, SqsQueue
 from outbox.gather import end
 
 _MAX_POLLS: Final = 4
-# Messages that arrive at an abandoned poll are invisible until their timeout ends.
+# A message that arrives at an abandoned poll stays invisible until its visibility
+# timeout ends.
 _LAST_POLL: Final = 2.0
 
 
 class Polls:
-    """Fills a holding. For one event loop.
+    """Fills a `Holding`. For one event loop.
 
     Args:
-        wait, visibility: in seconds, as in SQS's API.
+        wait, visibility: SQS's wait time and visibility timeout, in seconds.
 
     Attributes:
-        queues: by name.
-        news: set when messages have arrived, or a poll failed.
+        queues: the queues to poll, by name.
+        news: set when messages have arrived, or a poll has failed.
         failure: why the last poll failed, if it did.
-        reclaimed: how many messages SQS had delivered before.
+        reclaimed: the number of messages received that SQS had delivered before.
     """
 
     def __init__(self, holding: Holding, *, wait: int, visibility: int) -> None:
@@ -53,13 +54,13 @@ class Polls:
                 task.add_done_callback(self._tasks.pop)
 
     async def stop(self) -> None:
-        """Wait briefly for them to end by themselves."""
+        """Wait a short while for running polls to end, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LAST_POLL)
         await self.cancel()
 
     async def cancel(self) -> None:
-        """Cancel them; messages that they would have received are redelivered."""
+        """Cancel all polls; what they were about to receive is redelivered later."""
         await end(self._tasks)
 
     async def _poll(self, queue: SqsQueue, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""The calls to one queue of Amazon SQS, for receiving."""
+"""The calls on one Amazon SQS queue, from the receiving side."""
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ class Received:
     """A message that is ours until its visibility timeout ends.
 
     Attributes:
-        came_again: whether SQS had delivered it before, to any consumer.
-        number: a counter of received messages; the order within a group.
-        line: the group of a FIFO queue, which keeps its order; else None.
+        came_again: whether SQS had delivered it before, to any replica.
+        number: counts the messages received, which gives the order within a group.
+        line: the queue and group of a FIFO message, which keep order; None: unordered.
         until: when it becomes visible to others, by the monotonic clock.
-        ours_until: AWS's limit for keeping it.
-        sent_at: when SQS stored it, in seconds since 1970.
-        settled: whether it was acked, and only has to be deleted.
-        attempts: the number of failed attempts here.
+        ours_until: when AWS lets no replica hold it any longer.
+        sent_at: when SQS accepted it, in seconds since 1970.
+        settled: whether it was acked and only remains to be deleted.
+        attempts: the number of attempts that failed here.
     """
 
     queue: "SqsQueue"
@@ -57,7 +57,7 @@ class Received:
 
 
 class SqsQueue:
-    """One queue. Its methods raise the errors in `BROKEN`."""
+    """One queue; its methods raise the errors in `BROKEN`."""
 
     _MAX_HOLD: Final = 12 * 3600 - 60.0
 
@@ -72,7 +72,7 @@ class SqsQueue:
         """Find a queue by its name.
 
         Raises:
-            ConfigError: the queue doesn't exist, or we may not use it.
+            ConfigError: there is no such queue, or we lack the privilege to use it.
         """
         account = settings.options.account
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
@@ -127,7 +127,7 @@ class SqsQueue:
         return received
 
     async def delete(self, received: Sequence[Received]) -> list[Received]:
-        """Delete messages; return those that have to be tried again."""
+        """Delete messages; return those whose deletion must be retried."""
 
         async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
             answer: Mapping[str, Any] = await self._client.delete_message_batch(
@@ -141,9 +141,9 @@ class SqsQueue:
     async def hide(
         self, received: Mapping[Received, int]
     ) -> tuple[list[Received], list[Received]]:
-        """Make messages visible after a number of seconds.
+        """Make messages visible again after a number of seconds.
 
-        Returns those that have to be tried again, and those that aren't ours any more.
+        Returns those for which to retry it, and those that aren't ours any more.
         """
 
         async def ten(entries: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ async def _in_tens(
     call: Callable[[Sequence[dict[str, Any]]], Coroutine[Any, Any, Mapping[str, Any]]],
     more: Callable[[Received], Mapping[str, Any]],
 ) -> list[tuple[Received, str]]:
-    """Call with ten entries at a time; return the failed ones, with their codes."""
+    """Call with ten entries at a time; return what failed, with its error code."""
     entries: list[dict[str, Any]] = [
         {"Id": str(index), "ReceiptHandle": item.handle, **more(item)}
         for index, item in enumerate(received)
@@ -190,7 +190,7 @@ async def queues_of(
     """Find the queues with these names, and those with these prefixes.
 
     Raises:
-        ConfigError: a queue with one of the names doesn't exist.
+        ConfigError: no queue has one of the names.
     """
     found = {name: await SqsQueue.find(client, name, settings) for name in names}
     for prefix in prefixes:
@@ -206,7 +206,7 @@ async def queues_of(
 
 
 async def delete(received: Iterable[Received]) -> list[Received]:
-    """Delete messages of any queues; return those that have to be tried again."""
+    """Delete messages of any queues; return those whose deletion must be retried."""
     again: list[Received] = []
     for queue, items in _by_queue(received).items():
         again += await queue.delete(items)
@@ -216,7 +216,7 @@ async def delete(received: Iterable[Received]) -> list[Received]:
 async def hide(
     received: Mapping[Received, int],
 ) -> tuple[list[Received], list[Received]]:
-    """Do what `SqsQueue.hide` does, for messages of any queues."""
+    """Do as `SqsQueue.hide`, for messages of any queues."""
     again: list[Received] = []
     lost: list[Received] = []
     for queue, items in _by_queue(received).items():
@@ -239,7 +239,7 @@ def queue_names(
     """Return the names of the consumer's queues, and the prefixes of others.
 
     Args:
-        pattern: with `{topic}`, `{consumer}` or both; None for the default.
+        pattern: a name with `{topic}`, `{consumer}` or both; None: the default.
 
     Raises:
         ConfigError: SQS doesn't allow such names.

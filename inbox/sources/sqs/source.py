@@ -1,9 +1,9 @@
 """A source that reads Amazon SQS queues, which may be subscribed to SNS topics.
 
-A heartbeat keeps the messages of a replica invisible to others; those of a dead replica
-become visible when their timeout ends. A FIFO queue keeps the order of its groups, also
-over retries. SQS's receive count is not a count of attempts: it says nothing about the
-outcome.
+A heartbeat keeps the messages that a replica holds invisible to others; those of a dead
+replica become visible when their visibility timeout ends. A FIFO queue keeps the order
+of its groups, even across retries. SQS's receive count isn't used as a number of
+attempts, because it says nothing about the outcomes.
 """
 
 import asyncio
@@ -29,31 +29,31 @@ from outbox.gather import end
 _CONNECTIONS: Final = 32
 _DISCOVERY: Final = 30.0
 _BEATS: Final = 4
-# A little more than half, so that no heartbeat is just too early.
+# A little more than half of the timeout, so that no beat comes just too early.
 _HALF: Final = 0.55
 
 
 class _Outcome(NamedTuple):
     item: Received
     visible_after: int | None
-    """Seconds; None settles it."""
+    """In seconds; None settles the message."""
 
 
 class SqsSource:
-    """The messages of one consumer's queues.
+    """A source of the messages in one consumer's queues.
 
     Args:
-        settings: those of a URL.
-        consumer: may be part of the queues' names.
+        settings: the settings from a URL.
+        consumer: the consumer's name, which may be a part of the queues' names.
         topics: names of topics, or prefixes followed by `*`; new queues are found
             within 30 s.
-        poll_interval: how long one call waits.
-        answer_timeout: how long to wait for AWS's answer, in addition to `wait`.
-        leave_timeout: how long leaving waits until outcomes are written, and then until
-            all other messages are returned.
+        poll_interval: how long `receive` waits.
+        answer_timeout: how long to wait for a response from AWS, in addition to `wait`.
+        leave_timeout: how long leaving waits for the outcomes to be written, and then
+            for the other messages to be returned.
 
     Raises:
-        ConfigError: these arguments give no valid names of queues.
+        ConfigError: these arguments don't make valid names of queues.
     """
 
     messaging_system: Final = "aws_sqs"
@@ -84,16 +84,16 @@ class SqsSource:
         self._holding = Holding()
         self._polls = Polls(self._holding, wait=self._wait, visibility=self._visibility)
         self._outcomes: Outcomes[_Outcome] = Outcomes(self._write)
-        # They outlive a receipt handle: SQS counts receives, whatever their outcome.
+        # Kept across receipt handles: SQS counts receives, whatever their outcome.
         self._failures: BoundedDict[UUID, int] = BoundedDict()
         self._changing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create one from `sqs://region/?option=…` or `sns://region/?option=…`.
+        """Create a source from `sqs://region/?option=…` or `sns://region/?option=…`.
 
-        With `sns://` each consumer has its own queue for a topic.
+        With `sns://`, each consumer has its own queue for a topic.
 
         Raises:
             ConfigError: it isn't such a URL.
@@ -104,8 +104,9 @@ class SqsSource:
         """Find the queues.
 
         Raises:
-            BrokerUnavailableError: AWS can't be reached.
-            ConfigError: a queue is missing, or credentials or region are invalid.
+            BrokerUnavailableError: AWS is unreachable.
+            ConfigError: a queue is missing, or credentials or region are missing or
+                wrong.
         """
         try:
             self._client = await self._exit.enter_async_context(
@@ -131,7 +132,7 @@ class SqsSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Write the outcomes, and return all other messages."""
+        """Write the outcomes, and return all other messages to their queues."""
         _, writing = self._tasks
         self._outcomes.close()
         async with AsyncExitStack() as leaving:
@@ -142,7 +143,7 @@ class SqsSource:
                 self._polls.stop(), asyncio.wait({writing}, timeout=self._leave_timeout)
             )
             await end(self._tasks)
-            # If AWS is unavailable, the message becomes visible later.
+            # If AWS is unavailable, they become visible later.
             with suppress(*BROKEN):
                 async with asyncio.timeout(self._leave_timeout):
                     await self._give_back()
@@ -172,11 +173,11 @@ class SqsSource:
 
     @property
     def reclaimed(self) -> int:
-        """How many messages SQS had delivered before."""
+        """The number of messages received that SQS had delivered before."""
         return self._polls.reclaimed
 
     def acked(self, item: Received) -> None:
-        """Delete an item within milliseconds."""
+        """Schedule the deletion of an item, within milliseconds."""
         item.settled = True
         self._failures.pop(item.message.id, None)
         self._outcomes.add(_Outcome(item, None))

@@ -1,1 +1,1 @@
-"""Kafka, for its publisher and its source."""
+"""Kafka: code shared by its publisher and its source."""

@@ -1,4 +1,4 @@
-"""What publisher and source of Kafka share: the URL, and what librdkafka says."""
+"""Kafka's URL and librdkafka's errors, for the publisher and the source."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ from outbox.errors import BrokerUnavailableError, ConfigError, shorten
 from outbox.url import split
 
 PREFIX: Final = "ce_"
-"""Of CloudEvents attributes in the headers of a Kafka record."""
+"""The prefix of CloudEvents attributes in the headers of a Kafka record."""
 
 _URL: Final = "write kafka://host:port[,host:port…]/?option=value"
 _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]*)"')
@@ -28,23 +28,24 @@ _SETTINGS: Final[dict[str, Any]] = {
     "topic.metadata.refresh.fast.interval.ms": 100,
 }
 _logger = logging.getLogger(__name__)
-# Of these we raise or nack what is to be known, once and not with every attempt.
+# We raise or nack what matters of these, once and not at every attempt.
 _logger.addFilter(
     lambda record: not record.getMessage().startswith(("FATAL", "FAIL", "CONFWARN"))
 )
 
 
 def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Make the configuration of a client of a URL; give it after the URL's plain name.
+    """Return the printable name of a URL, and the configuration of a client for it.
 
     The options of the URL are librdkafka's own properties. A user in the URL means
-    SASL_SSL with SCRAM-SHA-512, unless its options say else.
+    SASL_SSL with SCRAM-SHA-512, unless its options say otherwise.
 
     Args:
-        ours: what the options can't change.
+        ours: settings that the options can't change.
 
     Raises:
-        ConfigError: it isn't a URL of Kafka, or an option isn't free.
+        ConfigError: it isn't a valid Kafka URL, or it sets an option that can't be
+            changed.
     """
     parts = split(url)
     servers = parts.netloc.rpartition("@")[2]
@@ -70,10 +71,10 @@ def kafka_config(url: str, ours: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 def check_config(
     name: str, make: Callable[[dict[str, Any]], object], config: Any
 ) -> None:
-    """Have librdkafka check a configuration, without connecting.
+    """Check a configuration with librdkafka, without connecting.
 
     Raises:
-        ConfigError: it doesn't take it.
+        ConfigError: librdkafka rejects it.
     """
     try:
         make(config | {"bootstrap.servers": "", "log_level": 0})
@@ -85,7 +86,7 @@ def check_config(
 
 
 def reason_of(error: BaseException | KafkaError) -> str:
-    """Say an error of librdkafka in one line."""
+    """Return the text of a librdkafka error as one line."""
     if isinstance(error, KafkaException) and isinstance(error.args[0], KafkaError):
         error = error.args[0]
     text = error.str() if isinstance(error, KafkaError) else str(error)
@@ -93,7 +94,7 @@ def reason_of(error: BaseException | KafkaError) -> str:
 
 
 def kafka_unavailable(name: str, reason: str) -> BrokerUnavailableError:
-    """Say why Kafka can't be used now."""
+    """Return an error that says why Kafka is unavailable."""
     return BrokerUnavailableError(f"broker {name} can't be reached: {reason}")
 
 

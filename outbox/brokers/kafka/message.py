@@ -1,4 +1,4 @@
-"""A message as a record of Kafka, and back, whatever others may have written."""
+"""Convert messages to Kafka records, and any record back to a message."""
 
 import re
 from typing import Final, NamedTuple, cast
@@ -12,14 +12,14 @@ from outbox.errors import InvalidMessageError, shorten
 from outbox.message import Message
 
 _TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
-# At most so much comes to a batch of one record, and to each of its headers.
+# The maximum overhead of a batch of one record and of each header, in bytes.
 _OVERHEAD: Final = 100
 _HEADER_OVERHEAD: Final = 10
 _LONGEST_CHARACTER: Final = 4
 
 
 def message_of(record: Record) -> tuple[Message, str | None]:
-    """Read a record; give what can be read of it, and what is wrong if anything is."""
+    """Return the message of a record, as far as it is readable, and any problem."""
     value, headers = record.value(), {}
     try:
         headers = _headers(record)
@@ -42,7 +42,7 @@ def message_of(record: Record) -> tuple[Message, str | None]:
 
 def _headers(record: Record) -> dict[str, bytes]:
     try:
-        # The client gives them in no other form, whatever its types say.
+        # The client returns them in no other form, whatever its type hints say.
         pairs = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except UnicodeDecodeError:
         raise InvalidMessageError(
@@ -61,7 +61,7 @@ def _decoded(name: str, value: bytes) -> str:
 
 
 class NewRecord(NamedTuple):
-    """What is handed to librdkafka."""
+    """A record to pass to librdkafka."""
 
     topic: str
     key: bytes | None
@@ -70,7 +70,7 @@ class NewRecord(NamedTuple):
 
 
 def record_of(message: Message) -> NewRecord:
-    """Write a message as a record."""
+    """Convert a message to a record."""
     return NewRecord(
         message.topic,
         None if message.key is None else message.key.encode(),
@@ -80,7 +80,7 @@ def record_of(message: Message) -> NewRecord:
 
 
 def problem_of(record: NewRecord, max_bytes: int) -> str | None:
-    """Tell why Kafka can never take a record."""
+    """Return why Kafka can never accept a record; None if it can."""
     if _TOPIC.fullmatch(record.topic) is None:
         return (
             f"topic {shorten(record.topic)} can't be one of Kafka: it takes 1 to 249 "
@@ -89,7 +89,7 @@ def problem_of(record: NewRecord, max_bytes: int) -> str | None:
     texts = (*record.headers, *record.headers.values())
     size = len(record.value) + len(record.key or b"") + _OVERHEAD
     size += len(record.headers) * _HEADER_OVERHEAD
-    # To count bytes takes longer, and few records are near the limit.
+    # Counting bytes takes longer, and few records are near the limit.
     if size + _LONGEST_CHARACTER * sum(map(len, texts)) <= max_bytes:
         return None
     size += sum(len(text.encode()) for text in texts)

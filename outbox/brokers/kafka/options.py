@@ -9,7 +9,7 @@ from outbox.brokers.options import BrokerOptions, Described, Duration, Number, o
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaOptions(BrokerOptions):
-    """What publisher and source read; librdkafka reads, and checks, the rest."""
+    """Options of the publisher and the source; librdkafka reads and checks the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("kafka",)
     closed: ClassVar[bool] = False

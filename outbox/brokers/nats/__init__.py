@@ -1,1 +1,1 @@
-"""NATS JetStream, for its publisher and its source."""
+"""NATS JetStream: code shared by its publisher and its source."""

@@ -1,13 +1,13 @@
-"""nats-py's client, where it would give up, wait or go on in the clear.
+"""nats-py's client, fixed where it would give up, wait or continue unencrypted.
 
-It has no public way to any of this, so we override or use private names. They may
-change with any minor version: `pyproject.toml` pins it, and
+nats-py has no public interface for any of this, so we override or use private names.
+They may change with any minor version: `pyproject.toml` pins it, and
 `tests/brokers/nats/test_nats_client.py` names each and fails when one changes.
 
 | private name | why |
 |---|---|
-| `_ps` | to end the connection where the parser would stop reading with only a log |
-| `_transport`, `_io_writer` | to hear why a server refuses us, and to close at once |
+| `_ps` | to end the connection where the parser would only log and stop reading |
+| `_transport`, `_io_writer` | to learn why a server rejects us, and to close at once |
 | `_process_info` | to send no password to a server that offers no TLS |
 | `_process_headers`, `_parse_header_lines` | to read headers that aren't UTF-8 |
 | `_build_message` | to read subjects that aren't UTF-8 |
@@ -45,8 +45,8 @@ class _Parser(Parser):
 class _Transport(TcpTransport):
     """Sends CONNECT together with the PING that follows it.
 
-    A server that refuses the CONNECT gives its reason and closes the connection. If a
-    PING is still on its way by then, the connection is reset and the reason is lost.
+    A server that rejects the CONNECT sends the reason and closes the connection. If a
+    PING is still in flight then, the connection is reset and the reason is lost.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Transport(TcpTransport):
 
     @override
     def __bool__(self) -> bool:
-        # If it were false, the client would make a transport of its own.
+        # If it were false, the client would create a transport of its own.
         return True
 
     @override
@@ -68,10 +68,11 @@ class _Transport(TcpTransport):
 
 
 class NatsClient(Client):
-    """nats-py's client with what the table above says.
+    """nats-py's client with the changes in the table above.
 
     Args:
-        secure: refuse a server that offers no TLS, before any password is sent.
+        secure: whether to reject a server that offers no TLS, before any password is
+            sent.
     """
 
     def __init__(self, *, secure: bool) -> None:
@@ -101,7 +102,7 @@ class NatsClient(Client):
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
         except (UnicodeDecodeError, IndexError):
-            # nats-py expects a status in the first line, and others may write there.
+            # nats-py expects a status in the first line; producers may write anything.
             return {"": headers.decode(errors="surrogateescape")}
         return found
 
@@ -114,7 +115,7 @@ class NatsClient(Client):
         data: bytes,
         headers: dict[str, str] | None,
     ) -> Msg:
-        # nats-py raises if the subject isn't UTF-8, and never reads again.
+        # nats-py raises if the subject isn't UTF-8, and stops reading for good.
         return Msg(
             _client=self,
             subject=subject.decode(errors="surrogateescape"),
@@ -131,7 +132,7 @@ class NatsClient(Client):
         long.
 
         Raises:
-            ConnectionClosedError: it is closed.
+            ConnectionClosedError: the connection is closed.
         """
         if not self.is_connected:
             raise ConnectionClosedError
@@ -141,8 +142,8 @@ class NatsClient(Client):
 
     @override
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        # nats-py would wait for a server that reads nothing any more, or raise half-way
-        # because something can't be written any more.
+        # nats-py would wait for a server that has stopped reading, or raise halfway
+        # because a write fails.
         self._pending.clear()
         self._pending_data_size = 0
         writer = getattr(self._transport, "_io_writer", None)

@@ -24,7 +24,7 @@ _NO_JETSTREAM: Final = frozenset({10039, 10076})
 
 
 class ApiError(Exception):
-    """JetStream's own error as an answer to a request."""
+    """An error that JetStream returns for a request."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         self.code: int = error.get("code", 0)
@@ -33,21 +33,21 @@ class ApiError(Exception):
 
 
 def publish_command(subject: str, reply: str, headers: bytes, payload: bytes) -> bytes:
-    """Write the command that publishes a message with headers."""
+    """Return the command that publishes a message with headers."""
     size = len(headers) + len(payload)
     start = f"HPUB {subject} {reply} {len(headers)} {size}\r\n".encode()
     return b"".join((start, headers, payload, b"\r\n"))
 
 
 class NatsConnection:
-    """One connection; it isn't used again once it is lost.
+    """One connection, which isn't used again once it is lost.
 
     Args:
-        on_lost: called once, with the reason why it ended.
-        on_refusal: called with what the user's permissions forbid, in NATS' words.
+        on_lost: called once, with the reason why the connection ended.
+        on_refusal: called with what the user's permissions forbid, in NATS's words.
 
     Attributes:
-        lost: why it ended; None while it lives.
+        lost: why the connection ended; None while it is open.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class NatsConnection:
         self._error: Exception | None = None
 
     async def open(self) -> None:
-        """Connect, and make sure of JetStream and the stream.
+        """Connect, and make sure that JetStream and the stream are available.
 
         Raises:
-            BrokerUnavailableError: NATS can't be reached, or refuses us.
+            BrokerUnavailableError: NATS is unreachable, or rejects the connection.
             ConfigError: there is no JetStream, or no such stream.
         """
         settings = self._settings
@@ -92,7 +92,7 @@ class NatsConnection:
                         tls=settings.tls,
                         user_credentials=settings.options.creds,
                         inbox_prefix=settings.options.inbox_prefix,
-                        # It would wait for the server in the middle of a batch.
+                        # Otherwise it waits for the server in the middle of a batch.
                         pending_size=0,
                     )
             await self.ready()
@@ -110,9 +110,9 @@ class NatsConnection:
     async def drop(
         self, reason: object = "connection closed"
     ) -> BrokerUnavailableError:
-        """End it at once, losing what wasn't flushed; give the error to raise."""
+        """Close at once, dropping unflushed data; return the error to raise."""
         lost = self._end(self._settings.unavailable(self._with_last_error(reason)))
-        # Half closed, the client would keep its tasks for ever.
+        # A half-closed client would keep its tasks forever.
         await asyncio.shield(self._close())
         return lost
 
@@ -122,11 +122,11 @@ class NatsConnection:
                 await self.client.close()
 
     async def ask(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Ask JetStream's API; give its answer.
+        """Send a request to JetStream's API, and return the answer.
 
         Raises:
-            ApiError: it refuses.
-            BrokerUnavailableError: it doesn't answer.
+            ApiError: JetStream returned an error.
+            BrokerUnavailableError: there was no answer.
         """
         subject = f"{self._settings.api}.{what}"
         request = json.dumps(body or {}).encode()
@@ -150,15 +150,15 @@ class NatsConnection:
         return answer
 
     async def flush(self) -> None:
-        """Return when the server has got everything that was published.
+        """Return when the server has received everything that was published.
 
         Raises:
-            BrokerUnavailableError: it hasn't within 5 s.
+            BrokerUnavailableError: that takes longer than 5 s, or fails.
         """
         try:
             async with asyncio.timeout(_ANSWER):
-                # The client's own flush overtakes what waits to be written, of
-                # which there is no event.
+                # The client's own flush overtakes data that waits to be written, and
+                # there is no event to wait for.
                 while self.client.pending_data_size and not self.lost:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 with cancellable():
@@ -167,11 +167,11 @@ class NatsConnection:
             raise self.lost or self._settings.unavailable(error) from error
 
     async def ready(self) -> bool:
-        """Make sure of JetStream and the stream; tell whether it was made just now.
+        """Check JetStream and the stream; return whether the stream was just created.
 
         Raises:
-            BrokerUnavailableError: there is no answer.
-            ConfigError: there is no such stream, and it isn't to be made.
+            BrokerUnavailableError: there was no answer.
+            ConfigError: the stream is missing, and isn't to be created.
         """
         options = self._settings.options
         stream, create = options.stream, options.create

@@ -1,8 +1,7 @@
-"""What a message is on NATS: a subject, headers and a payload.
+"""The form of a message on NATS: a subject, headers and a payload.
 
-Names of headers must be tokens and values stay on one line, without white space
-around them; so values are percent-encoded as CloudEvents lays down for HTTP where
-they hold anything else.
+Header names must be tokens, and values one line without leading or trailing white
+space. Any other value is percent-encoded, as CloudEvents specifies for HTTP.
 """
 
 import re
@@ -28,7 +27,7 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f*>]")
 
 
 def subject_problem(topic: str) -> str | None:
-    """Say why a topic can't be a subject, with the remedy; None if it can."""
+    """Return why a topic can't be a subject, with the remedy; None if it can."""
     if not topic:
         return "topic is empty: give it a name"
     if found := _FORBIDDEN.search(topic):
@@ -50,7 +49,7 @@ def subject_problem(topic: str) -> str | None:
 
 
 def header_problem(message: Message) -> str | None:
-    """Say why the headers of a message can't be sent; None if they can."""
+    """Return why the headers of a message can't be sent; None if they can."""
     for name in message.headers:
         if _NAME.fullmatch(name) is None:
             return (
@@ -63,12 +62,12 @@ def header_problem(message: Message) -> str | None:
 
 
 def encode_headers(message: Message, stream: str | None = None) -> bytes:
-    """Write the headers of a message without a `header_problem`, as they are sent.
+    """Encode the headers of a message without a `header_problem`, as they are sent.
 
-    NATS is to refuse it if another stream than `stream` would take it.
+    With `stream`, NATS rejects the message if another stream would store it.
     """
     headers = to_headers(message, PREFIX)
-    # One look at all of them together is enough for nearly every message.
+    # One test of all of them together is enough for nearly every message.
     if _VISIBLE.fullmatch("".join(headers.values())) is None:
         for name, value in headers.items():
             headers[name] = _encode(value, spaces=not name.startswith(PREFIX))
@@ -83,10 +82,10 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
     """Read a message from its headers and its payload.
 
     Raises:
-        InvalidMessageError: an attribute is missing, or isn't what it should be, or
-            a header isn't UTF-8.
+        InvalidMessageError: an attribute is missing or invalid, or a header isn't
+            UTF-8.
     """
-    # One look at all of them together is enough for nearly every message.
+    # One test of all of them together is enough for nearly every message.
     text = "".join((*headers, *headers.values()))
     if not text.isascii() and _SURROGATES.search(text):
         raise InvalidMessageError(
@@ -96,7 +95,7 @@ def decode_message(headers: Mapping[str, str], payload: bytes) -> Message:
 
 
 def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Read headers; those that NATS acts on are left out."""
+    """Decode headers, without those that NATS acts on."""
     return {
         name: unquote(value) if "%" in value else value
         for name, value in headers.items()
@@ -105,12 +104,12 @@ def plain_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def raw_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Read headers of what is no message as they came, without a loss."""
+    """Return the headers of something that isn't a message, losslessly."""
     return {raw_text(name): raw_text(value) for name, value in headers.items()}
 
 
 def raw_text(text: str) -> str:
-    """Read a subject or a header of what is no message as it came, without a loss."""
+    """Return a subject or header of something that isn't a message, losslessly."""
     return text_of(text.encode(errors="surrogateescape"))
 
 

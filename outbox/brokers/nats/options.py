@@ -21,13 +21,13 @@ NAME_FORM: Final = "a name of letters, digits, - and _"
 
 
 def is_name(text: str) -> bool:
-    """Return whether NATS takes it as the name of a stream, a consumer or a domain."""
+    """Return whether a text can be the name of a stream, a consumer or a domain."""
     return bool(text) and text.isprintable() and not set(text) & _FORBIDDEN
 
 
 @dataclass(frozen=True, kw_only=True)
 class NatsOptions(BrokerOptions):
-    """What publisher and source read."""
+    """The options of the publisher and the source."""
 
     schemes: ClassVar[tuple[str, ...]] = ("nats", "tls")
 
@@ -105,7 +105,7 @@ class NatsOptions(BrokerOptions):
 
     @override
     def __post_init__(self) -> None:
-        """Check that there is a stream to create."""
+        """Check that `create` comes with the name of the stream."""
         super().__post_init__()
         if self.create and self.stream is None:
             raise ConfigError(

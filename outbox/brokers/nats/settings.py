@@ -1,4 +1,4 @@
-"""What a broker URL says about a connection to NATS with JetStream."""
+"""The settings of a broker URL for a connection to NATS with JetStream."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -12,17 +12,17 @@ from outbox.url import split, without_password
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsSettings:
-    """What a broker URL says about the connection and the stream.
+    """The settings of a broker URL for the connection and the stream.
 
     Attributes:
         name: the URL as it may be printed.
-        api: the subject under which JetStream's API is.
+        api: the subject prefix of JetStream's API.
     """
 
     name: str
     servers: list[str]
     secure: bool
-    user: str | None = field(repr=False)  # by itself it is a token
+    user: str | None = field(repr=False)  # a token if there is no password
     password: str | None = field(repr=False)
     tls: ssl.SSLContext | None
     api: str
@@ -33,10 +33,10 @@ class NatsSettings:
         """Read a URL.
 
         Args:
-            given: options that win over those of the URL, unless they are None.
+            given: options that override those of the URL, unless they are None.
 
         Raises:
-            ConfigError: it can't be used.
+            ConfigError: the URL is invalid.
         """
         name = without_password(url)
         rest, options = NatsOptions.parse(url, **given)
@@ -71,7 +71,7 @@ class NatsSettings:
         )
 
     def unavailable(self, error: object) -> BrokerUnavailableError:
-        """Say why NATS can't be used now."""
+        """Return an error that says why NATS is unavailable."""
         if isinstance(error, BrokerUnavailableError):
             return error
         text = str(error).removeprefix("nats: ") or type(error).__name__

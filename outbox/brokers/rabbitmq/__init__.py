@@ -1,1 +1,1 @@
-"""RabbitMQ, for its publisher and its source."""
+"""RabbitMQ: code shared by its publisher and its source."""

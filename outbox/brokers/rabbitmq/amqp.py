@@ -31,10 +31,10 @@ _CLOSE: Final = 5.0
 
 
 class Channel:
-    """A channel, and what became of it.
+    """A channel, and how it ended.
 
     Attributes:
-        closed: done when it is closed, with the reason as its result.
+        closed: done when the channel is closed, with the reason as its result.
     """
 
     def __init__(self, pika_channel: PikaChannel, closed: "asyncio.Future[Any]"):
@@ -42,7 +42,7 @@ class Channel:
         self.closed = closed
 
     async def ask(self, method: Callable[..., Any], **arguments: Any) -> Any:
-        """Call a method of pika's channel that takes a callback; give its answer.
+        """Call a method of pika's channel that takes a callback; return its answer.
 
         Raises:
             AMQPError: the channel or the connection was closed instead.
@@ -62,7 +62,7 @@ class Channel:
         raise TimeoutError(f"no answer within {_ANSWER:.0f} s")
 
     async def close(self) -> None:
-        """Close it once the server has processed all that was sent on it.
+        """Close the channel once the server has processed all that was sent on it.
 
         Raises:
             AMQPError: the connection was lost instead.
@@ -81,7 +81,8 @@ class AmqpConnection:
     """One connection, from its opening to its loss.
 
     Attributes:
-        blocked: done while the server takes no messages, with the reason as result.
+        blocked: done while the server accepts no messages, with the reason as its
+            result.
     """
 
     def __init__(self, connection: "_Connection") -> None:
@@ -98,7 +99,7 @@ class AmqpConnection:
         """Connect.
 
         Raises:
-            AMQPError, OSError: that failed.
+            AMQPError, OSError: the connection can't be opened.
         """
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[Any] = loop.create_future()
@@ -130,12 +131,12 @@ class AmqpConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether the connection can be used."""
         return not self._given_up and bool(self._connection.is_open)
 
     @property
     def server_version(self) -> tuple[int, ...]:
-        """RabbitMQ's version; empty if it doesn't say."""
+        """RabbitMQ's version; empty if RabbitMQ doesn't report it."""
         said = str((self._connection.server_properties or {}).get("version", ""))
         return tuple(int(part) for part in said.split(".")[:2] if part.isdecimal())
 
@@ -159,11 +160,11 @@ class AmqpConnection:
         return Channel(raw, closed)
 
     async def channel_with_exchange(self, exchange: str) -> Channel:
-        """Open a channel, and make the durable topic exchange if it isn't there.
+        """Open a channel, and create the durable topic exchange if it is missing.
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: it isn't there and we may not make it.
+            ConfigError: the exchange is missing, and can't be created.
         """
         channel = await self.channel()
         try:
@@ -193,7 +194,7 @@ class AmqpConnection:
         return channel
 
     async def close(self) -> None:
-        """Disconnect: in order if the server answers soon, else without it."""
+        """Disconnect, gracefully if the server answers in time."""
         if self.is_open:
             self._connection.close()
             try:
@@ -216,10 +217,11 @@ class AmqpConnection:
 
 
 class _Connection(AsyncioConnection):
-    """Pika's connection, but what one turn of the loop sends is one write.
+    """Pika's connection, with one write for all that a turn of the event loop sends.
 
-    Else each frame is a system call and a packet, and a message has three frames: that
-    costs up to half of the rate. To be replaced is what pika asks of each adapter.
+    Otherwise each frame is a system call and a packet, and a message has three frames,
+    which costs up to half of the rate. The methods that are overridden for this are
+    those that pika expects each adapter to implement.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -227,7 +229,7 @@ class _Connection(AsyncioConnection):
         super().__init__(*args, **settings)
 
     def abort(self) -> None:
-        """End it now; its callbacks run soon afterwards."""
+        """Close at once; the callbacks run soon afterwards."""
         if not self.is_closed:
             self._terminate_stream(AMQPConnectionError("given up by us"))
 
@@ -254,11 +256,11 @@ class _Connection(AsyncioConnection):
 
 
 class _IOServices(_AsyncioIOServicesAdapter):
-    """Pika's, but a look-up that was cancelled is never answered.
+    """Pika's I/O services, but a cancelled look-up is never answered.
 
-    Pika's own answers one that is cancelled between its end and its callback. Its
-    workflow, which is given up by then, goes on with the answer: it connects a socket
-    that nobody closes.
+    Pika answers a look-up that is cancelled between its end and its callback. Its
+    connection workflow, which is given up by then, continues with the answer: it
+    connects a socket that nobody closes.
     """
 
     @override
@@ -308,14 +310,14 @@ _PROPERTIES: Final = 12
 
 
 def read_frame(data: bytes) -> tuple[int, Any]:
-    """Return the first frame, and how many bytes it has; 0 if some are missing.
+    """Return the size of the first frame, 0 if bytes are missing, and the frame.
 
-    At tables that are nested too deep, or a timestamp in milliseconds, pika raises, and
-    the connection ends, again with each redelivery. So properties that it can't read
-    become one header without a name: their bytes.
+    Tables that are nested too deeply, or a timestamp in milliseconds, make pika raise
+    an exception that ends the connection, again at each redelivery. So properties that
+    pika can't read become one header without a name, which holds their bytes.
 
     Raises:
-        AMQPError: it is no frame of AMQP.
+        AMQPError: the data isn't an AMQP frame.
     """
     try:
         frame: tuple[int, Any] = decode_frame(data)

@@ -1,4 +1,4 @@
-"""RabbitMQ from a URL: parameters, names and failures, for publisher and source."""
+"""RabbitMQ's connection parameters and errors, for the publisher and the source."""
 
 import logging
 import ssl
@@ -26,16 +26,16 @@ BROKEN: Final = (AMQPError, AMQPConnectorException, OSError)
 _TLS_FILES: Final = ("cacertfile", "certfile", "keyfile")
 _HEARTBEAT: Final = 20
 
-# It logs each failure several times and with a stack; ours is one line, raised.
+# pika logs each failure several times with a stack trace; we raise one line.
 if (_logger := logging.getLogger("pika")).level == logging.NOTSET:
     _logger.setLevel(logging.CRITICAL)
 
 
 def rabbitmq_parameters(url: str, options: RabbitMQOptions) -> pika.URLParameters:
-    """Read a URL without our options as pika does, with the files for TLS.
+    """Return pika's parameters for a URL without our options, with the TLS files.
 
     Raises:
-        ConfigError: it can't be used.
+        ConfigError: the URL or a file is invalid.
     """
     name = without_password(url)
     split(url)
@@ -58,7 +58,7 @@ def rabbitmq_parameters(url: str, options: RabbitMQOptions) -> pika.URLParameter
 
 
 def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
-    """Say why RabbitMQ can't be used now."""
+    """Return an error that says why RabbitMQ is unavailable."""
     if isinstance(error, BrokerUnavailableError):
         return error
     error = _cause(error)
@@ -73,7 +73,7 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Take off what pika wraps around the failure of an attempt to connect."""
+    """Return the cause of a failed attempt to connect, which pika wraps."""
     while True:
         inner: object = error.args[0] if error.args else None
         if isinstance(error, AMQPConnectionWorkflowFailed):

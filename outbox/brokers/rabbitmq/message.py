@@ -1,8 +1,8 @@
-"""A message as RabbitMQ carries it: properties, headers, body and routing key.
+"""The form of a message in RabbitMQ: properties, headers, body and routing key.
 
 `message_id` is the id and `content_type` the content type; the rest are CloudEvents
-attributes among the headers, under the prefix of the binding for AMQP. The moment of
-publishing is where a server has it that stamps messages itself: in whole seconds in
+attributes among the headers, with the prefix of the AMQP binding. The time of
+publishing is where a server that stamps messages puts it: in whole seconds in
 `timestamp`, and in milliseconds in a header.
 """
 
@@ -21,18 +21,18 @@ from outbox.message_id import uuid7
 PREFIX: Final = "cloudEvents:"
 _MOMENT: Final = "timestamp_in_ms"
 _PERSISTENT: Final = 2
-# Where a quorum queue counts how often a message came back.
+# Headers in which a quorum queue counts how often a message came back.
 _OWN: Final = frozenset({"x-delivery-count", "x-acquired-count"})
-# By these RabbitMQ routes a message to more queues, and closes the channel if it can't.
+# Headers by which RabbitMQ routes to more queues; if it can't, it closes the channel.
 _ROUTING: Final = frozenset({"CC", "BCC"})
-# They have to fit into one frame, of 128 KiB unless the server says less.
+# Headers must fit into one frame, of 128 KiB unless the server sets less.
 _MAX_HEADER_BYTES: Final = 120 * 1024
-# Up to here, no text of UTF-8 is too long for a name.
+# With this number of characters or fewer, no name is too long in UTF-8.
 _SHORT: Final = MAX_NAME_BYTES // 4
 
 
 def to_properties(message: Message) -> BasicProperties:
-    """Write everything but topic and payload, and that it is published now."""
+    """Return all but topic and payload as properties, published at this time."""
     headers: dict[str, str | int] = {**to_headers(message, PREFIX)}
     del headers[CONTENT_TYPE]
     now = time.time()
@@ -57,14 +57,14 @@ def published_at(properties: BasicProperties) -> float | None:
 def from_delivery(
     properties: BasicProperties, routing_key: str | bytes, payload: bytes
 ) -> tuple[Message, str | None]:
-    """Read a message; if it isn't one, give what can be read of it, and the reason."""
+    """Return the message of a delivery, as far as it is readable, and any problem."""
     headers = {
         _text(name): _text(value)
         for name, value in (properties.headers or {}).items()
-        # A number in it is the moment of publishing; text is the user's own.
+        # A number is the time of publishing; text is the user's own header.
         if name not in _OWN and not (name == _MOMENT and isinstance(value, int))
     }
-    # It is a property, and no header has its place.
+    # The content type is a property; a header doesn't replace it.
     headers.pop(CONTENT_TYPE, None)
     if properties.content_type:
         headers[CONTENT_TYPE] = _text(properties.content_type)
@@ -78,7 +78,7 @@ def from_delivery(
 
 
 def why_impossible(message: Message) -> str | None:
-    """Say why AMQP can't carry a message, whatever its payload."""
+    """Return why AMQP can't carry a message, whatever its payload; None if it can."""
     for name, text in (
         ("topic", message.topic),
         ("content type", message.content_type),

@@ -16,7 +16,7 @@ from outbox.brokers.options import (
 )
 
 MAX_NAME_BYTES: Final = 255
-"""Of what AMQP calls a short string: names, routing keys, content types."""
+"""The limit of what AMQP calls a short string: names, routing keys, content types."""
 
 _NAME: Final = Text(
     f"a name of at most {MAX_NAME_BYTES} bytes",
@@ -27,7 +27,7 @@ _FILE: Final = Text("the name of a file")
 
 @dataclass(frozen=True, kw_only=True)
 class RabbitMQOptions(BrokerOptions):
-    """What publisher and source read; pika reads the rest."""
+    """The options of the publisher and the source; pika reads the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("amqp", "amqps", "rabbitmq")
     client: ClassVar[tuple[Described, ...]] = (
@@ -63,7 +63,7 @@ class RabbitMQOptions(BrokerOptions):
     )
     max_payload_bytes: int = option(
         Number(),
-        # max_message_size of RabbitMQ 3; RabbitMQ 4 comes with 16 MiB.
+        # The default max_message_size of RabbitMQ 3; that of RabbitMQ 4 is 16 MiB.
         128 * 1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter; set it to the server's "

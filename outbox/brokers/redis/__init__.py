@@ -1,1 +1,1 @@
-"""Redis Streams, for its publisher and its source."""
+"""Redis Streams: code shared by its publisher and its source."""

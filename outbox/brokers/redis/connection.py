@@ -1,4 +1,4 @@
-"""A client of Redis from a URL, for the publisher and the source."""
+"""Create a Redis client from a URL, for the publisher and the source."""
 
 import asyncio
 import re
@@ -24,10 +24,10 @@ _SETTINGS: Final[dict[str, Any]] = {
 
 
 class _Cuttable:
-    """A connection that says of itself that it was cut.
+    """A connection that reports a closed transport as a ConnectionError.
 
-    A transport of asyncio's that has closed raises TypeError in `writelines()`, seen in
-    Python 3.13.5; in 3.11 it ignored what was written.
+    `writelines()` of a closed asyncio transport raises TypeError, seen in Python
+    3.13.5; in 3.11 it ignores the data.
     """
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
@@ -46,10 +46,10 @@ class _UnixConnection(_Cuttable, UnixDomainSocketConnection):
 
 
 def redis_client(url: str) -> Redis:
-    """Make a client; it connects with its first command.
+    """Create a client, which connects with its first command.
 
     Raises:
-        ConfigError: the URL can't be used.
+        ConfigError: the URL is invalid.
     """
     name = without_password(url)
     split(url)
@@ -62,10 +62,10 @@ def redis_client(url: str) -> Redis:
     if url.startswith("redis:") and (tls := _TLS.search(url.partition("?")[2])):
         raise ConfigError(f"broker URL {name}: {tls[1]} needs rediss://")
     try:
-        # A retry hidden in the client would do things a second time unseen.
+        # A retry inside the client would repeat commands unnoticed.
         client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_SETTINGS)
         pool = client.connection_pool
-        # TLS has a transport of its own.
+        # TLS uses a transport of its own.
         pool.connection_class = {
             Connection: _Connection,
             UnixDomainSocketConnection: _UnixConnection,
@@ -77,13 +77,13 @@ def redis_client(url: str) -> Redis:
 
 
 async def close_client(client: Redis) -> None:
-    """Close all its connections, also when cancelled: then some in a moment."""
+    """Close all connections of a client; if cancelled, some close a moment later."""
     # redis-py closes each in a task, which would be cancelled before its first step.
     await asyncio.shield(client.aclose())
 
 
 def redis_unavailable(url: str, error: BaseException) -> BrokerUnavailableError:
-    """Say why Redis can't be used now."""
+    """Return an error that says why Redis is unavailable."""
     if isinstance(error, AuthenticationError):
         said = f"refuses us: {error}"
     elif isinstance(error, ResponseError):

@@ -9,7 +9,7 @@ from outbox.brokers.options import BrokerOptions, Described, Duration, Number, o
 
 @dataclass(frozen=True, kw_only=True)
 class RedisOptions(BrokerOptions):
-    """What publisher and source read; redis-py reads the rest."""
+    """The options of the publisher and the source; redis-py reads the rest."""
 
     schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
     client: ClassVar[tuple[Described, ...]] = (
@@ -48,7 +48,7 @@ class RedisOptions(BrokerOptions):
     )
     max_payload_bytes: int = option(
         Number(),
-        # Redis' own limit of one string, proto-max-bulk-len.
+        # Redis's own limit of a string, proto-max-bulk-len.
         512 * 1024 * 1024,
         side="relay",
         help="a larger payload becomes a dead letter",

@@ -1,1 +1,1 @@
-"""Amazon SQS and SNS, for their publisher and their source."""
+"""Amazon SQS and SNS: code shared by their publisher and their source."""

@@ -1,4 +1,4 @@
-"""A client of Amazon SQS and SNS from a URL, for the publisher and the source."""
+"""Create clients of Amazon SQS and SNS from a URL, for the publisher and the source."""
 
 import io
 import re
@@ -30,7 +30,7 @@ BROKEN: Final = (BotoCoreError, ClientError, OSError, TimeoutError)
 MISSING: Final = {"QueueDoesNotExist", "NonExistentQueue", "NotFound"}
 DENIED: Final = {"AccessDenied", "AuthorizationError", "KMSAccessDenied"}
 
-# A session of its own would read the descriptions of the services again, in 0.2 s.
+# Shared: each session would otherwise read the service descriptions again, in 0.2 s.
 _LOADER: Final = Loader()
 _LARGE: Final = 512 * 1024
 _UNUSABLE: Final = (
@@ -50,7 +50,7 @@ _TEMPORARY: Final = re.compile(
     r"Throttl|RequestLimitExceeded|Unavailable|InternalError|InternalFailure|OverLimit"
     r"|RequestTimeout"
 )
-# A topic's separators; a name has letters, digits, - and _ only.
+# Separators in topics; a name in AWS has letters, digits, - and _ only.
 _SEPARATORS: Final = str.maketrans("./:", "---")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?")
 _MAX_NAME: Final[Mapping[str, int]] = {"sqs": 80, "sns": 256}
@@ -59,12 +59,12 @@ _FIFO: Final = ".fifo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqsSettings:
-    """What a broker URL says: `sqs://key:secret@region/?option=…`, or `sns://`.
+    """The settings of a broker URL: `sqs://key:secret@region/?option=…`, or `sns://`.
 
     Attributes:
-        url: as it may be printed.
+        url: the URL as it may be printed.
         service: `sqs` or `sns`.
-        options: those of the URL.
+        options: the options of the URL.
     """
 
     url: str
@@ -77,10 +77,10 @@ class SqsSettings:
         """Read a URL.
 
         Args:
-            given: options that win over those of the URL, unless they are None.
+            given: options that override those of the URL, unless they are None.
 
         Raises:
-            ConfigError: it can't be used.
+            ConfigError: the URL is invalid.
         """
         name = without_password(url)
         rest, options = SqsOptions.parse(url, **given)
@@ -116,7 +116,7 @@ class SqsSettings:
 
     @property
     def prefix(self) -> str:
-        """What stands before the names of queues, or of topics of SNS."""
+        """The prefix of the names of queues, or of SNS topics."""
         options = self.options
         if self.service == "sqs":
             return options.queue_prefix or ""
@@ -125,19 +125,19 @@ class SqsSettings:
     def client(
         self, service: str, *, connections: int, read_timeout: float
     ) -> AbstractAsyncContextManager[Any]:
-        """Make a client, to be entered; it connects with its first call.
+        """Return a client to be entered, which connects with its first call.
 
         Raises:
-            ConfigError: when entered, the region can't be used.
+            ConfigError: the region is invalid; raised on entering.
         """
         config = AioConfig(
             max_pool_connections=connections,
             connect_timeout=5,
             read_timeout=read_timeout,
             tcp_keepalive=True,
-            # A retry hidden in the client would do things a second time unseen.
+            # A retry inside the client would repeat requests unnoticed.
             retries={"total_max_attempts": 1, "mode": "standard"},
-            # It takes a quarter of a request, and finds nothing in what is made here.
+            # It takes a quarter of a request's time, and our parameters are valid.
             parameter_validation=False,
         )
         session = get_session()
@@ -152,14 +152,14 @@ class SqsSettings:
         """Return the name of a topic's queue, or of its topic in SNS.
 
         Raises:
-            ValueError: it can't have one; says why.
+            ValueError: the topic can't have such a name; the message says why.
         """
         return resource_name(
             self.prefix + topic, fifo=self.options.fifo, limit=_MAX_NAME[self.service]
         )
 
     def unavailable(self, error: BaseException) -> BrokerUnavailableError:
-        """Say why AWS can't be used now."""
+        """Return an error that says why AWS is unavailable."""
         if isinstance(error, ClientError):
             refused = _CREDENTIALS.search(code_of(error))
             said = "refuses us" if refused else "can't be used now"
@@ -171,7 +171,10 @@ class SqsSettings:
         return BrokerUnavailableError(f"broker {self.url} {said}: {text}")
 
     def unusable(self, error: BaseException) -> ConfigError | None:
-        """Make an error of one about credentials or region, which no retry will fix."""
+        """Return a ConfigError for wrong credentials or a wrong region; otherwise None.
+
+        No retry fixes such an error.
+        """
         if isinstance(error, _UNUSABLE) or (
             isinstance(error, ClientError) and _CREDENTIALS.search(code_of(error))
         ):
@@ -184,17 +187,17 @@ class SqsSettings:
 
 
 def _in_pieces(request: Any, **_: Any) -> None:
-    # As one piece, a large body is written at once, of which aiohttp warns.
+    # A large body in one piece is written at once, which makes aiohttp warn.
     body = request.body or b""
     if len(body) >= _LARGE:
         request.body = io.BytesIO(body.encode() if isinstance(body, str) else body)
 
 
 def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> str:
-    """Return a name of AWS: `.`, `/` and `:` become `-`.
+    """Return a text as a name in AWS: `.`, `/` and `:` become `-`.
 
     Raises:
-        ValueError: the text has other characters, or is too long.
+        ValueError: the text has other invalid characters, or is too long.
     """
     name = text.translate(_SEPARATORS) + (_FIFO if fifo else "")
     if _NAME.fullmatch(name) is None:
@@ -211,12 +214,12 @@ def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> st
 
 
 def is_fifo(name: str) -> bool:
-    """Return whether a queue or a topic keeps the order of groups."""
+    """Return whether a queue or topic of this name preserves the order in groups."""
     return name.endswith(_FIFO)
 
 
 def code_of(error: ClientError) -> str:
-    """Return the last part of an error's code, without what SDKs put around it."""
+    """Return the last part of an error's code, without what SDKs add to it."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     return code.rpartition(".")[2].removesuffix("Exception")
 
@@ -231,5 +234,5 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def is_busy(code: str) -> bool:
-    """Return whether a code, which AWS may lay at our door, asks for patience."""
+    """Return whether a code, even one of a client error, means to try again later."""
     return _TEMPORARY.search(code) is not None

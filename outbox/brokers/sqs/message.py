@@ -1,7 +1,7 @@
-"""How a message looks in SQS and SNS: a body of text, and at most ten attributes.
+"""The form of a message in SQS and SNS: a text body and at most ten attributes.
 
-Eight attributes are those of CloudEvents, one says how the body is written, and one
-holds the message's own headers as JSON. Where a place is left, `traceparent` has an
+Eight attributes are those of CloudEvents, one names the encoding of the body, and one
+holds the message's own headers as JSON. If there is room, `traceparent` has an
 attribute of its own.
 """
 
@@ -28,7 +28,7 @@ _MAX_ATTRIBUTES: Final = 10
 _TIME: Final = f"{PREFIX}time"
 _TRACE: Final = "traceparent"
 _ID: Final = f"{PREFIX}id"
-# What AWS takes as text are the characters of XML.
+# As text, AWS accepts the characters that XML allows.
 _REFUSED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ESCAPED: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|%")
 _GROUP: Final = re.compile("[!-~]{1,128}")
@@ -37,10 +37,10 @@ _encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Written(NamedTuple):
-    """A message as AWS takes it.
+    """A message in the form that AWS accepts.
 
     Attributes:
-        size: in bytes, as AWS counts it.
+        size: the size in bytes, as AWS counts it.
     """
 
     body: str
@@ -49,10 +49,10 @@ class Written(NamedTuple):
 
 
 def write(message: Message) -> Written:
-    """Write a message.
+    """Convert a message to the form that AWS accepts.
 
     Raises:
-        InvalidMessageError: a value is empty, which AWS can't say.
+        InvalidMessageError: a value is empty, which AWS can't represent.
     """
     body, how = _write_body(message.payload)
     values = to_headers(message.replace(headers={}), PREFIX)
@@ -78,7 +78,7 @@ def write(message: Message) -> Written:
 
 
 def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return attributes as the API takes them."""
+    """Return attributes in the form of the API."""
     return {
         name: {"DataType": _TYPE, "StringValue": value}
         for name, value in attributes.items()
@@ -86,7 +86,10 @@ def typed(attributes: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def group_of(message: Message) -> str:
-    """Return the group of a FIFO queue: the key, or a hash of one that AWS refuses."""
+    """Return the group of a message in a FIFO queue.
+
+    That is its key, or a hash of a key that AWS rejects; without a key, its id.
+    """
     if message.key is None:
         return str(message.id)
     if _GROUP.fullmatch(message.key):
@@ -97,9 +100,9 @@ def group_of(message: Message) -> str:
 def read(
     body: str, attributes: Mapping[str, Mapping[str, Any]], *, place: str
 ) -> tuple[Message, str | None]:
-    """Read a message, by itself or in the envelope of SNS.
+    """Return a message, bare or in the envelope of SNS, and any problem with it.
 
-    Also gives what is wrong with it, if anything, and then as much as can be read.
+    An invalid message is returned as far as it is readable.
     """
     values = {name: _text(value) for name, value in attributes.items()}
     if _ID not in values:
@@ -205,7 +208,7 @@ def _out_of_envelope(body: str, values: dict[str, str]) -> tuple[str, dict[str, 
 
 
 def _are_text(values: Iterable[str]) -> bool:
-    """Return whether it is free of surrogates, which JSON allows and UTF-8 doesn't."""
+    """Return whether texts are free of surrogates, which JSON allows, not UTF-8."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:

@@ -22,7 +22,7 @@ def _is_endpoint(url: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SqsOptions(BrokerOptions):
-    """What publisher and source read."""
+    """The options of the publisher and the source."""
 
     schemes: ClassVar[tuple[str, ...]] = ("sqs", "sns")
 

@@ -38,7 +38,7 @@ class KafkaCluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Control-C in the terminal is for us; when we end, so does its input.
+            # Control-C in the terminal must reach only us; its input ends when we end.
             start_new_session=True,
         )
         self.servers = self._read().split(",")

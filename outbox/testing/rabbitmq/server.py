@@ -22,7 +22,7 @@ from outbox.testing.server import PrivateServer
 
 __all__ = ["RabbitMQServer", "rabbitmq_server"]
 
-# Debian's programs outside of PATH; those on PATH insist on another user.
+# Debian's programs outside of PATH; those on PATH require another user.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
 # RabbitMQ before 3.13.4 writes the table of the quorum queues' logs to disk only after
 # it hasn't changed for half a second.
@@ -32,7 +32,7 @@ _WRITE_NAMES = (
 )
 # RabbitMQ starts by loading all modules of its applications, one after the other, and
 # each time Erlang copies its table of all functions. Loading them together, on all
-# cores, halves the time of a start, and takes a fifth off its processor time.
+# cores, halves the time of a start, and saves a fifth of its CPU time.
 _LOAD_TOGETHER = """\
 Applications = fun
     (Next, [App | Others], Seen) ->
@@ -79,7 +79,7 @@ class RabbitMQServer(PrivateServer):
 
     @override
     def environment(self) -> Mapping[str, str]:
-        # Not for rabbitmqctl, which is a program of Erlang, too.
+        # Not for rabbitmqctl, which is an Erlang program, too.
         script = self.directory / "load_together"
         script.write_text(_LOAD_TOGETHER)
         return {**self._environment, "ERL_AFLAGS": f"-eval \"file:eval('{script}').\""}
@@ -109,11 +109,11 @@ class RabbitMQServer(PrivateServer):
     def evaluate(self, expression: str) -> str:
         """Evaluate Erlang in the node and return the value, as Erlang writes it.
 
-        The expression ends with a period. It takes a hundredth of the time of
-        rabbitmqctl, which starts an Erlang of its own.
+        The expression ends with a period. This takes a hundredth of the time of
+        rabbitmqctl, which starts an Erlang VM of its own.
 
         Raises:
-            OutboxError: it can't be evaluated, or failed.
+            OutboxError: the expression can't be evaluated, or failed.
         """
         program = _beside_epmd("erl_call")
         if program is None:
@@ -133,7 +133,7 @@ class RabbitMQServer(PrivateServer):
         return said.removeprefix("{ok, ").removesuffix("}")
 
     def write_names(self) -> None:
-        """Write to disk which quorum queues there are.
+        """Write the list of quorum queues to disk.
 
         Otherwise a kill right after a queue was declared loses it for good: nothing can
         be published to it, and confirmed messages are gone.
@@ -205,8 +205,8 @@ def _environment(directory: Path, port: int, epmd_port: int) -> dict[str, str]:
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
         "RABBITMQ_PID_FILE": str(directory / "rabbitmq.pid"),
-        # Idle schedulers must not spin: that takes a fifth of the processor time of a
-        # start, and more while the server is idle.
+        # Idle schedulers must not spin: that takes a fifth of the CPU time of a start,
+        # and more while the server is idle.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             "+sbwt none +sbwtdcpu none +sbwtdio none"
         ),

@@ -4,7 +4,7 @@ moto's threads share queues without locks, so each request has to run without a 
 switch. It reads the clock for each message in a queue, with a function that takes
 microseconds. A poll that waits for a group of a FIFO queue spins. For each message sent
 it counts the whole queue three times; here it uses the queue's length. After the
-visibility timeout of a group it may deliver only a part of it, or the last first.
+visibility timeout of a group it may deliver only part of it, or the last message first.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Publishes to a webhook: one POST for each message, as a signed CloudEvent."""
+"""A publisher that posts each message to a webhook, as a signed CloudEvent."""
 
 from relay.publishers.http.publisher import HttpPublisher
 

@@ -1,4 +1,4 @@
-"""Which addresses a webhook may connect to: no private ones, unless allowed."""
+"""The addresses that a webhook may have: public ones, unless all are allowed."""
 
 import socket
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from ipaddress import (
 from typing import Any, Final, TypeAlias
 
 AddressInfo: TypeAlias = tuple[Any, Any, int, str, Any]
-"""What `getaddrinfo` gives for one address."""
+"""One entry of the result of `getaddrinfo`."""
 
-# Listed here, because what ipaddress calls private differs by Python version.
+# Listed here because Python versions differ in what ipaddress calls private.
 _NOT_PUBLIC_4: Final = tuple(
     map(
         IPv4Network,
@@ -23,7 +23,7 @@ _NOT_PUBLIC_4: Final = tuple(
             "10.0.0.0/8",
             "100.64.0.0/10",
             "127.0.0.0/8",
-            # Azure's metadata, DHCP and DNS; it has a public address.
+            # Azure's metadata, DHCP and DNS services, although the address is public.
             "168.63.129.16/32",
             "169.254.0.0/16",
             "172.16.0.0/12",
@@ -39,14 +39,14 @@ _NOT_PUBLIC_4: Final = tuple(
     )
 )
 _PUBLIC_6: Final = IPv6Network("2000::/3")
-# Tunnels to IPv4 among them, whose address inside is anybody's.
+# They include tunnels to IPv4, whose embedded address may be any.
 _NOT_PUBLIC_6: Final = tuple(
     map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
 )
 
 
 def is_public(text: str) -> bool:
-    """Return whether a text is a public address; False if it is no address."""
+    """Return whether a text is a public Internet address."""
     try:
         address: IPv4Address | IPv6Address = ip_address(text)
     except ValueError:
@@ -61,10 +61,10 @@ def is_public(text: str) -> bool:
 
 
 def socket_maker(*, allow_private: bool) -> Callable[[AddressInfo], socket.socket]:
-    """Return a function that opens the socket for one address, or refuses to.
+    """Return a function that opens the socket for an address, or rejects the address.
 
-    It sees the very address that is connected to: a name that resolves to something
-    else the second time gains nothing.
+    It checks the address that is actually connected to, so a name that resolves to
+    another address the second time gains nothing.
     """
 
     def make(info: AddressInfo) -> socket.socket:

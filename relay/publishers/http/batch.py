@@ -1,4 +1,4 @@
-"""Send a batch as single requests: keys in parallel, the messages of a key in order."""
+"""Sends a batch as single requests: keys in parallel, messages of a key in order."""
 
 import asyncio
 from collections import deque
@@ -12,13 +12,13 @@ from relay.publisher import Confirmation, Nacked
 from relay.publishers.http.host import Host
 
 Send: TypeAlias = Callable[[int], Awaitable[Confirmation | None]]
-"""Sends the message at an index of the batch; None: the host is unavailable."""
+"""Sends the message at an index of the batch; None if the host is unavailable."""
 
 _MAX_TRIALS: Final = 3
 
 
 class Batch:
-    """Sends the messages that have no answer yet, one of a key at a time.
+    """Sends the messages that have no answer yet, one at a time for each key.
 
     Args:
         answers: one for each message of the batch, filled in as they arrive.
@@ -41,23 +41,25 @@ class Batch:
         self._width = width
         self._lost: BrokerUnavailableError | None = None
         self._refused: list[tuple[int, list[int]]] = []
-        # It was unavailable and has answered since: a refusal now is the message's own.
+        # The host was unavailable and has answered since, so a refusal is about the
+        # message.
         self._proven = False
         lines: dict[str | UUID, deque[int]] = {}
         for i, message in enumerate(batch):
             if answers[i] is None:
                 name = message.id if message.key is None else message.key
                 lines.setdefault(name, deque()).append(i)
-        # A message whose request failed lately goes last, so that others needn't wait.
+        # Messages whose requests failed recently go last, so that others needn't wait.
         self._lines = deque(
             sorted(lines.values(), key=lambda line: host.suspects(batch[line[0]].id))
         )
 
     async def run(self) -> None:
-        """Send all messages.
+        """Send all messages that have no answer yet.
 
         Raises:
-            BrokerUnavailableError: the host is unavailable, and messages remain.
+            BrokerUnavailableError: the host is unavailable, and messages remain without
+                an answer.
         """
         await self._try_host()
         if self._lost is None and len(self._lines) == 1:
@@ -85,7 +87,7 @@ class Batch:
             await self._carry_first(line)
             if line:
                 self._lines.append(line)
-            # A message that is itself to blame says nothing about the host.
+            # A failure caused by the message itself says nothing about the host.
             trials += not self._host.blames(self._batch[i].id)
         if self._host.away is not None:
             self._lose()
@@ -111,7 +113,7 @@ class Batch:
             line.clear()
 
     def _settle_refusals(self) -> None:
-        """Take back the refusals of a host that turned out to be unavailable."""
+        """Discard the refusals of a host that turned out to be unavailable."""
         taken_back = self._lost is not None and not self._proven
         for i, followers in self._refused:
             if taken_back and not self._host.blames(self._batch[i].id):

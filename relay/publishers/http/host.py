@@ -1,10 +1,10 @@
-"""The state of a webhook's host, and whether it or a message caused a failure.
+"""The state of a webhook's host, and whether the host or a message is to blame.
 
-    up ──no connection, a pause asked for, five refusals in a row──▶ away
-    away ──any answer about a message──▶ up
+    up ──no connection, a pause requested, five refusals in a row──▶ unavailable
+    unavailable ──any answer about a message──▶ up
 
-While it is unavailable, a batch begins with one request at a time, so that a host in
-trouble isn't flooded when it recovers.
+While the host is unavailable, a batch begins with one request at a time, so that a
+recovering host isn't flooded.
 """
 
 import time
@@ -15,7 +15,7 @@ from outbox.bounded_dict import BoundedDict
 from outbox.errors import BrokerUnavailableError
 
 _MAX_REFUSALS: Final = 5
-# In less time, several network failures may hit the same message by chance.
+# Within a shorter time, several network failures may well hit the same message.
 _DOUBT: Final = 30.0
 
 
@@ -23,10 +23,10 @@ class Host:
     """The breaker of one host. For one event loop.
 
     Args:
-        name: its name in errors.
+        name: the host's name in error messages.
 
     Attributes:
-        away: why it counts as unavailable; None while it is up.
+        away: why the host counts as unavailable; None while it is up.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,10 +38,10 @@ class Host:
         self._suspects: BoundedDict[UUID, float] = BoundedDict()
 
     def check_pause(self) -> None:
-        """Raise an error during a pause that the host asked for.
+        """Check that the pause requested by the host is over.
 
         Raises:
-            BrokerUnavailableError: the pause isn't over.
+            BrokerUnavailableError: it isn't over yet.
         """
         left = self._paused_until - time.monotonic()
         if left > 0:
@@ -50,45 +50,46 @@ class Host:
             )
 
     def error(self) -> BrokerUnavailableError:
-        """Return an error that says why it is unavailable."""
+        """Return an error that says why the host is unavailable."""
         return BrokerUnavailableError(f"{self.name} {self.away or 'was away'}")
 
     def answered(self, id: UUID) -> None:
-        """Record an answer that concerned the message."""
+        """Record an answer about the message, which shows that the host is up."""
         self.away = None
         self._refusals = 0
         self._answered_at = time.monotonic()
         self._suspects.pop(id, None)
 
     def refused(self, reason: str) -> None:
-        """Record a refusal; after too many in a row the host is unavailable."""
+        """Record a refusal; too many in a row make the host unavailable."""
         self._refusals += 1
         if self._refusals >= _MAX_REFUSALS:
             self.lose(f"refuses one message after another: {reason}")
 
     def lose(self, reason: str) -> None:
-        """Record that it is unavailable."""
+        """Record that the host is unavailable."""
         self.away = reason
 
     def pause(self, seconds: float) -> None:
-        """Record that it asked for a pause."""
+        """Record that the host requested a pause."""
         self._paused_until = time.monotonic() + seconds
         self.away = f"asked for a pause of {seconds:.0f} s"
 
     def blames(self, id: UUID) -> bool:
-        """Return whether a message, and not the host, made a request fail.
+        """Return whether the message is to blame for a failed request, not the host.
 
-        It did if its requests have failed for a while, and the host answered others in
-        between. Until then the host is to blame, and no attempt is counted.
+        It is if its requests have been failing for a while and the host answered others
+        in between. Until then the host is to blame, and no message is charged an
+        attempt.
         """
         now = time.monotonic()
         since = self._suspects.setdefault(id, now)
         return now - since >= _DOUBT and self._answered_at > since
 
     def forget(self, id: UUID) -> None:
-        """Forget the failures of a message: they were counted as an attempt."""
+        """Forget the failures of a message that was charged for them."""
         self._suspects.pop(id, None)
 
     def suspects(self, id: UUID) -> bool:
-        """Return whether requests for this message failed because of the host."""
+        """Return whether a request for this message failed and wasn't charged to it."""
         return id in self._suspects

@@ -1,4 +1,4 @@
-"""Post one message to one address, and interpret the answer."""
+"""Posts one message to one URL, and interprets the response."""
 
 import re
 import time
@@ -18,24 +18,24 @@ from relay.publishers.http.host import Host
 
 _MAX_ANSWER_BYTES: Final = 16 * 1024
 _ACKED: Final = Acked()
-# What they say of a message stays true of it. Others may pass: a deployment or a change
-# of secrets gives 401, 403 and 404, too.
+# These concern the message and are permanent. Others may be temporary: a deployment or
+# a change of secrets causes 401, 403 and 404, too.
 _FOR_EVER: Final = frozenset({400, 410, 413, 415, 422, 431})
-# Like all of 500 and above they may be meant for everybody, so that many of them in a
-# row are the host's. 404 may be about one topic, which must not hold up the others.
+# Like 5xx, these may concern all messages, so many in a row mean that the host is
+# unavailable. 404 may concern a single topic, which must not hold up the others.
 _ALIKE: Final = frozenset({401, 403, 407, 408, 425, 429})
-# With Retry-After: what is asked for is a pause of the host, or of the message.
+# With Retry-After, 429 and 503 request a pause for the host, 425 for the message.
 _PAUSING: Final = frozenset({429, 503})
 _PUTTING_OFF: Final = 425
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 
 
 class Mailbox:
-    """An address on a host, to which messages are posted one by one.
+    """A URL on a host, to which messages are posted one by one.
 
     Args:
-        secrets: each signs every request; with none it isn't signed.
-        max_retry_after: the longest pause that the host may ask for, in seconds.
+        secrets: each signs every request; without any, requests aren't signed.
+        max_retry_after: the longest pause that the host may request, in seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Mailbox:
     async def post(
         self, message: Message, headers: Mapping[str, str]
     ) -> Confirmation | None:
-        """Post a message; return None, and update the host, if it is unavailable."""
+        """Post a message; if the host is unavailable, record that and return None."""
         id = str(message.id)
         prepared = {**headers, ID: id, "Idempotency-Key": id}
         if self._secrets:
@@ -68,7 +68,7 @@ class Mailbox:
             try:
                 return await self._ask(message, prepared)
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                # It may have closed an idle connection just before we used it.
+                # The host may have closed an idle connection just as it was reused.
                 return await self._ask(message, prepared)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._host.lose(f"can't be reached: {one_line(error)}")
@@ -89,7 +89,7 @@ class Mailbox:
                 while len(said) < _MAX_ANSWER_BYTES and not response.content.at_eof():
                     said += await response.content.readany()
             except (TimeoutError, aiohttp.ClientError):
-                # The status is the answer; the body would only have explained it.
+                # The status is the answer; the rest would only have explained it.
                 response.close()
             if not response.content.at_eof():
                 response.close()
@@ -132,7 +132,7 @@ class Mailbox:
         return None
 
     def _pause(self, value: str) -> float | None:
-        """Read Retry-After, which is a number of seconds or a date."""
+        """Parse Retry-After, which is a number of seconds or a date."""
         if _SECONDS.fullmatch(value):
             seconds = float(value)
         else:
@@ -147,5 +147,5 @@ class Mailbox:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line."""
+    """Return the text of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

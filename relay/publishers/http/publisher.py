@@ -1,7 +1,7 @@
-"""Publishes to a webhook: one POST for each message, as a signed CloudEvent.
+"""A publisher that posts each message to a webhook, as a signed CloudEvent.
 
-HTTP has no batches: the messages of a key are posted one after the other, each after
-the previous one's 2xx, and different keys in parallel, over connections kept alive.
+HTTP has no batches: messages of a key are posted one after the other, each after the
+2xx for the previous one. Keys are posted in parallel, over persistent connections.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from relay.publishers.http.settings import HttpSettings
 
 
 class HttpPublisher:
-    """Publishes to one address by POST."""
+    """Posts messages to one URL."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -39,23 +39,24 @@ class HttpPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from `https://host/path?secret_env=WEBHOOK_SECRET`.
+        """Create a publisher from `https://host/path?secret_env=WEBHOOK_SECRET`.
 
-        `secret_env` names the variable that holds the secrets, separated by white
-        space; `unsigned=true` does without. Further options are those of
+        `secret_env` names the environment variable that holds the secrets, separated by
+        white space; `unsigned=true` disables signing. The other options are those of
         `HttpOptions`. The rest of the query is the receiver's.
 
         Raises:
-            ConfigError: it isn't such a URL, or there is no secret.
+            ConfigError: the URL can't be used, or there is no secret.
         """
         return cls(HttpSettings.from_url(url))
 
     async def __aenter__(self) -> Self:
-        """Connect once, to check that the host can be reached.
+        """Open a connection, to check that it is possible.
 
         Raises:
-            BrokerUnavailableError: the host can't be reached.
-            ConfigError: it is in a private network, or its certificate isn't trusted.
+            BrokerUnavailableError: the host is unreachable.
+            ConfigError: the host is in a private network, or its certificate isn't
+                trusted.
         """
         settings = self._settings
         connect_timeout = settings.options.connect_timeout.total_seconds()
@@ -100,9 +101,9 @@ class HttpPublisher:
         """Post the batch: keys in parallel, one message of a key at a time.
 
         Raises:
-            BrokerUnavailableError: the host can't be reached, gives no answer, asked
-                for a pause or refuses everything. What it took until then is not
-                posted again by this publisher.
+            BrokerUnavailableError: the host is unreachable, doesn't respond, requested
+                a pause or refuses all messages. Messages that it accepted before the
+                error are not posted again by this publisher.
         """
         if self._session is None:
             raise BrokerUnavailableError(f"{self._name}: its publisher is not entered")

@@ -1,4 +1,4 @@
-"""The settings in a webhook's URL: where to post, and how."""
+"""The settings in the URL of a webhook: where to post, and how."""
 
 import os
 import ssl
@@ -16,12 +16,12 @@ from outbox.url import without_password
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HttpSettings:
-    """How to post to one address.
+    """Where and how to post messages.
 
     Attributes:
-        url: `http://` or `https://`, without our options.
-        secrets: each signs every request; with none requests aren't signed.
-        options: those of the URL.
+        url: `http://` or `https://`, without the options of `HttpOptions`.
+        secrets: each signs every request; without any, requests aren't signed.
+        options: those in the URL.
     """
 
     url: str
@@ -29,7 +29,7 @@ class HttpSettings:
     options: HttpOptions
 
     def __post_init__(self) -> None:
-        """Refuse an invalid address."""
+        """Reject a URL that can't be posted to."""
         try:
             url = self.target
             usable = url.scheme in {"http", "https"} and url.raw_host and url.port
@@ -42,10 +42,10 @@ class HttpSettings:
 
     @classmethod
     def from_url(cls, text: str) -> Self:
-        """Read the URL's own options; the rest of its query is the receiver's.
+        """Parse the URL's options; the rest of its query is the receiver's.
 
         Raises:
-            ConfigError: it isn't such a URL, or there is no secret.
+            ConfigError: the URL can't be used, or there is no secret.
         """
         url, options = HttpOptions.parse(text)
         secrets = () if options.unsigned else _secrets(options.secret_env)
@@ -53,23 +53,23 @@ class HttpSettings:
 
     @override
     def __repr__(self) -> str:
-        """Show the settings, with the URL in its printable form."""
+        """Show the settings, with the URL as it may be printed."""
         shown = {field.name: getattr(self, field.name) for field in fields(self)}
         shown["url"] = self.name
         return f"HttpSettings({', '.join(f'{n}={v!r}' for n, v in shown.items())})"
 
     @property
     def name(self) -> str:
-        """The URL in its printable form, without secrets."""
+        """The URL as it may be printed."""
         return without_password(self.url)
 
     @property
     def target(self) -> URL:
-        """Where to post."""
+        """The URL to post to."""
         return URL(self.url)
 
     def tls(self) -> ssl.SSLContext | None:
-        """Create the TLS context that verifies the host; None without TLS.
+        """Return the TLS context that verifies the host, or None for `http://`.
 
         Raises:
             ConfigError: `ca_file` can't be read.

@@ -1,4 +1,4 @@
-"""Publishes to Kafka: the topic is the topic, the key chooses the Kafka partition."""
+"""A publisher for Kafka: a topic maps to a topic, a key to a Kafka partition."""
 
 from relay.publishers.kafka.publisher import KafkaPublisher
 

@@ -1,9 +1,9 @@
-"""One librdkafka producer, with the thread that receives its delivery reports.
+"""A librdkafka producer, with the thread that polls for its delivery reports.
 
-A producer keeps the order of each Kafka partition, whatever goes wrong: it retries by
-itself, and after a refusal by the broker it accepts no more records (its fatal error
-"gapless guarantee"). So a failure ends a producer, and the next one continues with the
-records that were not reported.
+A producer keeps the order of each Kafka partition through all errors: it retries by
+itself, and once the broker refuses a record it accepts no more (its fatal error
+"gapless guarantee"). So it is dead after any failure, and the next producer continues
+with the records that were not reported.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from outbox.brokers.kafka.message import NewRecord
 from outbox.errors import BrokerTimeoutError, BrokerUnavailableError
 
 UNREPORTED: Final = KafkaError(KafkaError._PURGE_INFLIGHT)
-"""Stands for a report that never came: the record may have arrived."""
+"""Stands for a report that never arrived: the record may have been stored."""
 
 _POLL: Final = 0.1
 _SLICE: Final = 1.0
@@ -34,7 +34,7 @@ _LAST_WAIT: Final = 10.0
 
 
 class _Reports:
-    """The reports of one call, gathered by the thread."""
+    """The delivery reports of one call, collected by the thread."""
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.errors: list[KafkaError | None] = [UNREPORTED] * count
@@ -56,7 +56,7 @@ class _Reports:
         self.errors[index] = error
         self.heard += 1
         if self.complete:
-            # If the loop is closed, nobody is waiting.
+            # If the loop is closed, nothing waits for the reports.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.moved.set)
 
@@ -65,14 +65,14 @@ class Producer:
     """A producer for one event loop.
 
     Args:
-        config: librdkafka's properties; the callbacks are set here.
-        name: of the broker, for errors.
+        config: librdkafka's configuration, without callbacks.
+        name: the broker's name in error messages.
     """
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.dead = False
         self.refusal: str | None = None
-        """Why the broker refused our credentials, if it did."""
+        """Why the broker rejected the credentials, if it did."""
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._client: confluent_kafka.Producer | None = confluent_kafka.Producer(
@@ -83,7 +83,7 @@ class Producer:
         self._open: set[_Reports] = set()
         self._stop = threading.Event()
         self.ended = asyncio.Event()
-        """Set when the thread and the connections are gone."""
+        """Set once the thread has ended and the connections are closed."""
         threading.Thread(
             target=self._run, args=(self._client,), name="kafka", daemon=True
         ).start()
@@ -94,8 +94,8 @@ class Producer:
         """Send records in this order; return an error or None for each.
 
         Raises:
-            BrokerUnavailableError: not all were reported `until` that time of the loop;
-                the producer is dead then.
+            BrokerUnavailableError: not all were reported before the loop's clock
+                reached `until`; the producer is then dead.
         """
         reports = _Reports(len(records), self._loop)
         self._open.add(reports)
@@ -104,14 +104,14 @@ class Producer:
             while not (reports.complete or self.ended.is_set()):
                 await self._wait(reports, until)
         except asyncio.CancelledError:
-            # What nobody waits for must not pile up behind a broker that hangs; but a
-            # new producer takes up to a second to start, which can be too long.
+            # Abandoned records must not pile up behind a broker that hangs; but a new
+            # producer takes up to a second to start, which can be too long.
             if self._client is not None and len(self._client) > _MAX_LEFT:
                 self.abandon()
             raise
         finally:
             self._open.discard(reports)
-        # By identity: to compare an error with None by == breaks the interpreter.
+        # By identity: comparing an error with None by == breaks the interpreter.
         if any(error is None for error in reports.errors):
             self._down_at = None
         return reports.errors
@@ -119,15 +119,15 @@ class Producer:
     async def topics(
         self, until: float, topic: str | None = None
     ) -> Mapping[str, KafkaError | None]:
-        """Return all topics, or one, each with its error, if any.
+        """Return all topics, or one of them, each with its error or None.
 
         Raises:
-            BrokerUnavailableError: no broker answers; the producer is unusable then.
+            BrokerUnavailableError: no broker answers; the producer is then dead.
         """
         named = {} if topic is None else {"topic": topic}
         while (client := self._client) is not None:
             try:
-                # Short, because the thread can't be cancelled.
+                # A short timeout, because a thread can't be cancelled.
                 found = await asyncio.to_thread(
                     client.list_topics, timeout=_SLICE, **named
                 )
@@ -142,13 +142,13 @@ class Producer:
         raise self.abandon()
 
     def abandon(self, reason: str | None = None) -> BrokerUnavailableError:
-        """Drop all unreported records; return the error to raise."""
+        """Drop unreported records for good, and return the error to raise."""
         self.dead = True
         self._stop.set()
         return kafka_unavailable(self._name, reason or self._reason)
 
     async def close(self) -> None:
-        """Drop all unreported records, and disconnect."""
+        """Drop unreported records, and disconnect."""
         self.abandon()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WAIT):
@@ -157,7 +157,7 @@ class Producer:
     async def _produce(
         self, records: Sequence[NewRecord], reports: _Reports, until: float
     ) -> int:
-        """Enqueue records up to the first that librdkafka refuses; count them."""
+        """Queue records up to the first that librdkafka refuses; return how many."""
         for index, (topic, key, value, headers) in enumerate(records):
             hear = partial(reports.hear, index)
             while True:
@@ -186,7 +186,7 @@ class Producer:
 
     async def _wait(self, reports: _Reports, until: float) -> None:
         limit = until
-        # A report shows that a broker is available again.
+        # Once a report has arrived, a broker is available again.
         if self._down_at is not None and reports.heard == reports.heard_when_down:
             since = max(self._down_at, reports.started_at)
             limit = min(until, since + _PATIENCE)
@@ -204,8 +204,8 @@ class Producer:
         with suppress(KafkaException):  # a fatal error
             while not self._stop.is_set():
                 client.poll(_POLL)
-        # The reports of what was refused come after the error; purged before that,
-        # it could not be told from its neighbours.
+        # Reports on refused records arrive after the fatal error; purged before that, a
+        # refused record couldn't be told from its neighbours.
         until = time.monotonic() + _PATIENCE
         while len(client) and not self._stop.is_set() and time.monotonic() < until:
             with suppress(KafkaException):
@@ -240,7 +240,7 @@ class Producer:
 
     def _go_down(self) -> None:
         if self._down_at is not None:
-            return  # librdkafka repeats it with every attempt
+            return  # librdkafka repeats the error at every attempt
         self._down_at = self._loop.time()
         for reports in self._open:
             reports.heard_when_down = reports.heard

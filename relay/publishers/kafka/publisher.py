@@ -1,8 +1,9 @@
-"""Publishes to Kafka: the topic is the topic, the key chooses the Kafka partition.
+"""A publisher for Kafka: a topic maps to a topic, a key to a Kafka partition.
 
-The producer is idempotent, and keeps the order of each Kafka partition. Records that
-the broker refuses are sent again one by one, so that none is refused because of another
-one in its request, and no later record of their key overtakes them.
+The producer is idempotent and preserves the order within a Kafka partition. If the
+broker refuses a record only after it was sent, the records are sent again one by one,
+so that no other record in the same request is blamed and no later record of its key
+overtakes it.
 """
 
 import asyncio
@@ -26,18 +27,18 @@ from outbox.message import Message
 from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.kafka.producer import Producer
 
-# Kafka's own default of message.max.bytes.
+# Kafka's default for message.max.bytes.
 _MAX_RECORD_BYTES: Final = 1_048_588
 _DEFAULTS: Final = {"linger.ms": 1, "message.max.bytes": _MAX_RECORD_BYTES}
 _OURS: Final = {
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
-    # A record that expires by itself would let the next one overtake it.
+    # If a record timed out by itself, the next one would overtake it.
     "message.timeout.ms": 0,
     "partitioner": "murmur2_random",
 }
-# Where each record waits for the report of the one before, order needs no more, and
-# a refusal costs no producer, whose start takes up to a second.
+# If each record waits for the report on the previous one, order needs nothing more, and
+# a refusal doesn't kill the producer, whose replacement takes up to a second to start.
 _ALONE: Final = {
     "enable.gapless.guarantee": False,
     "enable.idempotence": False,
@@ -75,8 +76,8 @@ class KafkaPublisher:
     """Publishes with an idempotent producer.
 
     Args:
-        url: `kafka://host:port,…/?option=…`, with the options of `KafkaOptions` and
-            librdkafka's own.
+        url: `kafka://host:port,…/?option=…`, with the options of `KafkaOptions` and of
+            librdkafka.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -98,7 +99,7 @@ class KafkaPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from a broker's URL.
+        """Create a publisher from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -109,8 +110,8 @@ class KafkaPublisher:
         """Connect.
 
         Raises:
-            BrokerUnavailableError: no broker can be reached.
-            ConfigError: the brokers refuse our credentials.
+            BrokerUnavailableError: no broker is reachable.
+            ConfigError: the brokers reject the credentials.
         """
         self._entered = True
         producer = self._current()
@@ -127,33 +128,34 @@ class KafkaPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect, and drop what was not confirmed."""
+        """Disconnect, and drop unconfirmed records."""
         self._entered = False
         producers = self._ending.union(self._producers.values())
         self._producers = {}
         for producer in producers:
-            # Now: a task that is cancelled may never take its first step.
+            # Before awaiting: a cancelled task may never take its first step.
             producer.abandon()
         await asyncio.gather(*(producer.close() for producer in producers))
 
     async def check(self) -> None:
-        """Ask for the metadata of an existing topic.
+        """Request the metadata of an existing topic.
 
         Raises:
-            BrokerUnavailableError: no broker answers.
+            BrokerUnavailableError: no broker responds.
         """
-        # A known one: asking for another might create it.
+        # Only of a known topic: a request for another one might create it.
         topic = next(iter(self._known), None)
         await self._current().topics(self._until(), topic)
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Send the batch in order, and wait for the delivery reports.
 
-        Messages to a topic that doesn't exist, or that we may not write to, are nacked,
-        and later messages of their keys in the batch are held back.
+        Messages to a topic that is missing, or that we lack the privilege to write to,
+        are nacked as long as that lasts; later messages of their keys in the batch are
+        held back.
 
         Raises:
-            BrokerUnavailableError: no answer arrived; the next call reconnects.
+            BrokerUnavailableError: no answer arrived. The next call reconnects.
         """
         until = self._until()
         records = [record_of(message) for message in batch]
@@ -200,7 +202,7 @@ class KafkaPublisher:
         return producer
 
     def _check(self, record: NewRecord) -> Nacked | None:
-        """Find the messages that Kafka would refuse."""
+        """Nack a record that is invalid, or whose topic is known to be refused."""
         size = len(record.value)
         if size > self._max_payload_bytes:
             problem: str | None = (
@@ -218,7 +220,7 @@ class KafkaPublisher:
         return refusal if until > time.monotonic() else None
 
     async def _look_up(self, topic: str, until: float) -> None:
-        """Look up the topics before anything is sent."""
+        """Look up a topic before anything is sent to it."""
         if self._refusal(topic) is not None:
             return
         now = asyncio.get_running_loop().time
@@ -228,7 +230,7 @@ class KafkaPublisher:
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # It may just be being created, because we asked for it.
+            # The request itself may have triggered its creation.
             await asyncio.sleep(0.1)
         if error is not None and code in _ABOUT_THE_TOPIC:
             self._refuse_topic(topic, error)
@@ -255,7 +257,7 @@ class KafkaPublisher:
 def _pending(
     records: Sequence[NewRecord], answers: list[Confirmation | None]
 ) -> list[int]:
-    """Return the records to send; nack those that follow a nacked one of their key."""
+    """Return the records to send; nack those behind a nacked one of their key."""
     pending = []
     refused: set[bytes] = set()
     for i, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""Publishes to NATS JetStream: the subject is the topic, a stream keeps it."""
+"""A publisher for NATS JetStream: a topic maps to a subject that a stream captures."""
 
 from relay.publishers.nats.publisher import NatsPublisher
 

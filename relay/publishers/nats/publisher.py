@@ -1,9 +1,9 @@
-"""Publishes to NATS JetStream: the subject is the topic, a stream keeps it.
+"""A publisher for NATS JetStream: a topic maps to a subject that a stream captures.
 
-A batch is sent over one connection, in order, and JetStream's answers, which arrive in
-one inbox, are gathered afterwards. `Nats-Msg-Id` is the message's id, so what is
-published twice within the stream's duplicate window is kept once. A stream that is
-full can refuse one message and keep a smaller one that follows.
+A batch is sent over one connection in order; JetStream's answers, which arrive at one
+inbox, are collected afterwards. `Nats-Msg-Id` is the message's id, so a message
+published twice within the stream's duplicate window is stored once. A full stream can
+refuse one message and accept a smaller one that follows.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ _OTHER_STREAM: Final = 10060
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The stream accepts no such message at the moment; the message is not the cause.
+    """The stream accepts no such message at the moment; the message is not to blame.
 
     Attributes:
-        entirely: it accepts no message at all.
-        size: of the payload, if a smaller one might be accepted.
+        entirely: the stream accepts no message at all.
+        size: size of the payload, if a smaller one might be accepted.
     """
 
     stream: str
@@ -62,19 +62,20 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """No stream captures the subject at the moment."""
+    """Nothing listens on the subject at the moment."""
 
 
 Answer: TypeAlias = Acked | Nacked | Full | Unheard
 
 
 class Flight:
-    """A batch that was sent, and the answers to it. For one event loop.
+    """A batch in flight, and the answers received so far. For one event loop.
 
     Attributes:
-        answers: one for each message, as they arrive.
-        left: how many are outstanding.
-        done: set when all have arrived, or with the error that ended the flight.
+        answers: one for each message, filled in as they arrive.
+        left: number of answers still missing.
+        done: completes when all answers have arrived, or with the error that ended the
+            flight.
     """
 
     def __init__(self, batch: Sequence[Message]) -> None:
@@ -84,27 +85,27 @@ class Flight:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def answer(self, index: int, answer: Answer) -> None:
-        """Record the answer to one message."""
+        """Record the answer to one message that was sent."""
         self.answers[index] = answer
         self.left -= 1
         if not self.left and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: BrokerUnavailableError) -> None:
-        """End it: no more answers will arrive."""
+        """End the flight with an error: no more answers will arrive."""
         if not self.done.done():
             self.done.set_exception(error)
 
     def close(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for answers."""
         if not self.done.cancel() and not self.done.cancelled():
             self.done.exception()
 
 
 def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
-    """Return the answer to a message, and the stream that gave it, if one did."""
+    """Return the answer to a message, and the name of its stream, if known."""
     data = reply.data
-    # An ack has a fixed form, so no JSON parser is needed.
+    # JSON encodes these keys in one way only, so an ack needs no parser.
     if b'"error":' not in data and b'"seq":' in data and data.startswith(_STREAM):
         return _ACKED, data[len(_STREAM) : data.index(b'"', len(_STREAM))].decode()
     if (reply.headers or {}).get("Status") == _NO_RESPONDERS:
@@ -134,17 +135,18 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
 
 
 def is_duplicate(reply: Msg) -> bool:
-    """Return whether a stream acked a duplicate, which needs no room."""
+    """Return whether a stream acked a message it already had, which takes no space."""
     return b'"duplicate":' in reply.data
 
 
 class NatsPublisher:
-    """Publishes to the streams that capture the topics, or to one that is named.
+    """Publishes to the streams that capture the topics, or to the one named in the URL.
 
     Args:
         url: `nats://` or `tls://`, with the options of `NatsOptions`.
 
-    A message that exceeds the server's limit, headers included, is nacked as permanent.
+    A message that exceeds the server's limit, including its headers, is nacked as
+    permanent.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -166,7 +168,7 @@ class NatsPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from a broker's URL.
+        """Create a publisher from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -177,8 +179,8 @@ class NatsPublisher:
         """Connect.
 
         Raises:
-            BrokerUnavailableError: NATS can't be reached, or rejects the connection.
-            ConfigError: there is no JetStream, or not the stream of the URL.
+            BrokerUnavailableError: NATS is unreachable, or rejects the connection.
+            ConfigError: JetStream or the stream named in the URL is missing.
         """
         self._entered = True
         await self._connected()
@@ -192,10 +194,10 @@ class NatsPublisher:
                 await self._connection.drop("publisher was left")
 
     async def check(self) -> None:
-        """Ask NATS for a PONG.
+        """Send PING to NATS.
 
         Raises:
-            BrokerUnavailableError: none arrives.
+            BrokerUnavailableError: NATS doesn't respond.
         """
         try:
             connection = await self._connected()
@@ -211,14 +213,14 @@ class NatsPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, answers are missing, or
-                no message is accepted at all; the next call reconnects.
+                nothing at all is accepted at the moment. The next call reconnects.
         """
         if not batch:
             return []
         try:
             connection = await self._connected()
         except ConfigError as error:
-            # The settings were valid when we first connected.
+            # The configuration was valid at the start.
             raise BrokerUnavailableError(str(error)) from error
         flight = Flight(batch)
         outgoing = []
@@ -304,7 +306,7 @@ class NatsPublisher:
         flight.answer(index, answer)
 
     def _forbidden(self, text: str) -> None:
-        # NATS doesn't answer a forbidden message; an error names the subject, in lower
+        # NATS doesn't answer forbidden messages; its error names the subject, in lower
         # case.
         for ticket, (flight, index) in list(self._flights.items()):
             if f'"{flight.batch[index].topic.lower()}"' in text:
@@ -314,7 +316,7 @@ class NatsPublisher:
     async def _judge(
         self, flight: Flight, connection: NatsConnection
     ) -> list[Confirmation]:
-        """Return why a message was not stored: its topic, the stream or the broker."""
+        """Turn answers into confirmations: blame the topic, stream or broker."""
         judged: list[Confirmation] = []
         streams: dict[str, Nacked | Full] = {}
         for message, answer in zip(flight.batch, flight.answers, strict=True):
@@ -340,7 +342,7 @@ class NatsPublisher:
     async def _silence(self, topic: str, connection: NatsConnection) -> Nacked | Full:
         try:
             if self._stream is not None and await connection.ready():
-                # It affects all messages alike, so this one is not the cause.
+                # This affects all messages alike, so this one isn't to blame.
                 raise self._settings.unavailable(
                     f"stream {self._stream!r} was gone, and is made again"
                 )
@@ -359,8 +361,8 @@ class NatsPublisher:
     def _goes_on(self, full: Full) -> bool:
         """Return whether the broker accepts other messages, and so is available.
 
-        If size is the limit, other messages of the same stream count only if they were
-        smaller: otherwise there was room again.
+        Where size is the limit, a message that the same stream accepted since then
+        counts only if it was smaller: otherwise the stream has space again.
         """
         if not full.entirely:
             at, size = self._acked.get(full.stream, (0.0, 0))

@@ -1,4 +1,4 @@
-"""Publishes to a topic exchange of RabbitMQ; the routing key is the topic."""
+"""A publisher for a topic exchange of RabbitMQ; the routing key is the topic."""
 
 from relay.publishers.rabbitmq.publisher import RabbitMQPublisher
 

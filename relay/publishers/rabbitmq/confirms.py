@@ -1,4 +1,4 @@
-"""Publisher confirms of one channel of RabbitMQ, gathered batch by batch."""
+"""The publisher confirms of one RabbitMQ channel, collected batch by batch."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,29 +20,29 @@ _ACKED = Acked()
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A queue accepts no message of the topic now; the message is not the cause."""
+    """A queue accepts no message of the topic for now; the message isn't to blame."""
 
     topic: str
 
     @property
     def reason(self) -> str:
-        """The reason. RabbitMQ doesn't tell which of the two it is, nor which queue."""
+        """The reason; RabbitMQ tells neither which of the two it is nor which queue."""
         return f"a queue for topic {shorten(self.topic)} is full or not available"
 
 
 Answer: TypeAlias = Acked | Nacked | Full | None
-"""None: RabbitMQ closed the channel without one."""
+"""None: RabbitMQ closed the channel without an answer."""
 
 
 class BlockedError(AMQPError):
-    """The server blocks publishing: it is short of memory or disk space."""
+    """The server accepts no messages for now: it is short of memory or disk space."""
 
 
 class Confirms:
     """A channel in confirm mode.
 
     Attributes:
-        link: the connection that it is on.
+        link: its connection.
         proven: whether any message has been confirmed on it.
     """
 
@@ -67,7 +67,8 @@ class Confirms:
 
         Raises:
             AMQPError, OSError: the connection is lost.
-            ConfigError: the exchange is missing, and we may not create it.
+            ConfigError: the exchange is missing, and we lack the privilege to create
+                it.
         """
         channel = await link.channel_with_exchange(exchange)
         confirms = cls(link, channel, exchange, mandatory=mandatory)
@@ -79,29 +80,31 @@ class Confirms:
 
     @property
     def closed(self) -> bool:
-        """Whether it can't be used for publishing any more."""
+        """Whether nothing more can be published on it."""
         return (
             self._channel.closed.done()
             or not self._channel.pika.is_open
-            # What we gave up hears of it only in the loop's next turn.
+            # The channel of an aborted connection learns of it only in the loop's next
+            # iteration.
             or not self.link.is_open
         )
 
     @property
     def refusal(self) -> ChannelClosedByBroker | None:
-        """Why RabbitMQ closed it, if it did and the connection is still open."""
+        """Why RabbitMQ closed the channel, if it did and the connection is open."""
         reason = self._channel.closed.done() and self._channel.closed.result()
         return reason if isinstance(reason, ChannelClosedByBroker) else None
 
     async def publish(self, batch: Sequence[Message], answers: list[Answer]) -> None:
         """Publish a batch and wait for its confirms.
 
-        The answers are recorded as they arrive, so those that precede an error aren't
-        lost.
+        Answers are stored as they arrive, so that an error doesn't lose those that
+        arrived before it.
 
         Raises:
-            BlockedError: the server blocks publishing; it may store the batch later.
-            AMQPError: we closed the channel, or the connection was lost.
+            BlockedError: the server accepts nothing at the moment; it may accept these
+                messages later.
+            AMQPError: the channel was closed by us, or the connection is lost.
         """
         sent = _Batch(batch, answers)
         publish = self._channel.pika.basic_publish
@@ -115,7 +118,7 @@ class Confirms:
                     self._mandatory,
                 )
             except ValueError as error:
-                # Text that UTF-8 can't encode; no part of the message was sent.
+                # Text that UTF-8 can't encode; nothing of the message was sent.
                 sent.settle(i, Nacked(f"AMQP can't carry it: {error}", permanent=True))
             else:
                 self._last_tag += 1
@@ -188,7 +191,7 @@ class Confirms:
 
 
 class _Batch:
-    """The answers to one call that have arrived."""
+    """The answers of one call received so far."""
 
     def __init__(self, messages: Sequence[Message], answers: list[Answer]) -> None:
         self.messages = messages

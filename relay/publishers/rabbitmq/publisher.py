@@ -1,8 +1,8 @@
-"""Publishes to a topic exchange of RabbitMQ; the routing key is the topic.
+"""A publisher for a topic exchange of RabbitMQ; the routing key is the topic.
 
-A batch is sent over one channel, in order, and its confirms are gathered. RabbitMQ may
-refuse a message and accept the next one of its key: if no queue is bound to its topic,
-or a queue with `reject-publish` is full.
+A batch is sent over one channel in order, and its confirms are collected. RabbitMQ can
+refuse a single message and accept the next of its key: if no queue is bound to its
+topic, or if a queue with `reject-publish` is full.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from relay.publisher import Acked, Confirmation, Nacked
 from relay.publishers.rabbitmq.confirms import Answer, BlockedError, Confirms, Full
 
 # A channel that finds a quorum queue without a leader, as after a restart, may never
-# be confirmed anything: then the next channel is.
+# receive a confirm; the next channel does.
 _FIRST_PATIENCE: Final = 3.0
 _RECENTLY: Final = 30.0
-# Enough to tell whether there is another one.
+# Two are enough to tell whether another topic was acked.
 _TOPICS: Final = 2
 
 
@@ -38,8 +38,8 @@ class RabbitMQPublisher:
     """Publishes persistent messages, and waits for the confirms of each batch.
 
     Args:
-        url: `amqp://user:password@host:port/vhost`, `amqps://…` or `rabbitmq://…`,
-            with the options of `RabbitMQOptions` and pika's own.
+        url: `amqp://user:password@host:port/vhost`, `amqps://…` or `rabbitmq://…`, with
+            the options of `RabbitMQOptions` and of pika.
 
     Raises:
         ConfigError: the URL can't be used.
@@ -58,12 +58,12 @@ class RabbitMQPublisher:
         self._confirms: Confirms | None = None
         self._turn = asyncio.Lock()
         self._published = PublishedIds()
-        # The last topics of which a message was acked on this connection.
+        # The time of the last ack on this connection, for the topics acked last.
         self._acked_at: BoundedDict[str, float] = BoundedDict(_TOPICS)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from a broker's URL.
+        """Create a publisher from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -75,7 +75,8 @@ class RabbitMQPublisher:
 
         Raises:
             BrokerUnavailableError: RabbitMQ is unreachable, or rejects the connection.
-            ConfigError: the exchange is missing, and we may not create it.
+            ConfigError: the exchange is missing, and we lack the privilege to create
+                it.
         """
         self._entered = True
         try:
@@ -88,7 +89,7 @@ class RabbitMQPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; unconfirmed messages count as not published."""
+        """Disconnect; messages not confirmed by then count as not published."""
         self._entered = False
         link, self._link = self._link, None
         if link is not None:
@@ -98,7 +99,8 @@ class RabbitMQPublisher:
         """Open and close a channel.
 
         Raises:
-            BrokerUnavailableError: RabbitMQ doesn't answer, or blocks publishing.
+            BrokerUnavailableError: RabbitMQ doesn't respond, or accepts nothing at the
+                moment.
         """
         try:
             link = (await self._connected()).link
@@ -115,13 +117,14 @@ class RabbitMQPublisher:
             raise rabbitmq_unavailable(self._url, error) from error
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Publish the batch in order, and gather its confirms.
+        """Publish the batch in order, and collect its confirms.
 
         Raises:
-            BrokerUnavailableError: the connection broke, RabbitMQ blocks it for want
-                of memory or disk, or doesn't confirm in time; or a queue takes nothing,
-                and no other topic got through lately. The next call connects again;
-                what was acked until then isn't published again by this publisher.
+            BrokerUnavailableError: the connection broke, RabbitMQ blocks it for lack of
+                memory or disk space, or doesn't confirm in time; or a queue accepts
+                nothing, and no message to another topic was accepted recently. The next
+                call reconnects. Messages acked before the error are not published again
+                by this publisher.
         """
         answers: list[Answer] = [self._check(m) for m in batch]
         try:
@@ -151,7 +154,7 @@ class RabbitMQPublisher:
                     answers[i] = answer
             left = [i for i in sent if answers[i] is None]
             if left:
-                # Find the one that made RabbitMQ close the channel.
+                # One of them made RabbitMQ close the channel: find out which.
                 await self._publish_singly(batch, left, answers)
         except ConfigError as error:
             raise BrokerUnavailableError(str(error)) from error
@@ -179,7 +182,7 @@ class RabbitMQPublisher:
                 f"not all confirms within {limit:g} s"
             ) from None
         except asyncio.CancelledError:
-            # A call that gave up may have done so because the connection is dead.
+            # The caller gave up on this connection, which may be dead.
             link.abort()
             raise
         self._patience = min(_FIRST_PATIENCE, self._timeout)
@@ -190,7 +193,7 @@ class RabbitMQPublisher:
         alone: Confirms | None = None
         for i in left:
             if alone is None or alone.closed:
-                # On a separate channel, so that no other message is affected.
+                # On a separate channel, so that no other message is blamed.
                 async with self._turn:
                     alone = await self._open_confirms()
             given: list[Answer] = [None]
@@ -210,7 +213,7 @@ class RabbitMQPublisher:
             self._acked_at[topic] = time.monotonic()
 
     def _judge(self, answer: Answer) -> Confirmation:
-        """Return whether a queue, or RabbitMQ, caused a message not to be accepted."""
+        """Return the confirmation for an answer; raise if RabbitMQ is to blame."""
         match answer:
             case Full(topic):
                 recently = time.monotonic() - _RECENTLY

@@ -1,4 +1,4 @@
-"""Publishes to Amazon SQS, where the queue is the topic, or to topics of Amazon SNS."""
+"""A publisher for Amazon SQS and SNS: a topic maps to a queue or an SNS topic."""
 
 from relay.publishers.sqs.publisher import SqsPublisher
 

@@ -1,4 +1,4 @@
-"""The destination of a message in AWS: an SQS queue, or an SNS topic."""
+"""The destination of a message in AWS: an SQS queue or an SNS topic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from outbox.brokers.sqs.message import Written, group_of, typed
 from outbox.message import Message
 
 _MIB: Final = 1024 * 1024
-# For a topic whose MaximumMessageSize was never set, or can't be read.
+# For a topic whose MaximumMessageSize was never set, or may not be read.
 _SNS_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A queue or a topic.
+    """An SQS queue or an SNS topic.
 
     Attributes:
-        name: its name.
-        address: its URL or ARN, for the API.
-        max_bytes: of one message.
-        max_request_bytes: of the messages of one request together.
+        name: name of the queue or topic.
+        address: how the API identifies it: a queue's URL, a topic's ARN.
+        max_bytes: maximum size of one message.
+        max_request_bytes: maximum total size of the messages in one request.
     """
 
     name: str
@@ -33,34 +33,34 @@ class Destination:
 
     @property
     def fifo(self) -> bool:
-        """Whether it keeps the order of message groups."""
+        """Whether it preserves the order within a message group."""
         return is_fifo(self.name)
 
 
 class Service(Protocol):
-    """The differences between SQS and SNS. Methods raise the errors in `BROKEN`."""
+    """What differs between SQS and SNS; its calls raise the errors in `BROKEN`."""
 
     kind: str
 
     async def connect(self, client: Any) -> None:
-        """Check that the service is reachable and accepts our credentials."""
+        """Check that the service is reachable and accepts the credentials."""
 
     async def find(self, client: Any, name: str) -> Destination:
-        """Find a queue or topic by its name."""
+        """Look up a queue or topic by its name."""
 
     async def send(
         self, client: Any, destination: Destination, entries: Sequence[dict[str, Any]]
     ) -> Mapping[str, Any]:
-        """Send entries of `entry`; gives the `Failed` ones among others."""
+        """Send entries made by `entry`; return AWS's answer, including `Failed`."""
 
     def entry(
         self, destination: Destination, message: Message, written: Written
     ) -> dict[str, Any]:
-        """Create an entry, without its `Id`."""
+        """Return the entry for a message, without its `Id`."""
 
 
 class Queues:
-    """The queues of SQS."""
+    """The `Service` for SQS queues."""
 
     kind = "queue"
 
@@ -69,7 +69,7 @@ class Queues:
         self._prefix = settings.prefix
 
     async def connect(self, client: Any) -> None:
-        """List one queue; a missing privilege for that doesn't matter."""
+        """List one queue, as a test; the privilege to do so isn't required."""
         try:
             await client.list_queues(QueueNamePrefix=self._prefix or "-", MaxResults=1)
         except ClientError as error:
@@ -77,7 +77,7 @@ class Queues:
                 raise
 
     async def find(self, client: Any, name: str) -> Destination:
-        """Find a queue, and its size limit."""
+        """Look up a queue and its maximum message size."""
         owner = {"QueueOwnerAWSAccountId": self._account} if self._account else {}
         url = (await client.get_queue_url(QueueName=name, **owner))["QueueUrl"]
         limit = await _limit(
@@ -100,12 +100,12 @@ class Queues:
     def entry(
         self, destination: Destination, message: Message, written: Written
     ) -> dict[str, Any]:
-        """Create an entry."""
+        """Return the entry for a message, without its `Id`."""
         return {"MessageBody": written.body, **_rest(destination, message, written)}
 
 
 class Topics:
-    """The topics of SNS."""
+    """The `Service` for SNS topics."""
 
     kind = "topic"
 
@@ -131,7 +131,7 @@ class Topics:
                 raise
 
     async def find(self, client: Any, name: str) -> Destination:
-        """Find a topic, and its size limit."""
+        """Look up a topic and its maximum message size."""
         arn = self._arn + name
         limit = await _limit(client.get_topic_attributes(TopicArn=arn), _SNS_BYTES)
         return Destination(name, arn, limit, limit)
@@ -148,7 +148,7 @@ class Topics:
     def entry(
         self, destination: Destination, message: Message, written: Written
     ) -> dict[str, Any]:
-        """Create an entry."""
+        """Return the entry for a message, without its `Id`."""
         return {"Message": written.body, **_rest(destination, message, written)}
 
 

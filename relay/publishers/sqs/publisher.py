@@ -1,10 +1,9 @@
-"""Publishes to Amazon SQS, where the queue is the topic, or to topics of Amazon SNS.
+"""A publisher for Amazon SQS and SNS: a topic maps to a queue or an SNS topic.
 
-Requests carry ten messages; those for different keys are sent concurrently. A FIFO
-queue keeps the order of a key, but can refuse one entry of a request and accept the
-next. So a request to one has at most one message of a key, unless the URL says
-`strict=false`.
-A standard queue promises no order.
+A request carries up to ten messages; requests for different keys are sent in parallel.
+A FIFO queue keeps the order of a key, but can refuse one entry of a request and accept
+the next. So a request to a FIFO queue has at most one message of a key, unless the URL
+says `strict=false`. A standard queue doesn't guarantee order.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from relay.publishers.sqs.requests import Entry
 from relay.publishers.sqs.sending import WAITS, Sending, refusal_of
 
 _ANSWER: Final = 10.0
-# The limit of a queue may be raised.
+# Destinations are looked up again after this, since a limit may have been raised.
 _FRESH: Final = 300.0
 
 
@@ -33,10 +32,10 @@ class SqsPublisher:
     """Publishes to existing queues or topics.
 
     Args:
-        settings: those of a URL.
+        settings: those in the broker URL.
 
     Attributes:
-        messaging_system: its name in traces.
+        messaging_system: the broker's name in traces.
     """
 
     def __init__(self, settings: SqsSettings) -> None:
@@ -56,10 +55,10 @@ class SqsPublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Create one from `sqs://region/?option=…` or `sns://region/?option=…`.
+        """Create a publisher from `sqs://region/?option=…` or `sns://region/?option=…`.
 
         Raises:
-            ConfigError: it isn't such a URL.
+            ConfigError: the URL can't be used.
         """
         return cls(SqsSettings.from_url(url))
 
@@ -67,8 +66,8 @@ class SqsPublisher:
         """Connect.
 
         Raises:
-            BrokerUnavailableError: AWS can't be reached.
-            ConfigError: there are no credentials, or wrong ones, or no region.
+            BrokerUnavailableError: AWS is unreachable.
+            ConfigError: the credentials or the region are missing or wrong.
         """
         try:
             client = await self._exit.enter_async_context(
@@ -96,12 +95,13 @@ class SqsPublisher:
         await self._exit.aclose()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
-        """Send the batch in requests of ten, each key in order.
+        """Send the batch in requests of up to ten messages, each key in order.
 
         Raises:
-            BrokerUnavailableError: AWS can't be reached, is at fault, or takes
-                nothing now; the next call connects again. What it took until then
-                is not sent again by this publisher. Also if it was not entered.
+            BrokerUnavailableError: AWS is unreachable, is at fault or accepts nothing
+                at the moment, or the publisher is not entered. The next call
+                reconnects. Messages that AWS accepted before the error are not sent
+                again by this publisher.
         """
         client = self._client
         if client is None:
@@ -137,7 +137,7 @@ class SqsPublisher:
     async def _check(
         self, client: Any, batch: Sequence[Message], answers: dict[int, Confirmation]
     ) -> list[Entry]:
-        """Nack what can't be sent, and return the rest as entries."""
+        """Answer for messages that aren't to be sent; return the rest as entries."""
         places = await self._places(client, {message.topic for message in batch})
         entries: list[Entry] = []
         refused: set[str | None] = set()

@@ -1,8 +1,8 @@
-"""Split a batch into concurrent requests of ten messages, each key in order.
+"""Splits a batch into requests of up to ten entries, sent in parallel, keys in order.
 
-Each key has a *line* of its messages; a message without a key has a line of its own.
-A line is in at most one request at a time, and continues once that is answered, so
-concurrent requests never share a key.
+The messages of a key form a *line*; a message without a key has a line of its own. A
+line is in at most one request at a time and continues once that request is answered, so
+two concurrent requests never share a key.
 """
 
 from collections import deque
@@ -15,17 +15,17 @@ from relay.publishers.sqs.destination import Destination
 _MAX_ENTRIES: Final = 10
 
 Line: TypeAlias = str | int
-"""A key, or the index of a message without one."""
+"""A key, or the index of a message without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message to be sent.
+    """A message to send.
 
     Attributes:
-        index: its place in the batch.
-        size: in bytes, as AWS counts it.
-        fields: those of the API.
+        index: its position in the batch.
+        size: its size in bytes, as AWS counts it.
+        fields: the entry for the API, without its `Id`.
     """
 
     index: int
@@ -40,7 +40,7 @@ class Requests:
 
     Args:
         entries: in the order of the batch.
-        strict: of a line, a request to a FIFO place has one entry at most.
+        strict: a request to a FIFO destination has at most one entry of a line.
     """
 
     def __init__(self, entries: Iterable[Entry], *, strict: bool) -> None:
@@ -53,7 +53,7 @@ class Requests:
             self._make_ready(line)
 
     def take(self) -> list[Entry]:
-        """Return the next request; empty while all lines are in flight."""
+        """Return the next request; an empty one if no line is ready."""
         if not self._ready:
             return []
         place, names = next(iter(self._ready.items()))
@@ -74,7 +74,7 @@ class Requests:
     def answered(
         self, request: Iterable[Entry], refused: Collection[Line]
     ) -> list[Entry]:
-        """Continue the lines of a request; return the entries behind refused ones."""
+        """Continue the lines of a request; return what refused lines hold back."""
         held_back: list[Entry] = []
         for name in {entry.line for entry in request}:
             if name in refused:

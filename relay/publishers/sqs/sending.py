@@ -1,4 +1,4 @@
-"""Send one batch to AWS: concurrent requests, and an answer for each entry."""
+"""Sends one batch to AWS in parallel requests, and collects the answers."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,12 +35,13 @@ _FOR_EVER: Final = {
 
 
 class Sending:
-    """Sends a batch, once.
+    """Sends one batch; for a single use.
 
     Args:
-        turn: acquired for each request, so that batches share the connections.
+        turn: acquired for each request, so that concurrent batches share the
+            connections.
         in_flight: maximum number of concurrent requests.
-        strict: as for `Requests`.
+        strict: see `Requests`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Sending:
         strict: bool,
     ) -> None:
         self.answers: dict[int, Confirmation] = {}
-        """One for each entry, by its index, when `send` has returned."""
+        """One for each entry, by its index, once `send` has returned."""
         self._requests = Requests(entries, strict=strict)
         self._service = service
         self._settings = settings
@@ -65,7 +66,8 @@ class Sending:
         """Send all entries.
 
         Raises:
-            BrokerUnavailableError: AWS is unreachable, fails, or accepts no message.
+            BrokerUnavailableError: AWS is unreachable, is at fault or accepts nothing
+                at the moment.
         """
         tasks: set[asyncio.Task[None]] = set()
         done: set[asyncio.Task[None]] = set()
@@ -114,7 +116,7 @@ class Sending:
         self._read(answer, request)
 
     async def _send_apart(self, client: Any, request: Sequence[Entry]) -> None:
-        """Find the entry for which a whole request was refused."""
+        """Send the entries one by one, so that only the one at fault is nacked."""
         refused: set[Line] = set()
         for entry in request:
             if entry.line in refused:
@@ -143,7 +145,7 @@ class Sending:
 
 
 def refusal_of(error: BaseException, what: str) -> Nacked | None:
-    """Return what an error means for the messages; None if they aren't its cause."""
+    """Return the nack for an error; None if the messages aren't its cause."""
     if not isinstance(error, ClientError) or is_temporary(error):
         return None
     code = code_of(error)
@@ -156,7 +158,8 @@ def refusal_of(error: BaseException, what: str) -> Nacked | None:
 
 def _nacked(failed: Mapping[str, Any]) -> Nacked:
     code = failed["Code"]
-    # AWS counts throttling, KMS keys and privileges as our fault; they may change.
+    # AWS blames the sender for throttling, KMS keys and permissions, too; these may
+    # change.
     mends = is_busy(code) or code.startswith("KMS") or code in DENIED
     return Nacked(
         f"AWS refused it: {_reason(failed)}",
@@ -165,4 +168,4 @@ def _nacked(failed: Mapping[str, Any]) -> Nacked:
 
 
 def _reason(failed: Mapping[str, Any]) -> str:
-    return f"{failed['Code']}: {failed.get('Message', 'no more was said')}"
+    return f"{failed['Code']}: {failed.get('Message', 'AWS gave no details')}"
