@@ -1,6 +1,7 @@
 """Makes the fixtures and the options known to all tests."""
 
 import gc
+import os
 import signal
 from itertools import groupby
 from typing import Any, Final
@@ -13,6 +14,9 @@ settings.register_profile(
     "pillarbox", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("pillarbox")
+
+# Where users run our processes, their output is buffered.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # A shell ignores SIGINT in what it runs in the background, and every process that a
 # test starts would inherit that.

@@ -4,6 +4,7 @@ import asyncio
 import getpass
 import secrets
 import signal
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -167,7 +168,8 @@ async def _serve(
         @override
         def handle_exit(self, sig: int, frame: object) -> None:
             loop.call_soon_threadsafe(made.state.frame.streams.stop)
-            # uvicorn's own would end the process by the signal, not with status 0.
+            # uvicorn's own handler would end the process by the signal, not with status
+            # 0.
             self.force_exit = self.should_exit and sig == signal.SIGINT
             self.should_exit = True
 
@@ -216,6 +218,8 @@ def _tell(
     )
     if token is not None:
         write_line(f"Log in at {address}/login#{token}")
+        # In a pipe or a file the link would otherwise appear when the server ends.
+        sys.stdout.flush()
 
 
 def _login() -> str:
