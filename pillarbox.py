@@ -1,7 +1,7 @@
 """The console script `pillarbox`: checks what it is about to import, and imports it.
 
-It stands alone, so that it can be imported although a package of the application's own,
-earlier on Python's path, hides one of ours.
+It depends on no package of ours, so that it can be imported even if a package of the
+application, earlier on Python's path, hides one of ours.
 """
 
 import sys
@@ -14,7 +14,7 @@ _FAILED = 2
 
 
 def main() -> int:
-    """Run a command and give its exit status."""
+    """Run a command and return its exit status."""
     for name, theirs, ours in _hidden():
         sys.stderr.write(
             f"pillarbox: the package {name!r} at {theirs} hides pillarbox's own at "
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _hidden() -> Iterator[tuple[str, Path, Path]]:
-    """Return each package of ours that another one hides: its name, theirs, ours."""
+    """Yield each package of ours that another one hides, with its path and ours."""
     for name in _PACKAGES:
         ours = Path(__file__).resolve().parent / name
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""Ask the questions, print one table; exit status 1 if a target was missed."""
+"""Run the benchmarks and print one table; exit with status 1 if a target is missed."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Compare HEAD with another commit, in turns, in one call.
+"""Compare HEAD with another commit, in one call that alternates between the two.
 
     python -m benchmarks.against 2661586 relay_to_nothing writer guard
     python -m benchmarks.against 95e7517 settling:1000 doorbell.latency
 
-Each tree runs its own benchmarks in a process of its own, on a PostgreSQL server of its
-own. One run of the one is followed by one run of the other; whoever waits is idle. The
-dependencies are those of this environment in both trees.
+Each tree runs its own benchmarks in its own process, on its own PostgreSQL server. Runs
+of the two trees alternate, and the tree that waits is idle. Both trees use the
+dependencies of this environment.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ ROOT = Path(__file__).parents[1]
 SITE = ".against"
 LEAST = 0.97
 UNITS = {"writer": "ms", "guard": "ms", "upkeep": "ms", "doorbell.latency": "ms"}
-"""Where less is better; everywhere else a figure is a rate."""
+"""Durations, where less is better; all other figures are rates."""
 WRITER_MESSAGES = 1
 SETTLING = "settling:"
 SETTLED_MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
 AT_MOST_CPU = {300: 0.7, 1_000: 0.5}
-"""The share of the server's processor time before write once that may be left."""
+"""The largest share that may remain of the processor time before write-once."""
 AT_LEAST_RATE = {300: 1.0, 1_000: 1.4}
 BEFORE_WRITE_ONCE = {"95e7517"}
-"""Commits that rewrote each row; the shares are meant against these."""
+"""Commits that rewrote each row; the shares apply to comparisons with these."""
 
-# Runs in either tree. It uses only what the benchmarks of every commit have:
+# Runs in either tree, so it uses only what the benchmarks of every commit have:
 # `answers(conditions)` calls `measure(subject, *others, runs=…)`.
 DRIVER = """
 import sys
@@ -157,7 +157,7 @@ def compare(
 def compare_costs(
     question: str, now: Path, other: Path, commit: str, runs: int
 ) -> list[Answer]:
-    """Compare what a settled message costs the server in either tree."""
+    """Compare what a settled message costs the server in each tree."""
     payload = int(question.removeprefix(SETTLING))
     if not (other / "benchmarks" / "settling.py").exists():
         shutil.copy(now / "benchmarks" / "settling.py", other / "benchmarks")
@@ -201,7 +201,7 @@ def compare_costs(
             )
             for label, all_costs in taken.items()
         }
-        # The one of now ran twice as often, every other time as its own control.
+        # HEAD ran twice as often: every other run is its own control.
         figures = series["now"].figures
         halves = [Series(label=str(n), figures=figures[n::2]) for n in (0, 1)]
         answers.append(
@@ -218,7 +218,7 @@ def compare_costs(
 
 
 class Tree:
-    """A process that measures once for each line that it is sent."""
+    """A process that takes one measurement for each line it receives."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -260,7 +260,7 @@ def running(tree: Path, driver: str, *arguments: str) -> Iterator[Tree]:
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """Check the commit out into a directory of its own, for the time of the block."""
+    """Check the commit out into its own directory for the duration of the block."""
     with tempfile.TemporaryDirectory(prefix="pillarbox-against-") as directory:
         path = Path(directory) / "tree"
         git("worktree", "add", "--quiet", "--detach", str(path), commit)
@@ -272,9 +272,9 @@ def worktree(commit: str) -> Iterator[Path]:
 
 
 def install(tree: Path) -> None:
-    """Install the tree into a directory inside it, which its processes import from.
+    """Install the tree into a directory inside it, from which its processes import.
 
-    This environment's own, editable installation would give both trees one schema.
+    This environment's own, editable installation would give both trees the same schema.
     """
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     target = ["--no-build-isolation", "--target", str(tree / SITE), str(tree)]

@@ -1,4 +1,4 @@
-"""The relay's rate to RabbitMQ, compared with one that uses aio-pika's publish."""
+"""The relay's rate to RabbitMQ, compared with a relay that uses aio-pika's publish."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.workload import Workload
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     workload = Workload(messages=conditions.size(50_000, quick=10_000))
-    AIO_PIKA.python()  # made before the first run, which it would disturb
+    AIO_PIKA.python()  # installed in advance, so that it disturbs no run
     broker = BROKERS["rabbitmq"]
 
     def ours() -> float:

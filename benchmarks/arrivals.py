@@ -1,7 +1,7 @@
-"""A relay in a process of its own that notes when each message reaches its publisher.
+"""A relay in its own process that records when each message reaches its publisher.
 
-It says READY when it has its lanes, and after the last message prints the moments by
-message id, in nanoseconds of the clock that all processes of the machine share.
+It prints READY once it holds its lanes. After the last message it prints the time of
+each by message id, in nanoseconds of the clock that all processes on the machine share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READY = "ready"
 
 
 class NotingPublisher:
-    """Acks every message at once, notes when it came, and stops after the last."""
+    """Acks every message at once, records its arrival, and completes after the last."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages
@@ -41,7 +41,7 @@ class NotingPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is nothing to close."""
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         now = time.monotonic_ns()
@@ -59,7 +59,7 @@ class Arrivals:
         self._process = process
 
     def wait(self) -> Mapping[UUID, int]:
-        """Wait until all messages have come; give their moments."""
+        """Wait until all messages have arrived; return when each of them did."""
         out, _ = self._process.communicate()
         if self._process.returncode:
             raise OutboxError(f"the relay ended with {self._process.returncode}")
@@ -68,7 +68,7 @@ class Arrivals:
 
 @contextmanager
 def arrivals(database_url: str, messages: int) -> Iterator[Arrivals]:
-    """Start the process, and enter when it has taken its lanes."""
+    """Start the process, and enter the block once it holds its lanes."""
     command = [sys.executable, "-m", "benchmarks.arrivals", database_url]
     process = subprocess.Popen(
         [*command, str(messages)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True

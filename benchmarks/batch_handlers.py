@@ -1,4 +1,4 @@
-"""How much faster batch handlers are than those of one message, in one consumer.
+"""How much faster batch handlers are than handlers of one message, in one consumer.
 
 The source is a list in this process, so that nothing but the handling is measured.
 """
@@ -50,7 +50,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def rate(conditions: Conditions, workload: Workload, way: Way) -> Callable[[], float]:
-    """Messages handled a second, each with a row of its own and a receipt."""
+    """Measure the messages handled per second, each with its own row and a receipt."""
 
     def run() -> float:
         with conditions.migrated_database() as url:
@@ -68,7 +68,7 @@ async def handled(
     way: Way,
     observers: Iterable[Observer] = (),
 ) -> float:
-    """Seconds from the consumer's start to its end, which is after the last ack."""
+    """Return the seconds from the consumer's start to its end, after the last ack."""
     engine = create_async_engine(sqlalchemy_url(url), pool_size=CONNECTIONS)
     count = 0
 

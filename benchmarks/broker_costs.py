@@ -1,7 +1,7 @@
-"""How close the relay to a broker comes to what relay and broker allow together.
+"""How close the relay's rate to a broker comes to what relay and broker allow together.
 
-If settling a message and publishing it shared nothing and overlapped in nothing, the
-two costs would add up: 1 / (1 / relay to nothing + 1 / publishing alone).
+If settling and publishing a message shared no work and never overlapped, the two costs
+would add up: 1 / (1 / relay to nothing + 1 / publishing alone).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def answers(broker: Broker, conditions: Conditions) -> Iterator[Answer]:
 
 
 def relayed_to(broker: Broker, conditions: Conditions, workload: Workload) -> float:
-    """Messages a second from the relay's start to the last one's settling."""
+    """Return the messages per second, from the relay's start to the last settling."""
     with broker.server() as broker_url:
         return relayed(conditions, workload, broker_url)
 
@@ -59,7 +59,7 @@ def relayed(conditions: Conditions, workload: Workload, broker_url: str) -> floa
 
 
 def published(broker: Broker, workload: Workload) -> float:
-    """Publish as the relay does, so many batches in flight, without a database."""
+    """Publish as the relay does, with as many batches in flight, without a database."""
     messages = iter([Message(TOPIC, body, key=key) for key, body in workload])
     with broker.server() as broker_url:
         return workload.messages / asyncio.run(publish(broker_url, messages))

@@ -1,5 +1,7 @@
-"""The brokers to publish to. Each run has a server of its own, with a place to put
-what is published."""
+"""The brokers to publish to.
+
+Each run has its own server, prepared to store what is published.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from outbox.testing.sqs import sqs_server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """A broker, and how much it gets.
+    """A broker, and how many messages it gets.
 
     Attributes:
-        label: its name for readers.
-        server: starts a fresh server, and gives its URL for publishers.
-        messages: in one run.
-        few_messages: in one run of a quick look.
+        label: its name in the output.
+        server: starts a new server, and yields its URL for publishers.
+        messages: the number of messages in one run.
+        few_messages: the number of messages in one quick run.
     """
 
     label: str

@@ -1,4 +1,4 @@
-"""Under which conditions the measurements run: servers, sizes, real input."""
+"""The conditions under which benchmarks run: servers, sizes, real input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outbox.testing.postgres import PostgresServer
 
 PREFIX = "pillarbox_bench"
 
-# No checkpoint falls into a run, and a run of megabytes fits into the write-ahead log.
+# No checkpoint occurs in a run, and a run of megabytes fits into the write-ahead log.
 SERVER_SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "16GB",
@@ -28,9 +28,9 @@ SERVER_SETTINGS = {
 
 @dataclass(slots=True, kw_only=True)
 class Conditions:
-    """What every question is asked under.
+    """The conditions that all benchmarks share.
 
-    Each run gets a database of its own: what one leaves behind slows no other.
+    Each run gets its own database, so that what it leaves behind slows no other run.
     """
 
     server: PostgresServer
@@ -40,22 +40,22 @@ class Conditions:
     _template: str | None = field(default=None, init=False)
 
     def size(self, full: int, quick: int) -> int:
-        """A number of messages or transactions: the full one, or a quick look."""
+        """Return a number of messages or transactions, full or for a quick run."""
         return quick if self.quick else full
 
     def runs(self, full: int = 5) -> int:
-        """How often each variant runs."""
+        """Return how often each variant runs."""
         return 2 if self.quick else full
 
     @contextmanager
     def empty_database(self) -> Iterator[str]:
-        """Yield the URL of a new database that is gone after the block."""
+        """Yield the URL of a new database, dropped after the block."""
         with self._database(template=None) as url:
             yield url
 
     @contextmanager
     def migrated_database(self) -> Iterator[str]:
-        """Yield the URL of a new database with our schema, gone after the block."""
+        """Yield the URL of a new database with our schema, dropped after the block."""
         if self._template is None:
             template = f"{PREFIX}_template"
             self.server.drop_database(template)
@@ -67,10 +67,10 @@ class Conditions:
 
     @contextmanager
     def copied_database(self, url: str) -> Iterator[str]:
-        """Yield the URL of a copy of such a database, gone after the block.
+        """Yield the URL of a copy of such a database, dropped after the block.
 
-        Its files are copied, which is quick and fills no write-ahead log. Nobody may
-        be connected to the original.
+        Its files are copied, which is quick and doesn't fill the write-ahead log. No
+        session may be connected to the original.
         """
         name, original = self._name(), url.rpartition("/")[2].partition("?")[0]
         copy = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
@@ -84,7 +84,7 @@ class Conditions:
             self.server.drop_database(name)
 
     def close(self) -> None:
-        """Drop what the runs shared."""
+        """Drop the template that the runs shared."""
         if self._template is not None:
             self.server.drop_database(self._template)
             self._template = None
@@ -105,5 +105,5 @@ class Conditions:
 
 
 def show(label: str, figure: float, unit: str) -> None:
-    """Print how one run went."""
+    """Print the figure of one run."""
     print(f"  {label}: {quantity(figure, unit)}", file=sys.stderr)

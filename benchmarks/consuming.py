@@ -1,4 +1,4 @@
-"""A consumer with an empty handler in a process of its own, and how long it takes.
+"""A consumer with an empty handler in its own process, and how long it takes.
 
 `consume` starts the process; `python -m benchmarks.consuming` is what it runs.
 """
@@ -35,8 +35,9 @@ class Way:
     """How messages are handled.
 
     Attributes:
-        batch: messages in one transaction, None for a handler of one.
-        max_in_flight: handlers at work, or messages that are in a batch or gather.
+        batch: the messages in one transaction; None for a handler of one message.
+        max_in_flight: the running handlers, or the messages in running and gathering
+            batches.
     """
 
     label: str
@@ -44,16 +45,16 @@ class Way:
     max_in_flight: int
 
 
-# While one batch is at work another one gathers, so there are two in flight.
+# While one batch is being handled, another one gathers, so two are in flight.
 BATCHES = Way(label="in batches", batch=BATCH, max_in_flight=2 * BATCH)
 SINGLE = Way(label="one by one", batch=None, max_in_flight=CONNECTIONS)
 WAYS = {way.label: way for way in (BATCHES, SINGLE)}
 
 
 def consume(database_url: str, broker_url: str, messages: int, way: Way) -> float:
-    """Handle all messages of a broker; give messages a second, receipts included.
+    """Handle all messages of a broker; return messages per second, receipts included.
 
-    The time goes from the consumer's start until it has written the last ack.
+    The time runs from the consumer's start until it has written the last ack.
     """
     command = [sys.executable, "-m", "benchmarks.consuming", database_url, broker_url]
     done = subprocess.run(
@@ -101,11 +102,11 @@ async def main(database_url: str, broker_url: str, messages: int, way: Way) -> N
 
 
 async def handle_nothing(session: AsyncSession, message: Message) -> None:
-    """Every message is accepted at once."""
+    """Accept every message at once."""
 
 
 async def handle_no_batch(session: AsyncSession, messages: Sequence[Message]) -> None:
-    """Every batch is accepted at once."""
+    """Accept every batch at once."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """The disk space of a million messages, and the cost and result of their removal.
 
-Beside it the same table without partitions, in which a message is settled by an UPDATE
-and whose old rows are deleted. Younger rows
-stay in both, as they do in a table that is in use: at the end of the file, which a
-vacuum then can't cut off.
+It is compared with the same table without partitions, where an UPDATE settles a message
+and old rows are deleted. Younger rows stay in both, as in a table that is in use. They
+are at the end of the file, so vacuum can't truncate it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ BATCH = 500
 NOTHING = UUID(int=0)
 DELETED_AT_ONCE = 10_000
 PLAIN = "outbox.plain_message"
-# What autovacuum_vacuum_scale_factor says for the partitions; here it is done in turn.
+# The autovacuum_vacuum_scale_factor of the partitions; here VACUUM is run explicitly.
 VACUUM_AFTER = 0.02
 
 MAKE_PLAIN = f"""
@@ -71,7 +70,7 @@ COUNT = "SELECT count(*) FROM {}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What one design took, in bytes; all but the seconds."""
+    """What one design took, in bytes except for the seconds."""
 
     live: int
     settled: int
@@ -121,7 +120,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 class Design:
-    """One way to keep messages: in partitions that are dropped, or rows deleted."""
+    """A way to keep messages: partitions that are dropped, or rows that are deleted."""
 
     def __init__(self, connection: psycopg.Connection[Any], table: str) -> None:
         self._connection = connection
@@ -129,7 +128,7 @@ class Design:
         self._plain = table == PLAIN
 
     def taken(self, old: Day, today: Day, messages: int) -> Taken:
-        """Fill, settle and remove an old day, while a tenth as many of today stay."""
+        """Fill, settle and remove an old day; a tenth as many rows of today stay."""
         staying = messages // 10
         own = PLAIN if self._plain else old.partition
         before = self._size() - self._value(OWN_SIZE.format(own))
@@ -169,7 +168,7 @@ class Design:
         )
 
     def _settle(self, day: Day, messages: int) -> None:
-        """Settle as a relay does, with a vacuum as often as the settings say."""
+        """Settle as a relay does, with a vacuum as often as the settings ask for."""
         table = PLAIN if self._plain else day.partition
         mark = MARK_PLAIN if self._plain else load("relay", "mark_settled")
         last = NOTHING
@@ -200,6 +199,6 @@ class Design:
 
 
 def batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Share rows out as a relay claims them."""
+    """Split rows into batches, as a relay claims them."""
     for first in range(0, len(rows), BATCH):
         yield rows[first : first + BATCH]

@@ -35,7 +35,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def writers(conditions: Conditions) -> Answer:
-    """Compare the throughput of many writers; no relay runs beside them."""
+    """Compare the throughput of many writers, while no relay runs."""
     without = Variant(label="without", run=rate(conditions, WITHOUT_DOORBELL))
     ringing = Variant(label="with", run=rate(conditions))
     found = measure(
@@ -66,7 +66,7 @@ def rate(conditions: Conditions, *statements: str) -> Callable[[], float]:
 
 
 def latency(conditions: Conditions) -> Iterator[Answer]:
-    """From the commit to the publisher's hands, in a relay that sleeps in between."""
+    """Measure from the commit to the publisher, in a relay that sleeps in between."""
     messages = conditions.size(2_000, quick=400)
     middles, highs = [], []
 
@@ -100,7 +100,7 @@ def latency(conditions: Conditions) -> Iterator[Answer]:
 
 
 def milliseconds(database_url: str, messages: int) -> list[float]:
-    """How long each message took, less those of the warm-up."""
+    """Return how long each message took, without those of the warm-up."""
     with arrivals(database_url, WARM_UP + messages) as arriving:
         committed = write(database_url, WARM_UP + messages)
         claimed = arriving.wait()
@@ -109,7 +109,7 @@ def milliseconds(database_url: str, messages: int) -> list[float]:
 
 
 def write(database_url: str, messages: int) -> dict[UUID, int]:
-    """Commit one message at a time, evenly spaced; give when each commit began."""
+    """Commit one message at a time, evenly spaced; return when each commit began."""
     committed = {}
     with psycopg.connect(database_url) as connection:
         started = time.monotonic()

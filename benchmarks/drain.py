@@ -92,7 +92,7 @@ def draining(
 ) -> Iterator[Draining]:
     """Start a relay that ends when it has settled `messages`.
 
-    With a peer, the program is the peer's, which has a publisher of its own.
+    With a peer, the peer's program runs, which has its own publisher.
     """
     module, environment = "benchmarks.drain", dict(os.environ)
     if peer is not None:
@@ -127,7 +127,7 @@ class Progress:
             self.relay.stop()
 
     def parts(self) -> tuple[float, ...]:
-        """The rate in each tenth; what came before the first batch does not count."""
+        """Return the rate in each tenth, without the time before the first batch."""
         bounds = [self.points[0]]
         for part in range(1, PARTS + 1):
             wanted = self.messages * part / PARTS
@@ -161,7 +161,7 @@ async def run(
 
 
 def peak_mib() -> float:
-    """The high-water mark of this process alone; getrusage inherits its parent's."""
+    """Return this process's own high-water mark; getrusage inherits its parent's."""
     status = Path("/proc/self/status").read_text()
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     if peak is None:
@@ -170,7 +170,7 @@ def peak_mib() -> float:
 
 
 def publisher_of(url: str) -> Publisher:
-    """The installed publisher for a broker's URL, or the one that does nothing."""
+    """Return the installed publisher for a broker's URL, or one that does nothing."""
     if url == NOWHERE:
         return NullPublisher()
     publisher: Publisher = implementation("relay.publishers", url).from_url(url)

@@ -40,7 +40,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def wait(conditions: Conditions) -> Answer:
-    """Compare a deep flood with a shallow one."""
+    """Compare the wait behind a deep flood with that behind a shallow one."""
     many = conditions.size(100_000, quick=10_000)
     found = measure(
         Variant(label=f"{many:,}", run=waiting(conditions, many, "flood", "other")),
@@ -62,7 +62,7 @@ def wait(conditions: Conditions) -> Answer:
 def waiting(
     conditions: Conditions, count: int, flooder: str | None, other: str | None
 ) -> Callable[[], float]:
-    """Milliseconds from a message's commit to its handler, while a flood is handled."""
+    """Measure milliseconds from a message's commit to its handler, during a flood."""
 
     def run() -> float:
         with conditions.migrated_database() as url:
@@ -109,7 +109,7 @@ async def seconds_waited(url: str, tenant: str | None) -> float:
 
 
 def inserts(conditions: Conditions) -> Iterator[Answer]:
-    """Compare the publisher's rate without the index with that with it."""
+    """Compare the publisher's rates with and without the index."""
     for tenant in (None, "acme"):
         found = measure(
             Variant(label="with", run=rate(conditions, tenant)),
@@ -129,7 +129,7 @@ def inserts(conditions: Conditions) -> Iterator[Answer]:
 def rate(
     conditions: Conditions, tenant: str | None, *statements: str
 ) -> Callable[[], float]:
-    """Deliveries inserted a second."""
+    """Measure the deliveries inserted per second."""
     batches = conditions.size(200, quick=60)
 
     def run() -> float:

@@ -14,7 +14,7 @@ from benchmarks.workload import Workload
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
     workload = Workload(messages=conditions.size(20_000, quick=5_000))
-    FASTSTREAM_OUTBOX.python()  # made before the first run, which it would disturb
+    FASTSTREAM_OUTBOX.python()  # installed in advance, so that it disturbs no run
     for name in ("nats", "redis"):
         yield beside(BROKERS[name], conditions, workload)
 

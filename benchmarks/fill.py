@@ -1,4 +1,4 @@
-"""Fill the outbox by COPY, for runs that measure only how it is drained."""
+"""Fill the outbox by COPY, for runs that measure only the drain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def fill(
 ) -> None:
     """Add all messages of a workload in its order, and vacuum as autovacuum would.
 
-    `headers` gives those of each message by its number; None: it has none.
+    `headers` returns the headers of a message by its number; if it is None, messages
+    have none.
     """
     lanes: dict[str, int] = {}
     with psycopg.connect(database_url, autocommit=True) as connection:

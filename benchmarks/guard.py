@@ -1,6 +1,6 @@
 """What the guard costs the transaction of a handler that writes one row.
 
-That it is one statement more is what a test asserts; here it is timed.
+A test asserts that it is one more statement; this measures the time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 def database(
     conditions: Conditions, partitions: int
 ) -> Iterator[sessionmaker[Session]]:
-    """Yield sessions of a database whose receipts have so many partitions."""
+    """Yield sessions of a database whose receipts have this many partitions."""
     with conditions.migrated_database() as url:
         with psycopg.connect(url) as connection:
             connection.execute(TABLE)
@@ -97,7 +97,7 @@ def database(
 
 
 def set_partitions(connection: psycopg.Connection, wanted: int) -> None:
-    """Keep today, and make so many days before."""
+    """Keep today, and create days before it until there are as many as wanted."""
     connection.execute("SET timezone = 'UTC'")
     for (other,) in connection.execute(OTHER_DAYS).fetchall():
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.SQL(other)))
@@ -109,7 +109,7 @@ def set_partitions(connection: psycopg.Connection, wanted: int) -> None:
 def milliseconds(
     sessions: sessionmaker[Session], handler: Handler, transactions: int
 ) -> Callable[[], float]:
-    """Handle messages one after the other; give the mean time of one."""
+    """Handle messages one after the other; measure the mean time of one."""
 
     def run_so_many(count: int) -> None:
         for _ in range(count):

@@ -1,7 +1,7 @@
-"""A consumer in a process of its own that compares payloads with the file's.
+"""A consumer in its own process that compares payloads with those of the file.
 
-It says READY when it is subscribed, and after the last message prints the moment, in
-seconds of the clock that all processes of the machine share.
+It prints READY once it is subscribed. After the last message it prints the time, in
+seconds of the clock that all processes on the machine share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Handling:
         self._process = process
 
     def wait(self) -> float:
-        """Wait until all messages are handled; give the moment of the last."""
+        """Wait until all messages are handled; return the time of the last."""
         out, _ = self._process.communicate()
         if self._process.returncode:
             raise OutboxError(f"the consumer ended with {self._process.returncode}")
@@ -46,7 +46,7 @@ class Handling:
 
 @contextmanager
 def handling(database_url: str, webhooks: Path, messages: int) -> Iterator[Handling]:
-    """Start the process, and enter when it is subscribed."""
+    """Start the process, and enter the block once it is subscribed."""
     command = [sys.executable, "-m", "benchmarks.handling", database_url]
     process = subprocess.Popen(
         [*command, str(webhooks), str(messages)],

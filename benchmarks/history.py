@@ -9,7 +9,7 @@ import psycopg
 
 from benchmarks.workload import TOPIC
 
-# By the owner, as the upkeep makes them: it could not drop what belongs to another.
+# As the owner, like the upkeep, which couldn't drop another role's partitions.
 MAKE_DAYS = """
 SELECT partman.create_partition_time(
     p_parent_table := %(parent)s,
@@ -25,7 +25,7 @@ MAKE_DAYS_OF_FOLLOWERS = """
 SELECT outbox.make_partitions(parent_table)
   FROM outbox.partition_policy WHERE follows = %s
 """
-# Moments in a row over the day, and of each a UUIDv7 as a writer would have made it.
+# Moments spread over the day, each with the UUIDv7 a writer would have generated.
 ROWS = """
   FROM (SELECT number, moment,
                (lpad(to_hex(floor(extract(epoch FROM moment) * 1000)::bigint), 12, '0')
@@ -75,7 +75,7 @@ SELECT id, inbox.moment_of(id), 'benchmark'
 
 
 class Day(NamedTuple):
-    """A partition that has begun; a part of it may lie ahead of now."""
+    """A partition that has begun; part of it may lie in the future."""
 
     partition: str
     begin: datetime
@@ -85,7 +85,7 @@ class Day(NamedTuple):
 def make_days(
     connection: psycopg.Connection[Any], parent: str, *, newest: int, oldest: int
 ) -> None:
-    """Make the partitions of so many days ago."""
+    """Create the partitions from `newest` to `oldest` days ago."""
     connection.execute("SET timezone = 'UTC'")
     connection.execute("SET ROLE pillarbox_owner")
     connection.execute(
@@ -96,7 +96,7 @@ def make_days(
 
 
 def days_of(connection: psycopg.Connection[Any], parent: str) -> list[Day]:
-    """Today and the days before it, the newest first."""
+    """Return today and the days before it, newest first."""
     return [Day(*row) for row in connection.execute(DAYS, (parent,))]
 
 
@@ -112,7 +112,7 @@ def fill_messages(
     """Add messages of a day to its partition, or to another table like it.
 
     Args:
-        settled: whether they have marks, which a table beside the partitions never has.
+        settled: whether the messages have marks; those of another table never have.
     """
     last = connection.execute(LAST_SEQ).fetchone()
     assert last is not None

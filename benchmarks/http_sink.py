@@ -1,6 +1,6 @@
 """Accepts every webhook, in its own process: the cheapest possible receiver.
 
-It prints its port, and ends with its input.
+It prints its port, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAKEN = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Receiver(asyncio.Protocol):
-    """One connection; requests on it may follow each other at once."""
+    """One connection; its requests may be pipelined."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -46,7 +46,7 @@ class Receiver(asyncio.Protocol):
 
 @contextmanager
 def http_sink() -> Iterator[int]:
-    """Yield the port of a running one that is gone after the block."""
+    """Start a receiver and yield its port; kill it after the block."""
     command = [sys.executable, "-m", "benchmarks.http_sink"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,6 +1,6 @@
 """How long writers wait while a partition of five million rows is dropped under load.
 
-Nobody else's transaction is open: what is left is what the size itself costs.
+No other transaction is open, so that this is the cost of the size alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Messages of now, claimed and settled again and again by the relay's own statements.
+"""Recent messages, claimed and settled repeatedly by the relay's own statements.
 
-Without its process, which would hide in its own work what the server does more.
+The relay's process isn't involved, since its work would hide additional work of the
+server.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ SELECT string_agg(today.partition::text, ', ')
 
 
 class Row(NamedTuple):
-    """The place of a message."""
+    """The position of a message."""
 
     lane: int
     seq: int
@@ -71,7 +72,7 @@ class Row(NamedTuple):
 
 
 def marks_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
-    """Return the parameters of `mark_settled.sql`, as a relay groups its batch."""
+    """Return the parameters of `mark_settled.sql`, grouped as a relay groups them."""
 
     def group_of(row: Row) -> tuple[int, datetime, int]:
         return row.lane, bin_of(row.created_at), row.seq // 4096
@@ -96,7 +97,7 @@ def marks_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
 
 
 class LiveBatch:
-    """Ready messages in a database; each method gives a mean in milliseconds."""
+    """Ready messages in a database; each step returns its mean time in milliseconds."""
 
     def __init__(self, url: str, messages: int) -> None:
         self._messages = messages
@@ -137,14 +138,14 @@ class LiveBatch:
         return (time.perf_counter() - started) * 1_000 / SWEEPS
 
     def upkeep(self) -> float:
-        """Run pg_cron's job in an hour in which there is nothing to make or to drop."""
+        """Run pg_cron's job in an hour with nothing to create or drop."""
         started = time.perf_counter()
         for _ in range(UPKEEPS):
             self._connection.execute(UPKEEP)
         return (time.perf_counter() - started) * 1_000 / UPKEEPS
 
     def settle(self) -> float:
-        """Settle all messages, batch by batch, and put new ones in their place."""
+        """Settle all messages, batch by batch, and replace them with new ones."""
         batches = [marks_of(Row(*row[:4]) for row in rows) for rows in self._claims()]
         started = time.perf_counter()
         for batch in batches:

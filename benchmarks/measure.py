@@ -29,7 +29,7 @@ class Series:
 
     @property
     def median(self) -> float:
-        """The middle figure: one disturbed run does not move it far."""
+        """The middle figure, which one disturbed run doesn't move far."""
         return median(self.figures)
 
 
@@ -52,11 +52,11 @@ class Measurement:
         return noise(self.subject, self.again)
 
     def ratio(self, label: str) -> float:
-        """The subject's median divided by that of the variant `label`."""
+        """Return the subject's median divided by that of the variant `label`."""
         return self.median / self.other(label).median
 
     def other(self, label: str) -> Series:
-        """The series of the variant `label`."""
+        """Return the series of the variant `label`."""
         for series in self.others:
             if series.label == label:
                 return series
@@ -64,7 +64,7 @@ class Measurement:
         raise LookupError(f"label {label!r} was not measured; measured: {labels}")
 
     def medians(self, unit: str) -> str:
-        """One line that names every variant with its median."""
+        """Return one line that names every variant with its median."""
         rows = [(self.subject.label, self.median)]
         rows += [(series.label, series.median) for series in self.others]
         return ", ".join(f"{label} {quantity(value, unit)}" for label, value in rows)
@@ -78,9 +78,9 @@ def measure(
 ) -> Measurement:
     """Run subject, others and the subject again in turn, `runs` times each.
 
-    Taking turns spreads a slow spell of the machine over all variants. The second
-    series of the subject differs from its first in nothing, so that the ratio of the
-    two shows how far figures differ without a cause.
+    Taking turns spreads a slow spell of the machine over all variants. The subject's
+    second series is measured exactly like its first, so the ratio of the two shows how
+    much figures differ without a cause.
     """
     again = Variant(label=subject.label + AGAIN, run=subject.run)
     series = alternate((subject, *others, again), runs=runs, on_run=on_run)
@@ -97,7 +97,7 @@ def alternate(
     runs: int,
     on_run: Callable[[str, float], None] = lambda label, figure: None,
 ) -> Mapping[str, Series]:
-    """Run each variant `runs` times, A B C A B C, and give the series by label."""
+    """Run each variant `runs` times, A B C A B C, and return the series by label."""
     if runs < 1:
         raise ValueError(f"runs is {runs}; a median needs at least 1 run")
     labels = [variant.label for variant in variants]
@@ -116,7 +116,7 @@ def alternate(
 
 
 def noise(one: Series, other: Series) -> float:
-    """The larger median of two equal series divided by the smaller one."""
+    """Return the larger median of two equal series divided by the smaller one."""
     smaller, larger = sorted((one.median, other.median))
     if smaller <= 0:
         raise ValueError(
@@ -141,28 +141,28 @@ class Target:
     value: float
 
     def met_by(self, figure: float) -> bool:
-        """Return whether `figure` lies on the right side; the edge belongs to it."""
+        """Return whether `figure` is on the right side of the target, or equals it."""
         if self.bound is Bound.AT_LEAST:
             return figure >= self.value
         return figure <= self.value
 
 
 def at_least(value: float) -> Target:
-    """A target for figures of which more is better."""
+    """Return a target for figures of which more is better."""
     return Target(bound=Bound.AT_LEAST, value=value)
 
 
 def at_most(value: float) -> Target:
-    """A target for figures of which less is better."""
+    """Return a target for figures of which less is better."""
     return Target(bound=Bound.AT_MOST, value=value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a benchmark found out about one question.
+    """A benchmark's answer to one question.
 
-    A question without a target is informative: it is neither met nor missed.
-    `detail` says which medians the figure was made from.
+    An answer without a target is informative: it is neither met nor missed. `detail`
+    names the medians from which the figure was computed.
     """
 
     question: str
@@ -179,7 +179,7 @@ class Answer:
 
 
 def table(answers: Iterable[Answer]) -> str:
-    """One line for each answer in aligned columns, then the numbered details."""
+    """Return a line for each answer in aligned columns, then the numbered details."""
     numbered = list(enumerate(answers, start=1))
     rows = [HEADINGS, *(_row(number, answer) for number, answer in numbered)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -190,7 +190,7 @@ def table(answers: Iterable[Answer]) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with its unit, in three significant digits and no exponent."""
+    """Return a number with its unit, in three significant digits and no exponent."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {unit}".rstrip()
 

@@ -18,7 +18,7 @@ class NullPublisher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is nothing to close."""
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         return [ACKED] * len(batch)

@@ -1,11 +1,11 @@
-"""What watching costs: a relay and a consumer with all observers, against none.
+"""What observers cost: a relay and a consumer with all of them, against none.
 
 All observers are those of `pillarbox relay` and `pillarbox consume` with metrics, and
-traces: by OpenTelemetry's API alone, and by its SDK. Every message carries a trace
-context, one in a hundred of them sampled; then all of them. Each run is a process of
-its own, which is what `python -m benchmarks.observers` runs. It also says how much of a
-processor it took, which other work on the machine disturbs less than the rate. No run
-is long enough for measuring the database, which takes at most a 50th of the time.
+with traces: by OpenTelemetry's API alone, and by its SDK. Every message carries a trace
+context; first one in a hundred is sampled, then all are. Each run is a process of its
+own, `python -m benchmarks.observers`. It also reports the processor time it took, which
+other work on the machine disturbs less than the rate. No run is long enough to measure
+the database, which takes at most a 50th of the time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ TARGETS: Mapping[str, Target | None] = {
 
 
 class Nowhere(SpanExporter):
-    """Takes every span and forgets it."""
+    """Discards every span."""
 
     @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -81,7 +81,7 @@ class Nowhere(SpanExporter):
 
 
 def answers(conditions: Conditions) -> Iterator[Answer]:
-    # Of many, the start is no part worth mentioning.
+    # So many that the time of the start is negligible.
     sizes = {
         RELAY: conditions.size(100_000, quick=20_000),
         BATCHES.label: conditions.size(40_000, quick=5_000),
@@ -121,8 +121,8 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def per_processor_second(taken: Mapping[str, Sequence[float]]) -> Measurement:
-    """Compare how many messages a second of a processor was enough for."""
-    # The subject was run at both ends of each turn.
+    """Compare the messages per second of processor time."""
+    # The subject ran first and last in each turn.
     turns = taken[NONE]
     return Measurement(
         subject=Series(label=NONE, figures=tuple(turns[::2])),
@@ -140,10 +140,10 @@ def rate(
     label: str,
     taken: dict[str, list[float]],
 ) -> Callable[[], float]:
-    """Messages a second in a process with these observers.
+    """Measure the messages per second of a process with these observers.
 
     Args:
-        taken: gets how many messages a second of a processor was enough for.
+        taken: receives the messages per second of processor time.
     """
 
     def run_one() -> float:
@@ -171,7 +171,7 @@ def rate(
 
 
 def headers_of(share: float) -> Callable[[int], Mapping[str, str]]:
-    """Headers of messages of which a share is sampled, each of a trace of its own."""
+    """Return headers by message number: each has its own trace, a share is sampled."""
     every = round(1 / share)
 
     def headers(number: int) -> Mapping[str, str]:
@@ -182,7 +182,7 @@ def headers_of(share: float) -> Callable[[int], Mapping[str, str]]:
 
 
 def observers(process: str, label: str) -> list[Observer]:
-    """All observers that there are; their logs and spans go nowhere."""
+    """Return all observers; their logs and spans are discarded."""
     nowhere = Path("/dev/null").open("w")  # noqa: SIM115 (as long as the process)
     logging.basicConfig(level=logging.INFO, stream=nowhere)
     if label == NO_SDK:
@@ -215,7 +215,7 @@ def observers(process: str, label: str) -> list[Observer]:
 async def main(
     process: str, label: str, url: str, messages: int
 ) -> tuple[float, float]:
-    """Do the work; return its seconds, and those that a processor worked for it."""
+    """Do the work; return the time that it took and its processor time, in seconds."""
     share = SHARES.get(label)
     watching = [] if share is None else observers(process, label)
     if process == RELAY:

@@ -1,4 +1,4 @@
-"""How long others' messages wait next to those of one tenant.
+"""How long others' messages wait beside those of one tenant.
 
 `python -m benchmarks.others` is the relay's process, which is measured too.
 """
@@ -42,15 +42,15 @@ VALUES (outbox.uuid7(), 16 + %(n)s %% 16, %(topic)s, 'other-' || %(n)s %% 96, 'o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """What the others' messages met with.
+    """How long the others' messages waited.
 
     Attributes:
         longest: seconds from just before a message's INSERT to its publishing.
-        longest_elsewhere: the same, of those in the upper half of the lanes.
-        late: the 99th percentile of these.
+        longest_elsewhere: the same, for messages in the upper half of the lanes.
+        late: the 99th percentile of the times of all others' messages.
         middle: their median.
         messages: how many there were.
-        not_others: messages that were published meanwhile and are not the others'.
+        not_others: messages published meanwhile that aren't the others'.
         peak_mib: the highest resident memory of the relay's process.
     """
 
@@ -68,7 +68,8 @@ def watch(
 ) -> Waited:
     """Start a relay and add others' messages one by one.
 
-    For `seconds`, and until `meanwhile`, which runs in a thread beside, has ended.
+    This takes at least `seconds`, and until `meanwhile`, which runs in another thread,
+    has ended.
     """
     with (
         relaying(url) as relay,
@@ -76,7 +77,7 @@ def watch(
         ThreadPoolExecutor(1) as beside,
     ):
         assert relay.stdout is not None
-        relay.stdout.readline()  # it has its lanes
+        relay.stdout.readline()  # it holds its lanes
         end = time.monotonic() + seconds
         running = beside.submit(meanwhile)
         number = 0
@@ -114,7 +115,7 @@ def relaying(url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class Watch:
-    """A publisher that acks at once and notes how long others' messages waited."""
+    """A publisher that acks at once and records how long others' messages waited."""
 
     def __init__(self) -> None:
         self.waited: list[float] = []
@@ -126,7 +127,7 @@ class Watch:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is nothing to close."""
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         now = time.time()

@@ -15,7 +15,7 @@ from benchmarks.measure import Answer, Variant, at_least, measure
 from benchmarks.workload import Workload
 
 SETTLED_A_DAY = 1_000
-# From noon on pg_partman has made an eighth day ahead.
+# From noon on, pg_partman has created an eighth day ahead.
 OTHER_DAYS = """
 SELECT partition::text FROM outbox.partitions(%s)
  WHERE ends_at <= now() OR starts_at > now() + interval '7 days'
@@ -55,7 +55,7 @@ def rate(
 
 
 def set_partitions(connection: psycopg.Connection, wanted: int) -> None:
-    """Keep today and 7 days ahead, and make so many days before, all settled."""
+    """Keep today and 7 days ahead; create settled days before, `wanted` days in all."""
     connection.execute("SET timezone = 'UTC'")
     followers = [parent for (parent,) in connection.execute(FOLLOWERS)]
     for parent in ("outbox.message", *followers):

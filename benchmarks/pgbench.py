@@ -54,7 +54,7 @@ def transactions_a_second(database_url: str, *, clients: int, seconds: int) -> f
 
 
 def program() -> Path:
-    """The pgbench of the newest server on this machine."""
+    """Return the pgbench of the newest server on this machine."""
     for directory in server_directories():
         if (directory / "pgbench").exists():
             return directory / "pgbench"

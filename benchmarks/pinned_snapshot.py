@@ -1,7 +1,7 @@
 """Whether the drain keeps its pace while another session pins a snapshot.
 
-No dead row can be removed then, so that whoever reads from the start of an index
-walks over everything that was settled before.
+No dead row can be removed meanwhile, so a scan from the start of an index passes
+everything that was settled before.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How fast a consumer drains the `postgres` broker, compared with two job queues.
 
-Ours writes a receipt for each message, in the handler's transaction.
+Our consumer writes a receipt for each message, in the handler's transaction.
 """
 
 from __future__ import annotations

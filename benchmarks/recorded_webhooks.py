@@ -1,4 +1,4 @@
-"""The webhooks that GitHub sent, from a file with one on each line."""
+"""Webhooks that GitHub sent, read from a file with one on each line."""
 
 import gzip
 import json

@@ -44,7 +44,7 @@ def our_rate(conditions: Conditions, workload: Workload) -> Callable[[], float]:
 def peer_rate(
     conditions: Conditions, workload: Workload, peer: Peer
 ) -> Callable[[], float]:
-    peer.python()  # made before the first run, which it would disturb
+    peer.python()  # installed in advance, so that it disturbs no run
 
     def run() -> float:
         with conditions.empty_database() as url:

@@ -64,7 +64,7 @@ def in_three_ways(
     longest_stall: Callable[[Upkeep], Callable[[], float]],
     expired: str = "",
 ) -> tuple[Measurement, list[Answer]]:
-    """One run of our drop, of pg_partman's, and of none, and ours again."""
+    """Run our drop, pg_partman's, none, and ours again, once each."""
     ours = OurDrop()
     found = measure(
         Variant(label="ours", run=longest_stall(ours)),
@@ -97,7 +97,7 @@ def in_three_ways(
 def by_pg_cron(
     conditions: Conditions, idle: int, found: Measurement
 ) -> Iterator[Answer]:
-    """The same by the jobs that pg_cron runs, where its database is ours to use."""
+    """Measure the same with the jobs of pg_cron, if we may use its database."""
     with psycopg.connect(conditions.server.url) as connection:
         if not value(connection, RUNS_PG_CRON):
             return
@@ -130,7 +130,7 @@ def longest_stall(
 
 @contextmanager
 def pg_cron_database(conditions: Conditions) -> Iterator[str]:
-    """Yield the URL of the main database with our schema and jobs, gone afterwards."""
+    """Yield the URL of the main database with our schema and jobs; then remove them."""
     url = conditions.server.url
     migrate(url)
     try:
@@ -161,7 +161,7 @@ def run_as(connection: psycopg.Connection[Any], role: str, statement: str) -> No
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again for what another session does."""
+    """Poll until another session has done something."""
     end = time.monotonic() + 2 * LAUNCH
     while not condition():
         if time.monotonic() > end:

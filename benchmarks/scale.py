@@ -1,7 +1,7 @@
 """Whether 90 days with 10 million rows cost more than 8 days with 100 thousand.
 
 Both databases have the same live part: yesterday, today, six days ahead, and a batch
-that waits to be published. The large one has all other days before that.
+that waits to be published. All other days of the large one come before that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Size:
 
     @property
     def label(self) -> str:
-        """By what it is called in the table."""
+        """Its name in the table of answers."""
         return f"{self.partitions} partitions"
 
     @property
@@ -95,7 +95,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 @contextmanager
 def database(conditions: Conditions, size: Size, live: Size) -> Iterator[str]:
-    """Yield a database of one size, whose live part is that of the smallest."""
+    """Yield a database of one size, with the live part of the smallest."""
     with conditions.migrated_database() as url:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(guard.TABLE)
@@ -109,7 +109,7 @@ def database(conditions: Conditions, size: Size, live: Size) -> Iterator[str]:
 
 
 def set_partitions(connection: psycopg.Connection, parent: str, size: Size) -> None:
-    """Keep today and the days ahead, and make those before."""
+    """Keep today and the days ahead, and create the days before."""
     connection.execute("SET timezone = 'UTC'")
     followers = [table for (table,) in connection.execute(FOLLOWERS, (parent,))]
     for table in (parent, *followers):
@@ -121,7 +121,7 @@ def set_partitions(connection: psycopg.Connection, parent: str, size: Size) -> N
 
 
 def fill(url: str, parent: str, size: Size, live: Size) -> None:
-    """Fill today and yesterday as in every size; the other days share the rest."""
+    """Fill today and yesterday alike for every size; the other days share the rest."""
     add = fill_messages if parent == "outbox.message" else fill_receipts
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
@@ -131,12 +131,12 @@ def fill(url: str, parent: str, size: Size, live: Size) -> None:
                 rows = (size.rows - live.rows) // (size.days_before + 1 - LIVE_DAYS)
             add(connection, day, rows)
             if number % DAYS_A_CHECKPOINT == DAYS_A_CHECKPOINT - 1:
-                # Or the write-ahead log would take as much room as the rows.
+                # Otherwise the write-ahead log would take as much space as the rows.
                 connection.execute("CHECKPOINT")
 
 
 def guarded(conditions: Conditions, url: str) -> Run:
-    """Handle messages of now with the guard, each in a transaction of its own."""
+    """Handle new messages with the guard, each in its own transaction."""
     sessions = sessionmaker(create_engine(sqlalchemy_url(url)))
     transactions = conditions.size(250, quick=100)
     return guard.milliseconds(sessions, guard.guarded, transactions)

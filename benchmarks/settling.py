@@ -1,4 +1,4 @@
-"""What claiming and settling cost the server: write-ahead log, processor time, room.
+"""What claiming and settling cost the server: WAL, processor time, disk space.
 
 The publisher does nothing and autovacuum is off, so that nothing but the relay's own
 statements counts. A checkpoint comes first, so that full page images are included.
@@ -25,7 +25,7 @@ MESSAGES = {300: 100_000, 1_000: 100_000, 8_000: 20_000}
 MOST_WAL = 250.0
 TICKS = os.sysconf("SC_CLK_TCK")
 WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-# The tables of messages and whatever is written down about them; not the inbox.
+# The tables of messages and of what is recorded about them; not the inbox.
 ROOM = """
 SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
  WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind = 'r'
@@ -43,7 +43,7 @@ class Costs:
     Attributes:
         wal: bytes of write-ahead log.
         cpu: microseconds of processor time of the relay's backends.
-        growth: the room that the tables take afterwards, divided by that before.
+        growth: the size of the tables afterwards, divided by that before.
         rate: messages a second.
     """
 
@@ -98,7 +98,7 @@ def run_once(
 
 
 def costs(conditions: Conditions, workload: Workload) -> Costs:
-    """Fill a database of its own, drain it, and see what that took."""
+    """Fill a new database, drain it, and measure what that took."""
     with (
         conditions.migrated_database() as url,
         psycopg.connect(url, autocommit=True) as connection,
@@ -122,7 +122,7 @@ def costs(conditions: Conditions, workload: Workload) -> Costs:
 
 
 def wait_for_sessions(connection: psycopg.Connection) -> None:
-    """Wait until the relay's backends are gone: only then are they counted."""
+    """Wait until the relay's backends have exited: only then is their time counted."""
     while value(connection, SESSIONS):
         pass
 
@@ -135,6 +135,6 @@ def parent_of(pid: int) -> int:
 
 
 def ended_children(pid: int) -> int:
-    """Processor time of a process's children that have ended, in ticks."""
+    """Return the processor time of a process's ended children, in ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[13]) + int(fields[14])

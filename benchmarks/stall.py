@@ -26,7 +26,7 @@ NEWEST_EXPIRED = 21
 LEAD = 2
 """Seconds for which the writers run before the upkeep begins, and after its end."""
 LAUNCH = 75
-"""Seconds within which pg_cron begins what it is to run in the next minute."""
+"""Seconds within which pg_cron starts a job of the next minute."""
 
 DROP_A_DAY_AHEAD = """
 SELECT 'DROP TABLE ' || partition FROM outbox.partitions('outbox.message')
@@ -44,9 +44,9 @@ SELECT partman.drop_partition_time(
 
 
 def prepare(url: str, *, days: int, rows: int) -> None:
-    """Make days that have expired, with so many settled rows in each; open a gap ahead.
+    """Create expired days with this many settled rows in each; open a gap ahead.
 
-    The gap is a day after the next two: the upkeep has to make it.
+    The gap is the day after the next two, which the upkeep has to create.
     """
     oldest = NEWEST_EXPIRED + days - 1
     with psycopg.connect(url, autocommit=True) as connection:
@@ -59,10 +59,10 @@ def prepare(url: str, *, days: int, rows: int) -> None:
 def longest_insert(
     url: str, upkeep: Upkeep, *, seconds: int, reader: bool, launch: int = 0
 ) -> float:
-    """Milliseconds of the longest stall from the moment the upkeep begins.
+    """Return the longest stall from the start of the upkeep, in milliseconds.
 
     Args:
-        seconds: how long it is watched, and a reader's transaction stays open.
+        seconds: how long to watch, and how long a reader's transaction stays open.
         reader: whether a session is idle in a transaction that has read the table.
         launch: seconds that may pass until the upkeep begins.
     """
@@ -98,7 +98,7 @@ def longest_insert(
 
 
 def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
-    """Do the upkeep, and check that it left nothing over."""
+    """Run the upkeep, and check that it left nothing to do."""
     try:
         upkeep(keeper, begun)
     finally:
@@ -112,13 +112,13 @@ def run(upkeep: Upkeep, keeper: psycopg.Connection[Any], begun: Event) -> None:
 
 
 class OurDrop:
-    """The upkeep by `pillarbox maintain`; remembers what each run dropped."""
+    """The upkeep by `pillarbox maintain`; records what each run dropped."""
 
     def __init__(self) -> None:
         self.dropped: list[int] = []
 
     def __call__(self, connection: psycopg.Connection[Any], begun: Event) -> None:
-        """Run as every hour, until nothing that has expired is left."""
+        """Run like the hourly upkeep, until no expired partition is left."""
         begun.set()
         self.dropped = []
         while not self.dropped or value(connection, COUNT_EXPIRED):
@@ -128,20 +128,20 @@ class OurDrop:
 
     @override
     def __str__(self) -> str:
-        """Tell which run dropped how many."""
+        """Return how many partitions each run dropped."""
         runs = [f"{n} by run {run}" for run, n in enumerate(self.dropped, start=1)]
         return f"dropped {', '.join(runs)} of pillarbox maintain"
 
 
 def partman_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
-    """Let pg_partman drop by itself; it makes no day in between."""
+    """Let pg_partman drop by itself; it doesn't create the missing day."""
     begun.set()
     connection.execute("SET timezone = 'UTC'")
     connection.execute(PARTMAN_DROP)
 
 
 def no_drop(connection: psycopg.Connection[Any], begun: Event) -> None:
-    """Show how long an insert takes at worst on this machine, without a cause."""
+    """Drop nothing, to show the longest insert on this machine without a cause."""
     begun.set()
 
 

@@ -1,7 +1,7 @@
 """Writers whose longest wait is measured, and control writers.
 
-As many more insert at the same pace into a table that nobody else touches: what both
-kinds wait for in the same moment, the machine takes, and not a lock.
+As many control writers insert at the same rate into a table that nobody else uses. If
+both kinds wait at the same moment, the cause is the machine, not a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outbox.errors import OutboxError
 
 WRITERS = 8
 RATE = 1_000
-"""Inserts a second, of all writers of a table together.
+"""Inserts per second, of all writers of a table together.
 
 Without a limit, and with commits that wait for the disk, the longest insert takes 50 to
 80 ms on two cores when nothing at all is dropped.
@@ -37,19 +37,19 @@ VALUES (gen_random_uuid(), 16, 'orders.placed', 'order-1', 'text/plain', 'x');
 
 
 class Insert(NamedTuple):
-    """When an insert was to begin and when it ended, in seconds since 1970."""
+    """When an insert was due to begin and when it ended, in seconds since 1970."""
 
     began: float
     ended: float
 
     @property
     def milliseconds(self) -> float:
-        """How long it took; that its writer was late counts."""
+        """How long it took, including any delay of its writer."""
         return (self.ended - self.began) * 1_000
 
 
 class Writers:
-    """Write from now on, for so many seconds."""
+    """Writers that start when they are created, and write for `seconds`."""
 
     def __init__(self, url: str, directory: Path, *, seconds: int) -> None:
         self._directory = directory
@@ -59,24 +59,27 @@ class Writers:
 
     @property
     def at_work(self) -> bool:
-        """Whether all still write."""
+        """Whether all writers are still running."""
         return all(each.poll() is None for each in self._running)
 
     def kill(self) -> None:
-        """End them at once."""
+        """Kill all writers."""
         for each in self._running:
             each.kill()
             each.wait()
 
     def finish(self) -> None:
-        """Wait for their end."""
+        """Wait until all writers have ended."""
         for each in self._running:
             _, errors = each.communicate()
             if each.returncode:
                 raise OutboxError(f"pgbench ended with {each.returncode}: {errors}")
 
     def longest_stall(self, began: float, ended: float) -> float:
-        """Milliseconds that an insert of that time took longer than all beside it."""
+        """Return the longest stall of inserts that ended in that time, in milliseconds.
+
+        An insert stalls for as long as it takes longer than all concurrent controls.
+        """
         control = [each for each in self._inserts("control") if _is_long(each)]
         longest = 0.0
         for each in sorted(self._inserts("table"), key=_length, reverse=True):

@@ -1,8 +1,8 @@
-"""How long `pillarbox status` measures, with 90 days and 10 million messages.
+"""How long `pillarbox status` takes, with 90 days and 10 million messages.
 
-As the monitor, in a session that has seen nothing of the database yet, or in one that
-has, as with --watch; without consumers of the postgres broker, and with one. The start
-of the process is left out: it is that of every command.
+It measures as the monitor, in a new session, or in one that has measured before, as
+with --watch; without consumers of the postgres broker, and with one. The start of the
+process is left out, since it is the same for every command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox.postgres.advisory_lock import LOCK_CLASS
 
 TARGET: Final = 200
 LANES = "SELECT pg_advisory_lock(%s, lane) FROM generate_series(0, 47) AS lane"
-# Of 200 messages one was scheduled, and published when it was due.
+# One in 200 messages was scheduled, and published when it was due.
 LOG = """
 INSERT INTO outbox.deferral (created_at, seq, id, lane, cause, due_at, outcome)
 SELECT m.created_at, m.seq, m.id, m.lane, e.cause,
@@ -74,7 +74,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def prepare(url: str, waiting: int) -> None:
-    """Add what was scheduled, what waits, and what failed."""
+    """Add scheduled messages, waiting messages, and dead letters."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         connection.execute("SET jit = off")
@@ -88,7 +88,7 @@ def prepare(url: str, waiting: int) -> None:
 
 
 def subscribe(url: str) -> None:
-    """Have a consumer of the postgres broker, to which nothing was published."""
+    """Subscribe a consumer of the postgres broker, to which nothing is published."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("INSERT INTO inbox.subscription VALUES ('benchmark', 'b')")
 
@@ -96,7 +96,7 @@ def subscribe(url: str) -> None:
 def in_new_session(
     url: str, waiting: int, *, relay: bool = True
 ) -> Callable[[], float]:
-    """Measure in a session of its own each time."""
+    """Measure in a new session each time."""
 
     def run() -> float:
         with holding_lanes(url, wanted=relay), reading(url) as connection:
@@ -106,7 +106,7 @@ def in_new_session(
 
 
 def in_same_session(url: str, waiting: int) -> Callable[[], float]:
-    """Measure for the second time in a session."""
+    """Take the second measurement of a session."""
 
     def run() -> float:
         with holding_lanes(url, wanted=True), reading(url) as connection:
@@ -117,7 +117,7 @@ def in_same_session(url: str, waiting: int) -> Callable[[], float]:
 
 
 def milliseconds(connection: AdministrationConnection, waiting: int) -> float:
-    """Measure once."""
+    """Return how long one measurement takes."""
     began = time.perf_counter()
     overview = read_overview(connection)
     spent = time.perf_counter() - began

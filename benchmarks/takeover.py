@@ -1,8 +1,8 @@
 """How soon a relay publishes that takes over lanes with millions of settled messages.
 
-A relay drains them and ends: it is stopped, and raises its watermarks to the end, or it
-is killed. Then one message is added to each lane, and another relay starts. The same
-day shows how long the gate takes, which the upkeep asks before it drops a day.
+A relay drains them and is either stopped, so that it raises its watermarks to the end,
+or killed. Then one message is added to each lane, and another relay starts. The same
+day shows how long the gate takes, which the upkeep checks before it drops a day.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.measure import Answer, Variant, at_most, measure
 
 LANES = 16
 MORE = 1_000_000
-"""Than there are: the relay doesn't stop by itself."""
+"""More messages than there are, so that the relay doesn't stop by itself."""
 PAYLOAD_BYTES = 300
 ADD = """
 INSERT INTO outbox.message (id, lane, topic, content_type, payload)
@@ -71,7 +71,7 @@ def ask(question: str, run: Callable[[], float], conditions: Conditions) -> Answ
 def settled(
     conditions: Conditions, messages: int, settle: Callable[[str, int], None]
 ) -> Iterator[str]:
-    """Yield a database in which so many messages of today were published."""
+    """Yield a database in which this many messages of today were published."""
     with conditions.migrated_database() as url:
         with psycopg.connect(url, autocommit=True) as connection:
             today: Day = days_of(connection, "outbox.message")[0]

@@ -1,7 +1,7 @@
-"""How long the life of a message takes to read, with 90 days and 10 million messages.
+"""How long reading the life of a message takes, with 90 days and 10 million messages.
 
-As `pillarbox trace` reads it: as the monitor, in a session that has seen nothing of the
-database yet. The start of the process is left out: it is that of every command.
+It is read as `pillarbox trace` reads it: as the monitor, in a new session. The start of
+the process is left out, since it is the same for every command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET: Final = 100
 NOWHERE: Final = "by a random id, which no day has"
 DAY: Final = timedelta(days=1)
 DELIVERIES: Final = ("inbox.delivery", "inbox.job", "inbox.suspect")
-# Of each day, deliveries of a tenth of its messages, acked a millisecond later.
+# Deliveries of a tenth of the messages of each day, acked a millisecond later.
 DELIVER = """
 WITH delivered AS (
     INSERT INTO inbox.delivery (message_id, created_at, lane, schema_version, consumer,
@@ -92,7 +92,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def prepare(url: str) -> tuple[str, str]:
-    """Add the rest; choose a message of yesterday, and one of the oldest day."""
+    """Add deliveries and dead letters; return ids of yesterday and the oldest day."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         connection.execute("SET jit = off")
@@ -113,7 +113,7 @@ def prepare(url: str) -> tuple[str, str]:
 
 
 def by_id(url: str, id: str | None) -> Callable[[], float]:
-    """Read one life; None: of an id that nobody has."""
+    """Read one life; if `id` is None, that of an id that no message has."""
 
     def run() -> float:
         with reading(url) as session:

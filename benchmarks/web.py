@@ -52,14 +52,14 @@ SELECT created_at, id, seq, lane, 1, 'refused', now() + interval '1 hour',
        key || id, 'HTTP 503'
   FROM outbox.unsettled_message LIMIT 1000
 """
-# From the start of a navigation to what a person sees.
+# From the start of a navigation to the first contentful paint.
 PAINTED = """
 () => new Promise((done) => new PerformanceObserver((list) => {
   const found = list.getEntriesByName("first-contentful-paint");
   if (found.length) done(found[0].startTime);
 }).observe({type: "paint", buffered: true}))
 """
-# As page.js does it; a query of its own keeps the server from answering from memory.
+# As page.js does it; a distinct query keeps the server from answering from its cache.
 UPDATE = """
 number => new Promise((done, fail) => {
   const live = document.getElementById("live");
@@ -107,7 +107,7 @@ def answers(conditions: Conditions) -> Iterator[Answer]:
 
 
 def fill(url: str, messages: int, letters: int) -> None:
-    """Have a day of messages, of which the last minutes' wait, and dead letters."""
+    """Add a day of messages, those of the last minutes waiting, and dead letters."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         today = days_of(connection, "outbox.message")[0]
@@ -152,7 +152,7 @@ def log_in(page: Page, address: str) -> None:
 
 
 def watch(page: Page, address: str, runs: int) -> tuple[float, float]:
-    """Return how many milliseconds the first paint takes, and an update."""
+    """Return how many milliseconds the first paint takes, and how many an update."""
     painted, updated = [], []
     for number in range(runs):
         page.goto(address)

@@ -1,7 +1,7 @@
 """Real payloads through the whole path, from business transaction to handler.
 
-Writer, relay and consumer run beside each other, each in a process of its own, with
-PostgreSQL as the broker. The consumer compares every payload byte for byte.
+Writer, relay and consumer run side by side, each in its own process, with PostgreSQL as
+the broker. The consumer compares every payload byte for byte.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def record_all(engine: Engine, webhooks: Iterator[Webhook]) -> None:
 
 
 def record(session: Session, webhook: Webhook) -> None:
-    """The business transaction: what it changes, and the message that says so."""
+    """Do the business transaction: make its changes, and add the message about them."""
     if webhook.repository is not None:
         seen = insert(Repository).values(
             name=webhook.repository, owner=webhook.owner, events=1

@@ -1,6 +1,6 @@
 """The messages that every relay gets: the same payloads and keys for all.
 
-Standard library only: peers import it in environments of their own.
+It uses only the standard library, since peers import it in their own environments.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Workload:
     keys: int = 1_000
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each message; every key comes round in turn."""
+        """Yield the key and payload of each message; the keys take turns."""
         for number in range(self.messages):
             yield f"order-{number % self.keys}", payload(number, self.payload_bytes)
 
 
 def payload(number: int, size: int) -> bytes:
-    """A JSON object of exactly `size` bytes, different for each number."""
+    """Return a JSON object of exactly `size` bytes, different for each number."""
     bare = json.dumps({"order_id": number, "note": ""}, separators=(",", ":"))
     filler = "x" * (size - len(bare))
     body = json.dumps({"order_id": number, "note": filler}, separators=(",", ":"))

@@ -71,10 +71,10 @@ def engine(url: str) -> Iterator[Engine]:
 def milliseconds(
     connected: Engine, messages: int, transactions: int
 ) -> Callable[[], float]:
-    """Run transactions one after the other; give the mean time of one.
+    """Run transactions one after the other; measure the mean time of one.
 
-    A run is short, and there are many: the disk and whoever shares the machine change
-    their pace from second to second.
+    Runs are short and many, since the speed of the disk and of a shared machine changes
+    from second to second.
     """
     sessions = sessionmaker(connected)
     numbers = count(1)

@@ -1,11 +1,11 @@
 """Alembic's entry point, online and offline.
 
 The version table is in the schema `outbox`, so that the user's own migrations never
-meet ours. Everything happens in one transaction, so that nothing is left half done. A
-second one validates the constraints that the first one added without reading existing
-rows, which would have prolonged its locks. Both pin the search_path: they run as an
-administrator, and must not call other roles' objects. And no lock is waited for longer
-than the lock_timeout, since writers queue behind a waiting lock request.
+conflict with ours. Everything happens in one transaction, so that nothing is left half
+done. A second one validates the constraints that the first one added without reading
+existing rows, which would have prolonged its locks. Both pin the search_path: they run
+as an administrator, and must not call other roles' objects. No lock request waits
+longer than lock_timeout, since writers queue behind it.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def _run_all() -> None:
     # In the caller's transaction, reading the rows would prolong the locks.
     is_ours = context.is_offline_mode() or not context.get_bind().in_transaction()
     with context.begin_transaction(), _pinned_settings():
-        # Two migrations at once would race for CREATE SCHEMA. Only migrations wait for
+        # Concurrent migrations would race for CREATE SCHEMA. Only migrations wait for
         # this lock, and each of them takes a while.
         context.execute(_lock_timeout(_TURNS))
         context.execute("SELECT pg_catalog.pg_advisory_xact_lock(1885957228, 103)")
@@ -78,10 +78,11 @@ def _make(from_version: str | None, *, with_cron: bool) -> None:
 
 
 def _remove() -> None:
-    # Creates missing ones, or REVOKE would fail.
+    # Creates missing roles, without which REVOKE would fail.
     run_now("roles.sql")
     run_now("unschedule.sql")
-    # If the owner part created it, the owner's role couldn't be dropped.
+    # Otherwise, if the owner's part created the table, the owner's role couldn't be
+    # dropped.
     context.execute(
         "ALTER TABLE IF EXISTS outbox.alembic_version OWNER TO CURRENT_USER"
     )

@@ -46,7 +46,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Routines that PUBLIC may not run, as it may run those without a rule."""
+    """Routines that PUBLIC may not run; it may run those without a rule."""
 
     on: Objects
 
@@ -80,7 +80,7 @@ class Right:
 
 
 def rights() -> Iterator[Right]:
-    """Return every right that some rule grants."""
+    """Yield every right that a rule grants."""
     for rule in (*(rule for rules in GRANTS.values() for rule in rules), *ON_PARTMAN):
         if isinstance(rule, Grant):
             for role in rule.to:
@@ -147,7 +147,7 @@ def render_file(file: str) -> str:
 
 
 def _render_withdrawal(rules: Iterable[Rule]) -> str:
-    """Return the statement that takes back all that roles may do with our tables."""
+    """Return the statement that revokes all privileges of the roles on our tables."""
     grants = [
         rule for rule in rules if isinstance(rule, Grant) and rule.on.kind == "TABLE"
     ]
@@ -489,7 +489,8 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             "relay",
             "consumer",
         ),
-        # outbox.partition_health calls it as whoever reads the view.
+        # outbox.partition_health calls it with the rights of the role that reads the
+        # view.
         _grant(
             _EXECUTE,
             _functions("outbox.is_followed(text, timestamptz, timestamptz)"),
@@ -575,7 +576,8 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
             why="To cancel a job.",
         ),
     ),
-    # The page's role may read what the monitor may: it is a member of it.
+    # The page's role may read what the monitor may, since it is a member of the
+    # monitor.
     "versions/0007_operations.grants.sql": (
         Closed(_functions("outbox.trim_operations()")),
         _grant(_EXECUTE, _functions("outbox.trim_operations()"), "maintainer"),
@@ -594,7 +596,7 @@ GRANTS: Final[dict[str, tuple[Rule, ...]]] = {
         ),
     ),
 }
-"""The rules of each file, below this folder."""
+"""The rules of each file, by its path below this folder."""
 
 ON_PARTMAN: Final[tuple[Rule, ...]] = (
     _grant(_USAGE, _schema("{partman}"), "monitor", why="For pillarbox doctor."),

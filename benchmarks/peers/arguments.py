@@ -1,6 +1,6 @@
-"""The arguments of every peer's driver, and the one line that it answers with.
+"""The arguments of every peer's driver, and the one line that it prints.
 
-Standard library only, as it runs in the peers' own environments.
+It uses only the standard library, since it runs in the peers' own environments.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from benchmarks.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A database of the peer's own, what to drain from it, and where to.
+    """The peer's own database, what to drain from it, and where to.
 
-    Without a broker it is drained to a handler that does nothing.
+    Without a broker, it is drained to a handler that does nothing.
     """
 
     database_url: str
@@ -44,7 +44,7 @@ def parse(description: str) -> Task:
 
 
 def report(*, messages: int, seconds: float, left: int) -> None:
-    """Print the outcome; a table that is not empty is no measurement."""
+    """Print the outcome; exit with an error if the table isn't empty."""
     if left:
         raise SystemExit(f"{left} of {messages} messages were left in the table")
     print(json.dumps({"messages": messages, "seconds": seconds}))

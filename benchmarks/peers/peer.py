@@ -18,12 +18,12 @@ ENVIRONMENTS = REPOSITORY / ".venv-peers"
 
 
 class PeerError(OutboxError):
-    """A peer's environment could not be made, or its driver failed."""
+    """A peer's environment could not be created, or its driver failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another library: its name for readers and its package in `benchmarks.peers`."""
+    """Another library: its name in the output and its package in `benchmarks.peers`."""
 
     label: str
     package: str
@@ -40,7 +40,7 @@ class Peer:
 
     @property
     def packages(self) -> Path:
-        """What to put on another interpreter's path, so that it has the peer, too."""
+        """The directory that gives another interpreter the peer, if put on its path."""
         self.python()
         (found,) = self.environment.glob("lib/python*/site-packages")
         return found
@@ -48,7 +48,7 @@ class Peer:
     def drain(
         self, database_url: str, workload: Workload, *, broker_url: str | None = None
     ) -> float:
-        """Fill a table of its own in an empty database, drain it, give messages/s.
+        """Fill the peer's own table in an empty database, drain it, return messages/s.
 
         It is drained to the broker, or to a handler that does nothing.
         """
@@ -68,9 +68,9 @@ class Peer:
         return float(outcome["messages"] / outcome["seconds"])
 
     def python(self) -> Path:
-        """The interpreter of the peer's environment, which is made when it is missing.
+        """Return the interpreter of the peer's environment; create it if it is missing.
 
-        A changed lock file makes a new environment.
+        If the lock file has changed, a new environment is created.
         """
         digest = hashlib.sha256(self.lock.read_bytes()).hexdigest()
         environment = self.environment

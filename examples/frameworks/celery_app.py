@@ -1,4 +1,4 @@
-"""Celery: a task that may be delivered twice, as any task with `acks_late`.
+"""Celery: a task that may be delivered twice, like any task with `acks_late`.
 
 celery -A examples.frameworks.celery_app worker
 """
@@ -15,7 +15,7 @@ from inbox import guard
 from outbox.postgres.connection import sqlalchemy_url
 
 app = Celery("billing", broker=os.environ["PILLARBOX_BROKER_URL"])
-app.conf.task_acks_late = True  # after the commit, not before the work
+app.conf.task_acks_late = True  # ack after the commit, not before the work
 engine = create_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
 Session = sessionmaker(engine)
 

@@ -29,7 +29,7 @@ sessions = async_sessionmaker(engine)
 
 
 class Event(BaseModel):
-    """What the sender calls an event."""
+    """An event, as the sender defines it."""
 
     id: str
     order_id: int

@@ -21,7 +21,7 @@ from outbox.postgres.connection import sqlalchemy_url
 
 TOPIC = "orders.placed"
 CONSUMER = "billing"
-# Otherwise a message whose handler failed is dropped, or was acked before.
+# Otherwise a message whose handler failed is dropped, or was acked beforehand.
 AGAIN = AckPolicy.NACK_ON_ERROR
 
 
@@ -33,7 +33,7 @@ async def bill(
 
 
 def nats_broker(url: str, once: Idempotent) -> Any:
-    """A durable on the stream that the relay publishes to, fetched by all replicas."""
+    """Consume the stream that the relay publishes to; all replicas share a durable."""
     from faststream.nats import JStream, NatsBroker, PullSub
 
     broker = NatsBroker(url, middlewares=[once])
@@ -45,7 +45,7 @@ def nats_broker(url: str, once: Idempotent) -> Any:
 
 
 def redis_broker(url: str, once: Idempotent) -> Any:
-    """A group on the stream; the second subscriber reclaims entries left pending."""
+    """Consume with a group; the second subscriber reclaims entries left pending."""
     from faststream.redis import RedisBroker, StreamSub
 
     broker = RedisBroker(url, middlewares=[once])
@@ -60,7 +60,7 @@ def redis_broker(url: str, once: Idempotent) -> Any:
 
 
 def rabbitmq_broker(url: str, once: Idempotent) -> Any:
-    """A durable queue at the exchange of the relay."""
+    """Consume a durable queue that is bound to the relay's exchange."""
     from faststream.rabbit import (
         ExchangeType,
         RabbitBroker,
@@ -76,7 +76,7 @@ def rabbitmq_broker(url: str, once: Idempotent) -> Any:
 
 
 def kafka_broker(url: str, once: Idempotent) -> Any:
-    """A group that commits what was handled, with aiokafka."""
+    """Consume with a group that commits what was handled, by aiokafka."""
     from faststream.kafka import KafkaBroker
 
     broker = KafkaBroker(urlsplit(url).netloc, middlewares=[once])
@@ -87,7 +87,7 @@ def kafka_broker(url: str, once: Idempotent) -> Any:
 
 
 def confluent_broker(url: str, once: Idempotent) -> Any:
-    """The same with librdkafka."""
+    """Do the same by librdkafka."""
     from faststream.confluent import KafkaBroker
 
     # The cluster's operators create topics, with their number of partitions.
@@ -110,7 +110,7 @@ BROKERS = {
 
 
 def make_broker(url: str, sessions: async_sessionmaker[AsyncSession]) -> Any:
-    """Make the broker of a URL, whose subscriber bills each order once."""
+    """Create the broker of a URL, whose subscriber bills each order once."""
     once = Idempotent(sessions, consumer=CONSUMER)
     return BROKERS[urlsplit(url).scheme](url, once)
 

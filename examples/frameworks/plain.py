@@ -35,7 +35,7 @@ def bill(session: Session, entry: dict[str, str]) -> None:
 
 
 def consume(redis: Redis, sessions: sessionmaker[Session]) -> None:
-    """Bill the orders of a stream, for ever."""
+    """Bill the orders of a stream, forever."""
     # First this replica's pending entries, from 0 on; then new ones.
     after = "0"
     while True:

@@ -96,7 +96,7 @@ def show(url: str, chosen: Broker, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as folder:
         logs = Path(folder)
         processes = Processes(url, chosen, logs, tenant=tenant)
-        # Apart from those, which are stopped for the count.
+        # Apart from the others, which are stopped before the count.
         pages = Processes(url, chosen, logs, tenant=tenant)
         try:
             if arguments.web is not None:
@@ -168,7 +168,7 @@ def play(
     if not chosen.repeats:
         say("    (this broker deduplicates what is published twice)")
     for name, status in statuses.items():
-        # uvicorn stops in order, and then ends by the signal after all.
+        # uvicorn shuts down in order, and then still ends by the signal.
         in_order = {0, -signal.SIGTERM} if name == "shop" else {0}
         good &= verdict(f"{name} stopped with exit status", status, status in in_order)
     if not good:

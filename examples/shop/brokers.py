@@ -54,8 +54,8 @@ def broker(wanted: str | None, database: str) -> Iterator[Broker]:
     """Yield the broker of a URL, a private one, or by default PostgreSQL.
 
     Raises:
-        ConfigError: it isn't known, its programs aren't installed, or the shop can't
-            be played over it.
+        ConfigError: the broker isn't known, its programs aren't installed, or the demo
+            can't run on it.
     """
     if wanted in {None, "postgres"}:
         yield Broker(database)

@@ -11,8 +11,8 @@ import outbox
 from examples.shop.model import Order
 from outbox import Message
 
-# One topic for all that happens to a customer's orders: most brokers keep a queue for
-# each topic, and so no order between two of them.
+# One topic for everything that happens to a customer's orders: most brokers have a
+# queue for each topic, and keep no order between two topics.
 TOPIC = "demo.orders"
 
 
@@ -29,12 +29,12 @@ class Tally:
 
 
 class Shop:
-    """Customers who order, and now and then cancel. `run` blocks in its thread.
+    """Customers who place orders, and sometimes cancel them. `run` blocks its thread.
 
     Args:
         sessions: of the application's own database.
         tenant: marks this run's messages.
-        customers: how many take turns; the key of a message is its customer.
+        customers: how many there are; the key of a message is its customer.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Shop:
 
     @property
     def customers(self) -> list[str]:
-        """Who orders."""
+        """The customers who place orders."""
         return list(self._steps)
 
     def run(
         self, orders: int | None, stop: threading.Event, pause: float = 0.0
     ) -> None:
-        """Place that many orders, or until `stop` is set.
+        """Place this many orders, unless `stop` is set before.
 
         Args:
-            orders: None for no end.
+            orders: None for no limit.
             pause: seconds between two orders.
         """
         for _ in repeat(None) if orders is None else repeat(None, orders):

@@ -11,7 +11,7 @@ from examples.shop.stage import Stage, say, verdict
 
 BILLING: Final = ("--log-level", "debug", "consume", "examples.shop.consumers:billing")
 _BEFORE_KILL: Final = 5
-# With fewer orders, none may be of a customer whose invoices are refused.
+# With fewer orders, there may be none of a customer whose invoices are refused.
 _ENOUGH: Final = 100
 
 
@@ -26,7 +26,7 @@ def kill_billing(stage: Stage, over: Callable[[], bool]) -> None:
     """Kill billing once it has dead-lettered some messages, and start another.
 
     Args:
-        over: tells whether no more orders come.
+        over: returns whether all orders have been placed.
     """
     stage.watch(lambda p: p.failed >= _BEFORE_KILL or (p.settled and over()))
     stage.processes.kill("billing")

@@ -20,13 +20,13 @@ _LINK: Final = re.compile(r"Log in at (\S+)")
 
 
 def start(processes: Processes, port: int, *, retries: bool) -> None:
-    """Serve the page, and say where.
+    """Serve the page, and print its address.
 
     Args:
-        retries: whether it can call the handlers of billing.
+        retries: whether the page can call the handlers of billing.
 
     Raises:
-        OutboxError: it can't be served; the message says why.
+        OutboxError: the page can't be served; the message says why.
     """
     consumer = ("--consumer", "examples.shop.consumers:billing") if retries else ()
     processes.start(
@@ -42,7 +42,7 @@ def start(processes: Processes, port: int, *, retries: bool) -> None:
 
 
 def keep_open(stage: Stage, shop: Shop, *, fails: bool) -> None:
-    """Go on placing orders until Ctrl-C, so that there is something to look at."""
+    """Keep placing orders until Ctrl-C, so that the page has something to show."""
     say()
     say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
     if fails:
@@ -60,7 +60,7 @@ def keep_open(stage: Stage, shop: Shop, *, fails: bool) -> None:
 
 @contextmanager
 def _ordering(shop: Shop) -> Iterator[Callable[[float | None], object]]:
-    """Place orders for the block; yield what waits, for seconds or for ever."""
+    """Place orders during the block; yield the `join` of their thread."""
     stop = threading.Event()
     thread = threading.Thread(target=shop.run, args=(None, stop, _PAUSE))
     thread.start()

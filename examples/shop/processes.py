@@ -20,9 +20,9 @@ _TICK: Final = 0.05
 
 
 class Processes:
-    """Starts the commands of pillarbox as an operator would; ends them all on exit.
+    """Starts the commands of pillarbox as an operator would; `stop_all` ends them.
 
-    What they log goes to files in `logs`.
+    Their logs go to files in `logs`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C is for the demo, which stops them in order.
+                # Ctrl-C reaches only the demo, which stops them in order.
                 start_new_session=True,
             )
         self._running[name] = process
@@ -60,7 +60,7 @@ class Processes:
         """Run a command to its end; return its output.
 
         Raises:
-            OutboxError: it failed.
+            OutboxError: the command failed.
         """
         ended = subprocess.run(
             self._command(module, arguments),

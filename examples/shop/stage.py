@@ -32,7 +32,7 @@ class Stage:
 
     Attributes:
         tenant: marks the messages of this run.
-        stuck: a wait has failed, so that nothing else is waited for.
+        stuck: a wait has failed, so further waits end at once.
     """
 
     engine: Engine

@@ -82,22 +82,22 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Everything that committed was published and handled by both."""
+        """Whether everything that committed was published, and handled by both."""
         return self.committed == self.published == self.billing == self.shipping
 
     @property
     def settled(self) -> bool:
-        """The same, except for billing's dead letters."""
+        """Whether the same holds, except for billing's dead letters."""
         billing = self.billing + self.failed
         return self.committed == self.published == billing == self.shipping
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction in which the demo's tables need no schema."""
+    """Open a transaction in which the names of the demo's tables need no schema."""
     with engine.begin() as connection:
         connection.execute(
-            # Compiling a plan for many partitions would take longer than its rows.
+            # Compiling a plan for many partitions would take longer than executing it.
             text(
                 "SELECT set_config('search_path', :schema, true),"
                 " set_config('jit', 'off', true)"

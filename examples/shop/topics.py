@@ -1,7 +1,7 @@
 """Create what the shop needs in AWS: `python -m examples.shop.topics`.
 
-Most brokers create a topic when it is used. For SNS this creates it, and a queue for
-each consumer.
+Most brokers create a topic when it is used. For SNS, this creates the topic, and a
+queue for each consumer.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Operations: what people had the page do, and the role of the page."""
+"""Operations: what people started on the page, and the role of the page."""
 
 from outbox.migrations.script import run
 

@@ -38,8 +38,8 @@ class LeaveOut:
     of extensions and pg_partman's templates.
 
     Args:
-        connection: the one that Alembic uses; first queried when Alembic calls a
-            filter, so that no transaction begins before Alembic's.
+        connection: Alembic's connection; first queried when Alembic calls a filter, so
+            that no transaction begins before Alembic's.
         include_name, include_object: your own filters, called for everything else.
     """
 

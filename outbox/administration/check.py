@@ -13,7 +13,7 @@ class Severity(StrEnum):
     """How serious a finding is."""
 
     ERROR = "error"
-    """Messages are or will be refused or lost from sight, or the upkeep doesn't run."""
+    """Messages are or will be refused or hidden, or the upkeep doesn't run."""
     WARNING = "warning"
     """Everything works, but somebody should look at this."""
     HINT = "hint"
@@ -40,10 +40,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What the examined database has.
+    """What the examined database contains.
 
     Attributes:
-        owner: of the tables.
+        owner: the role that owns the tables.
         has_cron: whether pg_cron is installed in this database.
     """
 

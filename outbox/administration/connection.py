@@ -32,7 +32,8 @@ def administration(
         rights: what to do if a privilege is missing.
 
     Raises:
-        DatabaseUnavailableError: the database can't be reached, or was lost.
+        DatabaseUnavailableError: the database is unreachable, or the connection was
+            lost.
         PoolerError: the URL leads to a pooler in transaction mode.
         UpkeepError: a statement failed; the message names the remedy.
     """
@@ -51,7 +52,7 @@ def administration(
 
 @contextmanager
 def errors_explained(url: str, rights: str = _RIGHTS) -> Iterator[None]:
-    """Raise what psycopg raises in the block as an error that names the remedy.
+    """Turn psycopg's errors in the block into errors that name the remedy.
 
     Raises:
         DatabaseUnavailableError, UpkeepError: as `administration`.

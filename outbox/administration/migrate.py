@@ -44,7 +44,7 @@ def migrate(
     validates constraints that the first one added to tables with rows.
 
     Args:
-        url: with a role that may create roles, schemas and extensions.
+        url: the database, with a role that may create roles, schemas and extensions.
         with_cron: let pg_cron run the upkeep every hour; otherwise run
             `pillarbox maintain` from another scheduler.
         role_prefix: the prefix of the eight roles' names.
@@ -53,9 +53,9 @@ def migrate(
             writers queue; twelve times as long for another migration.
 
     Raises:
-        MigrationError: the migration failed; the message says what to do, and names
-            the sessions whose locks it could not get.
-        DatabaseUnavailableError: the database can't be reached.
+        MigrationError: the migration failed; the message says what to do, and names the
+            sessions that hold the locks it could not get.
+        DatabaseUnavailableError: the database is unreachable.
         ConfigError: alembic isn't installed, an argument is invalid, or the URL leads
             to a pooler in transaction mode.
     """
@@ -114,7 +114,7 @@ def unmigrate(
 
     Raises:
         MigrationError: the removal failed; nothing was changed.
-        DatabaseUnavailableError: the database can't be reached.
+        DatabaseUnavailableError: the database is unreachable.
         ConfigError: as for `migrate`.
     """
     config = _config(
@@ -268,7 +268,7 @@ def _raise(error: DBAPIError, url: str | None) -> NoReturn:
 
 
 def _list_lockers(url: str | None) -> str:
-    """Name the sessions that hold what a migration needs, after its end."""
+    """Return the sessions that hold what a migration needed, after it has failed."""
     if url is None:
         return ""
     import psycopg

@@ -1,4 +1,4 @@
-"""What an installation calls its roles and pg_partman's schema."""
+"""The names of an installation's roles and of pg_partman's schema."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _PLAIN_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What is called differently from one installation to the next.
+    """The names that differ between installations.
 
     Attributes:
         role_prefix: put before `_owner`, `_relay` and so on, so that two
@@ -34,10 +34,10 @@ class Names:
     partman_schema: str = "partman"
 
     def check(self) -> None:
-        """Refuse names that aren't plain: they end up in DDL.
+        """Reject names that aren't plain, since they end up in DDL.
 
         Raises:
-            ConfigError: it names the parameter.
+            ConfigError: a name isn't plain; the message names the parameter.
         """
         for name in ("role_prefix", "partman_schema"):
             value = getattr(self, name)
@@ -52,7 +52,7 @@ class Names:
         return f"{self.role_prefix}_{name}"
 
     def fill(self, script: str) -> str:
-        """Replace `{owner}` by the quoted role, `{owner_name}` by it as a string."""
+        """Replace `{owner}` by the quoted role, `{owner_name}` by a string literal."""
         names = {role: self.role(role) for role in ROLES}
         names["partman"] = self.partman_schema
         for placeholder, name in names.items():

@@ -31,13 +31,13 @@ class Partition:
     """One partition of a table.
 
     Attributes:
-        starts_at: None, and so is ends_at, for a DEFAULT partition.
+        starts_at: None for a DEFAULT partition, as is ends_at.
         place: past, held (past its retention, with unsettled rows), detached (to be
-            dropped), kept (detached, an ordinary table now), today, ahead or default.
+            dropped), kept (detached, an ordinary table), today, ahead or default.
         rows: PostgreSQL's estimate; None if it was never analyzed.
         unsettled: the rows that hold it, counted up to 1,000.
-        query: shows those rows.
-        reason: why they hold it, in which lanes, and the id of one.
+        query: the query that shows those rows.
+        reason: why those rows hold it, in which lanes, and the id of one.
         remedy: the SQL that removes it, if it shouldn't exist.
     """
 
@@ -59,7 +59,7 @@ def read_partitions(
     """Return the policy of each table with its partitions, oldest first.
 
     Args:
-        steps: what the upkeep would do now, if that was read before.
+        steps: what the upkeep would do now, if that has been read already.
     """
     policies = {policy.parent_table: policy for policy in read_policies(connection)}
     held = {

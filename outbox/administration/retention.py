@@ -33,12 +33,12 @@ class Policy:
         span: the width of future partitions.
         retention: a partition is dropped when all its rows are older than this.
         premake: the number of future partitions.
-        minimum: the least retention that may be set; None for no minimum.
+        minimum: the shortest retention that may be set; None for no minimum.
         keep_table: whether an expired partition is kept as an ordinary table after its
             detach, instead of being dropped.
         archive: `schema.function`, called before each drop; None for none.
-        follows: the table whose policy this one has: its rows say what became of that
-            table's, and go when those have gone; None for a policy of its own.
+        follows: the table whose policy this one has: its rows record what became of
+            that table's rows, and are dropped after them; None for a policy of its own.
     """
 
     parent_table: str

@@ -1,4 +1,4 @@
-"""What repair needs of the two sides; each has its own by an entry point."""
+"""What repair needs of each of the two sides, which are loaded by entry points."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -23,10 +23,10 @@ GROUP: Final = "pillarbox.sides"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryOptions:
-    """How to retry dead letters, as somebody asked for it.
+    """How to retry dead letters, as requested.
 
     Attributes:
-        consumer: where the consumer is whose handlers are called, as `module:name`.
+        consumer: the consumer whose handlers are called, as `module:name`.
     """
 
     database: str | None
@@ -41,10 +41,11 @@ class Blocked:
     """A message that was refused and waits for its next attempt.
 
     Attributes:
-        key: blocked by it: later messages of that key wait too. None: it waits alone.
-        consumer: who refused it; None: the broker did.
+        key: the key that it blocks: later messages of that key wait, too. None if it
+            waits alone.
+        consumer: the consumer that refused it; None if the broker did.
         available_at: when it is tried again.
-        last_error: why it was refused, where that is kept.
+        last_error: why it was refused, if that is kept.
     """
 
     key: str | None
@@ -71,8 +72,8 @@ class JobRow:
     """A job of a long handler.
 
     Attributes:
-        worker: who has it, or had it last.
-        worker_is_gone: whether its lease ran out before it ended.
+        worker: the worker that has it, or had it last.
+        worker_is_gone: whether the lease expired before the job ended.
     """
 
     message_id: UUID
@@ -97,12 +98,12 @@ class Jobs:
     """The jobs of the long handlers of one side.
 
     Attributes:
-        states: all that there are, those that are open first.
-        open_states: those of a job that has not ended.
-        read: returns jobs of a consumer (None: all) in some states, at most so many;
-            those that are open first, then the newest.
-        cancel: has the job of a message and a consumer cancelled, with a reason;
-            returns the state that it has now.
+        states: all states, the open ones first.
+        open_states: the states of a job that has not ended.
+        read: returns jobs of a consumer (None: of all) in some states, up to a number;
+            open jobs first, then the newest.
+        cancel: requests that the job of a message and a consumer be cancelled, with a
+            reason; returns its state afterwards.
     """
 
     states: tuple[str, ...]
@@ -115,14 +116,14 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What the outbox or the inbox has of its own.
+    """What differs between the outbox and the inbox.
 
     Attributes:
-        lacks: says what is missing to retry its dead letters; None if nothing is.
-        open_retrier: opens what retries them, and whom it tells of its retries.
-        take_turn: takes the schedule's turn; None if another replica has it.
-        list_blocked: the statement that lists refused messages, the oldest first.
-        count_blocked: the statement that counts the keys that these block.
+        lacks: returns what is missing to retry its dead letters; None if nothing is.
+        open_retrier: opens what retries them; the observer receives its events.
+        take_turn: takes the schedule's turn; returns None if another replica has it.
+        list_blocked: the statement that lists refused messages, oldest first.
+        count_blocked: the statement that counts the keys that they block.
     """
 
     schema: Schema
@@ -152,12 +153,12 @@ class Side:
 
 
 def load_sides(only: str | None) -> list[Side]:
-    """Load both sides, the outbox first, or the one that is meant."""
+    """Load both sides, the outbox first, or only the named one."""
     names = ("outbox", "inbox") if only is None else (only,)
     return [_points()[name].load() for name in names]
 
 
 @cache
 def _points() -> Mapping[str, EntryPoint]:
-    # To look for them, the metadata of every installed distribution is read.
+    # Cached, since the search reads the metadata of every installed distribution.
     return {point.name: point for point in entry_points(group=GROUP)}

@@ -105,7 +105,7 @@ def maintain(
             connection, str(owner), detach_wait, tell
         )
         problems = _finish(connection, tell)
-        # The followers of tables whose partitions have just gone.
+        # The followers of tables whose partitions were just dropped.
         if has_detached and _detach_expired(connection, str(owner), detach_wait, tell):
             problems = _finish(connection, tell)
         left = "; ".join(problems)

@@ -28,7 +28,7 @@ BROKER_VARIABLE: Final = "PILLARBOX_BROKER_URL"
 FAILED: Final = 2
 """The exit status of a command that could not do what it was asked for."""
 LOGGING: Final = "Logging"
-"""The panel of the help with the options that every command has."""
+"""The panel of the help for the options that every command has."""
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -99,23 +99,23 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Duration(timedelta):
-    """A duration that is printed in the form in which it is typed."""
+    """A duration that prints in the form in which it is typed."""
 
     @classmethod
     def of(cls, duration: timedelta) -> Self:
-        """Make one from a timedelta."""
+        """Create a duration from a timedelta."""
         return cls(seconds=duration.total_seconds())
 
     @override
     def __str__(self) -> str:
-        """Write it as `read_duration` reads it."""
+        """Return it in the form that `read_duration` reads."""
         return exact_duration(self)
 
 
 def duration_option(
     name: str, *, help: str, panel: str | None = None, envvar: str | None = None
 ) -> Any:
-    """Make an option that takes a duration; its default is a `Duration`."""
+    """Create an option that takes a duration; its default is a `Duration`."""
     return typer.Option(
         name,
         parser=_parse_duration,
@@ -127,7 +127,7 @@ def duration_option(
 
 
 def rate_option(help: str) -> Any:
-    """Make the option `--rate`."""
+    """Create the option `--rate`."""
     return typer.Option("--rate", parser=_parse_rate, metavar="N/s", help=help)
 
 
@@ -149,7 +149,7 @@ def _parsed(read: Callable[[str, str], Any], value: str) -> Any:
 
 
 def new_app(help: str | None = None) -> typer.Typer:
-    """Make what an entry point of `pillarbox.commands` names: a command, or several."""
+    """Create the app of an entry point of `pillarbox.commands`, with its commands."""
     return typer.Typer(
         help=help,
         add_completion=False,
@@ -212,7 +212,7 @@ def command(
 
 
 def _parameters_of(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Give the parameter, or one for each option of the group that it stands for."""
+    """Yield the parameter, or one for each option of the group that it stands for."""
     if not is_dataclass(parameter.annotation):
         yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         return
@@ -242,7 +242,7 @@ def _set_up_logging(level: str, form: str) -> None:
         logging.getLogger("pillarbox").setLevel(logging.DEBUG)
         level = "info"
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    # Alembic tells of each plug-in that it sets up, at INFO.
+    # At INFO, Alembic logs each plug-in that it sets up.
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
 
 
@@ -263,7 +263,7 @@ def _json_formatter() -> logging.Formatter:
     return EventFormatter(
         "%(levelname)s %(name)s %(message)s",
         rename_fields={"levelname": "level", "name": "logger", "values": "fields"},
-        timestamp="time",  # in UTC, as ISO 8601 has it
+        timestamp="time",  # in UTC, in the form of ISO 8601
         json_default=lambda it: (
             it.isoformat("T", "milliseconds")
             if isinstance(it, datetime)
@@ -273,7 +273,7 @@ def _json_formatter() -> logging.Formatter:
 
 
 def url_of(value: str | None, option: str, variable: str) -> str:
-    """Take a URL from its option, its variable, or the file that `…_FILE` names.
+    """Return a URL from its option, its variable, or the file that `…_FILE` names.
 
     Raises:
         ConfigError: there is none, or the file can't be read.

@@ -130,7 +130,7 @@ class Filters:
     ] = None
 
     def criteria(self, status: Status | None, limit: int | None = None) -> Criteria:
-        """Give what they select: at most `limit` dead letters of this status."""
+        """Return the criteria for at most `limit` dead letters of this status."""
         chosen = asdict(self)
         message = chosen.pop("message")
         return Criteria(status=status, message_id=message, max_rows=limit, **chosen)
@@ -339,7 +339,7 @@ def retry(
     try:
         run_coroutine(take_turns() if due else retry_chosen())
     finally:
-        # Also of what was tried before the broker or the database went away.
+        # Also print what failed before the broker or the database became unavailable.
         if not json:
             for failure in failures:
                 said = f"{failure.id} of {failure.topic} failed: {failure.reason}"
@@ -377,10 +377,10 @@ async def _retry_chosen(
 
 
 def _sides_to_retry(only: str | None, options: RetryOptions) -> list[Side]:
-    """Return the sides that can be retried, and say why another one is left out.
+    """Return the sides that can be retried, and warn why the other one is left out.
 
     Raises:
-        ConfigError: none can be, or not the one that is meant.
+        ConfigError: neither side can be retried, or the chosen one can't.
     """
     sides = load_sides(only)
     lacking = {side.schema: side.lacks(options) for side in sides}
@@ -402,10 +402,10 @@ async def _choose_to_retry(
     criteria: Criteria,
     limit: int | None,
 ) -> tuple[list[_Found], dict[str, Retrier]]:
-    """Choose what to retry, and give the retriers that were opened for that.
+    """Choose what to retry, and return the retriers that were opened for that.
 
-    Where a consumer is given, the inbox is the one in that consumer's database; for
-    the rest no broker is asked.
+    If a consumer is given, the inbox is the one in that consumer's database; the rest
+    needs no broker.
     """
     retriers: dict[str, Retrier] = {}
     desks: list[tuple[Side, Desk | _Fetched]] = []
@@ -423,7 +423,7 @@ async def _choose_to_retry(
 
 
 class _Fetched:
-    """The dead letters that are meant, as a retrier found them in its database."""
+    """The chosen dead letters, as a retrier found them in its database."""
 
     def __init__(self) -> None:
         self._summaries: list[Summary] = []
@@ -448,7 +448,7 @@ class _Fetched:
         return found
 
     def summaries(self, criteria: Criteria) -> list[Summary]:
-        del criteria  # by which they were found
+        del criteria  # applied when they were found
         return self._summaries
 
     def ids_of(self, prefix: IdPrefix) -> list[UUID]:
@@ -465,8 +465,8 @@ def _desks(
     """Open the dead letters of these sides.
 
     Raises:
-        UpkeepError: a statement failed; where both sides were asked for it says how to
-            ask for one.
+        UpkeepError: a statement failed; if both sides were asked for, the message says
+            how to ask for one.
     """
     url = database_url(database)
     try:
@@ -489,7 +489,7 @@ def _desks(
 def _find(
     prefix: IdPrefix, desks: Sequence[tuple[Side, Any]]
 ) -> tuple[Side, Any, UUID]:
-    """Find the one id that begins so, on whichever side.
+    """Find the only id with this prefix, on either side.
 
     Raises:
         ConfigError: there is none, or more than one.
@@ -527,7 +527,7 @@ def _check_choice(
     all: bool,
     or_due: bool = False,
 ) -> bool:
-    """Return whether any are named; selecting all of them needs `--all`."""
+    """Return whether any are selected; selecting all of them needs `--all`."""
     asked = filters != Filters() or limit is not None
     if ids and (asked or all):
         raise ConfigError("ids and filters together: leave out the one or the other")
@@ -601,7 +601,7 @@ def _report(
 
 
 def _page_of(side: Side, letter: Letter) -> str:
-    """Write down all of one."""
+    """Return all that is stored about one dead letter, as text."""
     said = {"side": side.schema, **letter.as_json()}
     trace = said.pop("error_stacktrace")
     for name in ("headers", "payload_json", "payload_base64"):

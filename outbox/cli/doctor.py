@@ -1,4 +1,4 @@
-"""`pillarbox doctor`: what is wrong, and what to run to put it right."""
+"""`pillarbox doctor`: what is wrong, and what to run to fix it."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from outbox.cli.command import Database, Json, command, database_url, new_app
 from outbox.cli.output import write_json
 from outbox.logs.printable import printable
 
-# The worst first. What nobody looked at may be worse than a warning.
+# The worst first. What could not be examined may be worse than a warning.
 _STATUS: Final = {Severity.ERROR: 3, Severity.UNKNOWN: 4, Severity.WARNING: 1}
 
 app = new_app()
@@ -50,7 +50,7 @@ def doctor(*, database: Database = None, json: Json = False) -> int:
 
 
 def status_of(findings: Sequence[Finding]) -> int:
-    """Return the exit status that findings deserve."""
+    """Return the exit status for findings."""
     severities = {finding.severity for finding in findings}
     return next((code for each, code in _STATUS.items() if each in severities), 0)
 

@@ -18,10 +18,10 @@ from outbox.errors import ConfigError, OutboxError, one_line
 from outbox.logs.printable import printable
 
 GROUP: Final = "pillarbox.commands"
-"""The entry points: a command's name, and the `typer.Typer` that has it."""
+"""The entry points: a command's name, and its `typer.Typer`."""
 INTERRUPTED: Final = 128 + signal.SIGINT
 CLOSED_PIPE: Final = 128 + signal.SIGPIPE
-"""The exit status when nobody reads the output any more, as of `yes | head -1`."""
+"""The exit status if the reader of the output has exited, as in `yes | head -1`."""
 
 _PANELS: Final = {
     "The database": (
@@ -39,12 +39,12 @@ _PANELS: Final = {
 }
 _OTHERS: Final = "Other commands"
 _PASSWORD: Final = re.compile(r"(?<=://)[^\s'\"]*@")
-# What a usage error is; Typer exports none of its bases.
+# The base class of usage errors, which Typer doesn't export.
 _UsageError: Final[Any] = typer.BadParameter.__base__
 
 
 class _Commands(MutableMapping[str, Any]):
-    """The commands by name; what a name stands for is imported when asked for."""
+    """The commands by name; each is imported when it is looked up."""
 
     def __init__(self) -> None:
         found = {point.name: point for point in entry_points(group=GROUP)}
@@ -148,19 +148,20 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit status.
+    """Run a command and return its exit status.
 
-    Whatever fails in a way that is known is one line on standard error, and `FAILED`.
+    A known failure prints one line on standard error, and returns `FAILED`.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not sys.stdout.isatty():
-        # The help in a file: wide enough for the names of the variables.
+        # Makes help in a file wide enough for the names of the variables.
         os.environ.setdefault("TERMINAL_WIDTH", "120")
     try:
         status = _run(arguments or ["--help"])
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered would be written once more when the interpreter ends.
+        # Otherwise the interpreter would try to write what is still buffered when it
+        # exits.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
@@ -168,8 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    # Typer ends the process by itself when a pipe is closed, with a status that
-    # `doctor` uses otherwise.
+    # When a pipe is closed, Typer ends the process by itself, with a status that has
+    # another meaning in `doctor`.
     try:
         status = typer.main.get_command(app).main(
             arguments, prog_name="pillarbox", standalone_mode=False
@@ -180,7 +181,7 @@ def _run(arguments: list[str]) -> int:
         context = getattr(error, "ctx", None)
         path = "pillarbox" if context is None else context.command_path
         said = " ".join(error.format_message().split()).rstrip(".")
-        # The value at fault may be a URL that is in the wrong place.
+        # The invalid value may be a URL in the wrong place.
         said = _PASSWORD.sub("***@", said)
         return _fail(path, f"{said}; see {path} --help")
     except (KeyboardInterrupt, typer.Abort):

@@ -20,8 +20,8 @@ _NO_LIMIT: Final = 1_000_000
 def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under the names of their columns.
 
-    A terminal gets what fits, with long cells folded. A pipe or a file gets each row
-    on one line, whole and without colours. What can't be printed is escaped.
+    On a terminal, long cells are folded to fit. In a pipe or a file, each row is on one
+    line, complete and without colours. Unprintable characters are escaped.
     """
     from rich.console import Console
 
@@ -44,7 +44,7 @@ def write_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 def draw_table(
     names: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool
 ) -> "Table":
-    """Draw rows under the names of their columns; what can't be printed is escaped.
+    """Draw rows under the names of their columns; escape unprintable characters.
 
     Args:
         fold: whether long cells take several lines.
@@ -63,17 +63,17 @@ def draw_table(
 
 
 def write_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON, with what JSON has no form for as `to_json` gives it."""
+    """Print a value as JSON; `to_json` converts what JSON can't represent."""
     sys.stdout.write(f"{json.dumps(value, indent=indent, default=to_json)}\n")
 
 
 def to_json(value: object) -> object:
-    """Give a duration in seconds, and a moment or an id as text."""
+    """Return a duration in seconds, and a moment or an id as text."""
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
 def write_line(text: object) -> None:
-    """Print one line, with what a terminal would obey escaped."""
+    """Print one line; escape what a terminal would interpret."""
     sys.stdout.write(f"{printable(text)}\n")
 
 
@@ -90,12 +90,12 @@ class Show(Protocol):
     """Shows how much is done."""
 
     def __call__(self, done: int, counts: Mapping[str, int]) -> None:
-        """Show it, with counts beside it."""
+        """Show how much is done, together with counts."""
 
 
 @contextmanager
 def progress(total: int, output: TextIO | None = None) -> Iterator[Show]:
-    """Show a bar while a command takes long; nothing where there is no terminal.
+    """Show a progress bar during the block, or nothing if there is no terminal.
 
     Args:
         output: by default standard error.

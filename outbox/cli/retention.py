@@ -148,7 +148,7 @@ def retention(
 
 
 def policy_fields(policy: Policy) -> dict[str, object]:
-    """Return a policy as JSON has it: durations in seconds."""
+    """Return a policy for JSON, with durations in seconds."""
     return {
         "table": policy.parent_table,
         "interval_seconds": int(policy.span.total_seconds()),

@@ -37,12 +37,12 @@ class Stoppable(Protocol):
         """Ask it to finish what it is doing."""
 
     async def run(self) -> None:
-        """Run until then."""
+        """Run until it is stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
-    """The options that say how a process is watched."""
+    """The options for watching a process."""
 
     health_listen: Annotated[
         str | None,
@@ -105,10 +105,10 @@ class Watching:
     ] = Duration(seconds=60)
 
     def metrics(self) -> "PrometheusEvents | None":
-        """Make the observer that feeds the metrics; None if they are served nowhere.
+        """Create the observer that feeds the metrics; None if they aren't served.
 
         Raises:
-            ConfigError: the interval can't be used, or the extra is missing.
+            ConfigError: the interval is invalid, or the extra is missing.
         """
         if self.metrics_listen is None:
             return None
@@ -129,7 +129,7 @@ class Watching:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The options that say how dead letters are retried by the clock."""
+    """The options for scheduled retries of dead letters."""
 
     dead_letter_interval: Annotated[
         timedelta,
@@ -163,10 +163,10 @@ class Schedule:
     ] = _DEFAULT.max_retries
 
     def read(self) -> RetrySchedule | None:
-        """Make the schedule; None for an interval of 0.
+        """Return the schedule; None for an interval of 0.
 
         Raises:
-            ConfigError: a value can't be used.
+            ConfigError: a value is invalid.
         """
         if not self.dead_letter_interval:
             return None
@@ -193,7 +193,7 @@ class Supervisor:
         self._process.stop()
 
     async def run(self) -> None:
-        """Run it until it ends."""
+        """Run the process until it ends."""
         tasks = [asyncio.create_task(start()) for start in self._background]
         for task in tasks:
             task.add_done_callback(self._on_end)
@@ -220,9 +220,9 @@ def run_until_stopped(
     """Run a process; SIGTERM or SIGINT drains it, a second one ends it at once.
 
     Args:
-        background: runs as long as the process does.
+        background: run as long as the process does.
         health: an observer of the process.
-        metrics: another one.
+        metrics: another observer of the process.
     """
     supervisor = Supervisor(process, background)
     limit = watching.watchdog.total_seconds()
@@ -253,10 +253,10 @@ def run_until_stopped(
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> int:
-    """Run to the end; what a task group wrapped around our own error is taken off.
+    """Run a coroutine to its end; unwrap our own error from a task group's.
 
     Raises:
-        OutboxError: the first of those that the tasks raised.
+        OutboxError: the first one that the tasks raised.
     """
     try:
         asyncio.run(coroutine)

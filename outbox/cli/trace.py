@@ -45,7 +45,7 @@ _STEPS: Final = ("at (UTC)", "after", "step", "who", "details")
 _MESSAGES: Final = ("message", "added (UTC)", "topic", "state", "consumers")
 _DAY: Final = timedelta(days=1)
 _MAX_REASON: Final = 200
-# What Mermaid shows as it is; everything else is written as its code point.
+# What Mermaid shows unchanged; everything else is written as its code point.
 _PLAIN: Final = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:/_-+"
 )
@@ -119,7 +119,7 @@ def trace(
 
 @contextmanager
 def _opened(urls: Sequence[str]) -> Iterator[Databases]:
-    """Open the databases, by name; those of one name by their hosts, too."""
+    """Open the databases, by name; a name that occurs twice gets its host added."""
     with ExitStack() as stack:
         connections = [
             stack.enter_context(

@@ -10,21 +10,21 @@ from outbox.errors import ConfigError
 from outbox.events import Event
 
 IDLE_INTERVALS: Final = 60
-"""After so many intervals without activity the process reports all the same."""
+"""After this many intervals without activity, the process reports nevertheless."""
 
 
 class Counts(Protocol):
     """An observer that counts what a process does."""
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Count what an event reports."""
 
     @property
     def is_active(self) -> bool:
         """Whether anything happened since the last `take`."""
 
     def take(self, period: timedelta) -> Event:
-        """Return what happened since the last `take`, and begin again."""
+        """Return what happened since the last `take`, and start over."""
 
 
 class Activity:
@@ -35,7 +35,7 @@ class Activity:
 
     Args:
         counts: an observer of the process.
-        clock: seconds, for tests.
+        clock: returns seconds; for tests.
 
     Raises:
         ConfigError: the interval isn't above 0.
@@ -60,7 +60,7 @@ class Activity:
         self._idle = 0
 
     async def run(self) -> None:
-        """Report at intervals until cancelled, and then the rest."""
+        """Report at intervals until cancelled, and then report the rest."""
         try:
             while True:
                 await asyncio.sleep(self._interval)
@@ -70,7 +70,7 @@ class Activity:
                 self.report()
 
     def report(self) -> None:
-        """End an interval, and report it if there is anything to tell."""
+        """End an interval, and report it if there is anything to report."""
         if not self._counts.is_active:
             self._idle += 1
             if self._idle < IDLE_INTERVALS:

@@ -1,9 +1,9 @@
 """Measure the database at intervals, in one of the replicas, and report it as an event.
 
 The replica that holds an advisory lock measures. The lock belongs to its session, so it
-is free as soon as that process is gone; the server ends the session of one that hangs.
-A relay measures all, so consumers measure only where no relay does, by a lock of their
-own: a relay need not wait for it.
+is released as soon as the process is gone; if the process hangs, the server ends the
+session. A relay measures everything, so consumers measure only where no relay does,
+with a lock of their own, for which relays don't wait.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ APPLICATION_NAME: Final = "pillarbox metrics"
 """The application_name of the session that measures, in `pg_stat_activity`."""
 
 _SHARE: Final = 50
-"""Of the time, it measures at most a 50th."""
+"""It measures for at most a 50th of the time."""
 _RIGHTS: Final = (
     "run pillarbox migrate, which grants relays and consumers what they need"
 )
@@ -42,8 +42,9 @@ class Measurer:
     """Who measures, and what its role may read.
 
     Attributes:
-        lock: whoever holds it measures.
-        yields_to: nobody measures while this one is held; None: there is none.
+        lock: the replica that holds it measures.
+        yields_to: while this lock is held, these replicas don't measure; None if there
+            is none.
     """
 
     parts: Sequence[Part]
@@ -128,11 +129,11 @@ class DatabaseMeasure:
     For one event loop; it measures in a thread of its own.
 
     Args:
-        url: of the database, or what gives it; whatever error of ours that raises is
-            reported.
+        url: the URL of the database, or a function that returns it; an error of ours
+            that the function raises is reported.
         seconds: the interval. It is stretched if measuring takes long.
         measurer: RELAY or CONSUMER.
-        grace: if it measures later than that after its time, another one takes over.
+        grace: if a measurement is late by more than this, another replica takes over.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class DatabaseMeasure:
             thread.shutdown(wait=False)
 
     def _measure(self) -> DatabaseMeasured | None:
-        """Measure if this replica may; None: another one does."""
+        """Measure if this replica may; return None if another one measures."""
         try:
             url = self._url if isinstance(self._url, str) else self._url()
             if not self._is_direct:
@@ -203,7 +204,7 @@ class DatabaseMeasure:
                 overview = read_overview(self._connection, self._scope)
                 took = time.monotonic() - started
                 self._pause = max(self._seconds, took * _SHARE)
-                # The server ends the session of a process that hangs meanwhile.
+                # If the process hangs meanwhile, the server ends its session.
                 silence = int((self._pause + self._grace) * 1000)
                 self._connection.execute(
                     "SELECT set_config('idle_session_timeout', %s, false)",

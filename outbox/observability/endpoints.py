@@ -63,7 +63,8 @@ class ListenAddress:
         try:
             if not self.host:
                 return self._listen_everywhere()
-            # The first is the one that the system prefers; a name may have several.
+            # The first address is the one that the system prefers; a name may have
+            # several.
             family, _, _, _, address = socket.getaddrinfo(
                 self.host,
                 self.port,
@@ -101,7 +102,7 @@ class Endpoint(Protocol):
     """Something that answers HTTP requests."""
 
     def handlers(self) -> "Mapping[str, Handler]":
-        """Return what answers GET and HEAD, by path."""
+        """Return the handlers of GET and HEAD requests, by path."""
 
 
 class Endpoints:
@@ -111,10 +112,11 @@ class Endpoints:
         self._endpoints: dict[ListenAddress, dict[str, Endpoint]] = {}
 
     def add(self, name: str, address: str | None, endpoint: Endpoint) -> None:
-        """Serve an endpoint on an address, or not at all if there is none.
+        """Add an endpoint to serve on an address, or not at all if there is none.
 
         Args:
-            name: `health` or `metrics`; the option is called `health-listen` then.
+            name: `health` or `metrics`; the option is `health-listen` or
+                `metrics-listen`.
 
         Raises:
             ConfigError: the address has no valid form, or aiohttp isn't installed.

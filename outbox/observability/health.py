@@ -2,7 +2,7 @@
 
 `/live` is answered by the event loop, so the answer itself is the proof. `/ready` tells
 whether the process has started and can reach its broker and its database, according to
-its events. An outage of those ends by itself, so let only `/live` cause a restart.
+its events. Their outages end by themselves, so let only `/live` cause a restart.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class Health:
         self._start: str | None = "start"
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Update the readiness by an event."""
         kind = type(event)
         if kind not in self._telling:
             return
@@ -68,7 +68,7 @@ class Health:
         return start + sorted(self._away.values())
 
     def handlers(self) -> "Mapping[str, Handler]":
-        """Return what answers requests, by path; needs aiohttp."""
+        """Return the handlers of requests, by path; needs aiohttp."""
         from outbox.observability.http_server import answer
 
         async def live(_: "web.BaseRequest") -> "web.StreamResponse":

@@ -72,7 +72,7 @@ class Heartbeat:
     async def _beat_on(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            # A heartbeat that can't be sent is a missing one.
+            # A heartbeat that can't be sent counts as missing.
             with suppress(OSError):
                 self._beat("WATCHDOG=1")
 

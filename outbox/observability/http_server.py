@@ -1,6 +1,6 @@
 """The HTTP server for health, readiness and metrics; needs aiohttp.
 
-It runs on the process's own event loop, so an answer proves that the loop turns. What
+It runs on the process's own event loop, so an answer proves that the loop runs. What
 clients can do to the process is bounded: each connection carries one request and lives
 for a few seconds at most, and when too many are open, the oldest is closed, so that a
 crowd of silent clients can't keep a probe from being answered.
@@ -31,7 +31,7 @@ _discarded.disabled = True
 
 
 def answer(status: HTTPStatus, body: Mapping[str, Any]) -> web.Response:
-    """Answer with JSON, which no cache keeps."""
+    """Return a JSON response that must not be cached."""
     response = web.json_response(body, status=status)
     response.headers["Cache-Control"] = "no-store"
     return response
@@ -43,10 +43,10 @@ async def serve(
 ) -> AsyncIterator[None]:
     """Answer requests on a listening socket for as long as the block runs.
 
-    Takes the socket over and closes it.
+    Takes over the socket, and closes it at the end.
 
     Args:
-        handlers: what answers GET and HEAD, by path.
+        handlers: the handlers of GET and HEAD requests, by path.
     """
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -80,7 +80,7 @@ async def _response(
 
 
 class _Server(web.Server):
-    """Bounds how many connections are open, and for how long each is."""
+    """Limits how many connections are open, and for how long."""
 
     def __init__(self, handler: Handler, **options: Any) -> None:
         super().__init__(handler, **options)

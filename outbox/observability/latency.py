@@ -12,7 +12,7 @@ LONG: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
     *(60, 300, 900, 3600, 21600, 86400),
 )
-"""The same for handlers and for the way of a message, which may wait for hours."""
+"""The same for handlers and for the path of a message, which may wait for hours."""
 _SAMPLE: Final = 64
 _MOST_NEW: Final = 256
 
@@ -20,7 +20,7 @@ _MOST_NEW: Final = 256
 class Latencies:
     """Durations, counted in buckets. For one event loop.
 
-    What ended before it began, because two hosts disagree about the time, took 0 s.
+    What ended before it began, because the clocks of two hosts differ, took 0 s.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Latencies:
 
     @property
     def counts(self) -> list[int]:
-        """How many each bucket alone has; the last one is above all bounds."""
+        """The count of each bucket alone; the last one is above all bounds."""
         self._count_new()
         return self._counts
 
@@ -68,7 +68,7 @@ class Latencies:
             self._count_new()
 
     def _count_new(self) -> None:
-        # Many at once are found their buckets in a fraction of the time.
+        # Assigning many at once to their buckets takes a fraction of the time.
         new = self._new
         if not new:
             return
@@ -92,8 +92,8 @@ class Latencies:
     ) -> None:
         """Add the time since each of these moments, all in one time zone.
 
-        Cheaper than so many calls of `add`. Of more than 64 moments, some stand for all
-        in `sum`; everything else is exact.
+        Cheaper than a call of `add` for each. If there are more than 64 moments, `sum`
+        is estimated from some of them; everything else is exact.
         """
         if not moments:
             return
@@ -123,7 +123,7 @@ class Latencies:
         self._longest = max(self._longest, longest)
 
     def take(self) -> "Latencies":
-        """Return those that were added since the last `take`; the counts go on."""
+        """Return the durations added since the last `take`; the counts keep growing."""
         recent = Latencies(self.bounds)
         recent._counts = list(map(sub, self.counts, self._taken))
         recent._sum = self._sum - self._taken_sum
@@ -133,9 +133,9 @@ class Latencies:
         return recent
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration that this share of all is within; None without any.
+        """Return the duration that this share of all doesn't exceed; None without any.
 
-        It is interpolated within a bucket, and so approximate.
+        It is interpolated within a bucket, so it is approximate.
         """
         rank = share * self.count
         if not rank:

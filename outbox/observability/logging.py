@@ -18,14 +18,14 @@ from outbox.events import Event
 from outbox.logs.event_record import log_event
 from outbox.logs.printable import printable
 
-# For how many subjects repetitions are counted.
+# The number of subjects whose repetitions are counted.
 _MAX_REPEATED: Final = 10_000
 
 
 class PrintableFormatter(logging.Formatter):
-    """Escapes control characters, and indents each line of a record but its first.
+    """Escapes control characters, and indents all lines of a record but the first.
 
-    So foreign text, in a record of whatever library, can't look like another record.
+    So foreign text, in a record of any library, can't look like another record.
     """
 
     @override
@@ -35,10 +35,11 @@ class PrintableFormatter(logging.Formatter):
 
 
 class TraceContext(logging.Filter):
-    """Gives each record the `trace_id` and `span_id` of OpenTelemetry's current span.
+    """Adds the `trace_id` and `span_id` of OpenTelemetry's current span to each record.
 
-    For a handler. It imports nothing: without OpenTelemetry in the process, or outside
-    a span, a record keeps the trace id of its event, if that has one.
+    It is meant for a handler, and imports nothing: without OpenTelemetry in the
+    process, or outside a span, a record keeps the trace id of its event, if the event
+    has one.
     """
 
     @override
@@ -65,7 +66,7 @@ class LogEvents:
     Args:
         logger: `pillarbox` if left out.
         repeats: for how long repetitions are collected.
-        clock: seconds, for tests.
+        clock: returns seconds; for tests.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class _Repeats:
         self._sum_up(lambda _: True)
 
     def end(self, kinds: tuple[type[Event], ...]) -> None:
-        """Log the repetitions of these events so far; the next one is a first one."""
+        """Log the repetitions of these events so far; the next one counts as new."""
         over = []
         with self._lock:
             for subject in [it for it in self._told if it[0] in kinds]:
@@ -167,7 +168,7 @@ class _Repeats:
                     lasts = told.until <= self._clock()
                     over.append((told, lasts))
                     if lasts:
-                        # It goes on: the next one is summed up, too.
+                        # It still repeats, so the next one is summed up, too.
                         until = self._clock() + self._seconds
                         self._told[subject] = _Repeated(until, told.last)
         for told, lasts in over:

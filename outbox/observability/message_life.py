@@ -1,9 +1,9 @@
-"""The life of a message, and of the messages that it caused: from all tables that know.
+"""The life of a message, and of the messages that it caused, from all tables.
 
-`pillarbox trace` and the page's Messages show what is read here. A message is found by
-the moment in its id, in the days around it; one whose id tells none, or a wrong one, in
-all days. No payload is read, and of the headers only the two that say what led to the
-message: the monitor's rights are enough.
+`pillarbox trace` and the page's Messages show what is read here. A message is looked up
+in the days around the moment in its id; if the id has no moment, or a wrong one, in all
+days. No payload is read, and of the headers only the two that say what led to the
+message, so the monitor's rights are enough.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ from outbox.postgres.advisory_lock import LOCK_CLASS
 from outbox.postgres.sql_files import load
 
 MOST_MESSAGES: Final = 200
-"""How many messages of a tree are read unless asked otherwise."""
+"""How many messages of a tree are read by default."""
 
 _DEEPEST: Final = 50
 _SKEW: Final = timedelta(days=1)
-"""How far the clocks of writers and databases may be apart."""
+"""How much the clocks of writers and databases may differ."""
 _BIN: Final = timedelta(minutes=15)
 """A mark's created_at is that of its messages, rounded down to this."""
 _BINS_FROM: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -66,7 +66,7 @@ _WORDS: Final = {
     ("", "job_timed_out"): "job timed out",
     ("", "job_skipped"): "job skipped: handled before",
 }
-# One message's rows are found by indexes, whatever the statistics of a new day say.
+# The rows of one message are found by indexes, whatever a new day's statistics say.
 _PLAN: Final = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off;"
     " SET LOCAL enable_mergejoin = off; SET LOCAL jit = off; SET LOCAL timezone = 'UTC'"
@@ -84,7 +84,7 @@ class Found(StrEnum):
 
 
 class State(StrEnum):
-    """What has become of a message in the outbox, as outbox.message_status has it."""
+    """The state of a message in the outbox, as in outbox.message_status."""
 
     READY = "ready"
     SCHEDULED = "scheduled"
@@ -98,13 +98,13 @@ class Progress(StrEnum):
     """How far a consumer is with a message.
 
     Attributes:
-        DELIVERED: in the queue of the postgres broker; nobody has finished it.
-        WAITING: given back, to be delivered again.
-        BLOCKED: a message of its key waits.
+        DELIVERED: in the queue of the postgres broker, and not finished.
+        WAITING: returned to the queue, to be redelivered.
+        BLOCKED: an earlier message of its key waits.
         STARTED: its handler was started, and no outcome is known.
         QUEUED: its job waits for a worker.
         ENDED: its job was cancelled, timed out or skipped.
-        ACKED: done with, without a receipt that is still there.
+        ACKED: finished, without a receipt that still exists.
     """
 
     DELIVERED = "delivered"
@@ -125,8 +125,8 @@ class Envelope:
     """A message without its content, as it was added.
 
     Attributes:
-        database: which of the given databases has it, by the name that it was given.
-        available_at: when it was scheduled for; None: at once.
+        database: the name, as given, of the database that has it.
+        available_at: the time for which it was scheduled; None if it was due at once.
         causation_id: the message whose handler added it.
     """
 
@@ -159,12 +159,12 @@ class Step:
         at: when it was recorded, by the clock of its database; of `handled`, when the
             handler's transaction began.
         what: as in the views `outbox.message_life` and `inbox.message_life`.
-        source: the table that tells.
-        consumer: whose step it is; None: the outbox's.
+        source: the table that records it.
+        consumer: the consumer whose step it is; None if it is the outbox's.
         run: 0 for the first publication, n for the n-th replay.
-        attempts: how often it had failed, or had been started.
+        attempts: how often the message had failed, or had been started.
         due_at: when the next step is due, or a lease ends.
-        by: who requested it, did it, or gave up.
+        by: who requested the step, did it, or gave up.
     """
 
     at: datetime
@@ -190,7 +190,7 @@ class Handling:
     """How far a consumer is with a message.
 
     Attributes:
-        since: when it came that far.
+        since: when it reached this progress.
     """
 
     consumer: str
@@ -209,8 +209,8 @@ class Life:
         envelopes: as it was added; more than one if its id was used again, none if its
             day was dropped, or it was added elsewhere.
         steps: in the order of their moments.
-        state: in the outbox; None if no outbox that was asked has it.
-        waits: why it isn't published yet, in a sentence; None if it waits no more.
+        state: its state in the outbox; None if no outbox that was read has it.
+        waits: why it isn't published yet, in a sentence; None if it doesn't wait.
     """
 
     id: str
@@ -221,7 +221,7 @@ class Life:
 
     @property
     def envelope(self) -> Envelope | None:
-        """As it was added first."""
+        """The message as it was first added."""
         return self.envelopes[0] if self.envelopes else None
 
     @property
@@ -231,7 +231,7 @@ class Life:
 
     @property
     def added_at(self) -> datetime | None:
-        """When it was added; if no table tells, the moment in its id."""
+        """When it was added; if no table has that, the moment in its id."""
         if self.envelopes:
             return self.envelopes[0].created_at
         return _moment_in(_uuid(self.id))
@@ -248,7 +248,7 @@ class Life:
 
     @property
     def handlings(self) -> tuple[Handling, ...]:
-        """How far each consumer is that is known to have got it, by name."""
+        """How far each consumer is that is known to have received it, by name."""
         names = sorted({it.consumer for it in self.steps if it.consumer is not None})
         return tuple(
             _handling(name, [it for it in self.steps if it.consumer == name])
@@ -261,7 +261,7 @@ class Branch:
     """A message and the messages that its handlers added.
 
     Attributes:
-        is_cut: not all of what it caused was read.
+        is_cut: whether not all of what it caused was read.
     """
 
     life: Life
@@ -269,7 +269,7 @@ class Branch:
     is_cut: bool = False
 
     def walk(self) -> Iterator["Branch"]:
-        """Return this branch and all below it."""
+        """Yield this branch and all below it."""
         yield self
         for branch in self.caused:
             yield from branch.walk()
@@ -280,8 +280,8 @@ class Trace:
     """A message, what led to it, and what it caused.
 
     Attributes:
-        causes: what led to it, the first message first, the direct cause last.
-        unknown: what no database can tell any more, or never could; in sentences.
+        causes: what led to it, from the first message to the direct cause.
+        unknown: what the databases don't have any more, or never had, in sentences.
     """
 
     found: Found
@@ -291,7 +291,7 @@ class Trace:
 
     @property
     def life(self) -> Life:
-        """The message's own."""
+        """The life of the message itself."""
         return self.branch.life
 
 
@@ -300,7 +300,7 @@ class Lives:
     """Messages of a key, the newest first.
 
     Attributes:
-        since: they were added then or later; older ones were not looked for.
+        since: they were added at this time or later; older ones were not searched for.
         unknown: as in `Trace`.
     """
 
@@ -311,7 +311,7 @@ class Lives:
 
 
 Databases: TypeAlias = Mapping[str, AdministrationConnection]
-"""Connections in autocommit mode, or in a transaction, by a name for each database."""
+"""Connections in autocommit mode, or in a transaction, by the name of each database."""
 
 
 def read_trace(
@@ -321,12 +321,13 @@ def read_trace(
 
     Args:
         databases: those of the outboxes and of the consumers, in any order.
-        id: of the message; one that isn't a UUID is looked for in foreign receipts.
-        max_messages: how many messages of the tree are read.
+        id: the id of the message; one that isn't a UUID is looked up in foreign
+            receipts.
+        max_messages: how many messages of the tree are read, at most.
 
     Raises:
-        psycopg.Error: as the connections do; of a role that lacks the monitor's
-            rights, `InsufficientPrivilege`.
+        psycopg.Error: as raised by the connections; `InsufficientPrivilege` if a role
+            lacks the monitor's rights.
     """
     with _planned_for_one_message(databases):
         uuid = _uuid(id)
@@ -359,8 +360,8 @@ def read_lives_of_key(
 ) -> Lives:
     """Read the lives of the newest messages of a key that were added since a moment.
 
-    All messages of the key's lanes are read, from the newest on, until there are
-    enough: some six of a hundred of all messages since that moment.
+    All messages of the key's lanes are read, newest first, until enough are found;
+    these are about 6 % of all messages since that moment.
     """
     with _planned_for_one_message(databases):
         reader = _Reader(databases)
@@ -390,7 +391,7 @@ def read_lives_of_key(
 
 
 class _Reader:
-    """Reads envelopes and lives of messages, each database in one statement or two."""
+    """Reads envelopes and lives of messages, by one or two statements per database."""
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
@@ -462,7 +463,7 @@ class _Reader:
         return list(self._envelopes)
 
     def read_lives(self, ids: Sequence[UUID]) -> dict[UUID, Life]:
-        """Read the lives of messages that were looked for."""
+        """Read the lives of messages that were looked up before."""
         ids = list(dict.fromkeys(ids))
         if not ids:
             return {}
@@ -501,7 +502,7 @@ class _Reader:
         found: list[Envelope] = []
         for name, connection in self._databases.items():
             with connection.cursor(row_factory=class_row(Envelope)) as cursor:
-                # Planned for these values: it leaves out the other days.
+                # Planned for these values, so that other days are pruned.
                 rows = cursor.execute(query, values, prepare=False)
                 found += [replace(it, database=name) for it in rows]
         return found
@@ -512,7 +513,7 @@ class _Reader:
             noted.append(envelope)
 
     def _since(self, id: UUID) -> datetime | None:
-        """Return the earliest moment at which something can have happened to it."""
+        """Return the earliest moment at which anything can have happened to it."""
         known = [it.created_at for it in self._envelopes.get(id, ())]
         moment = _moment_in(id)
         return min([*known, *([] if moment is None else [moment])], default=None)
@@ -520,8 +521,8 @@ class _Reader:
     def _may_be_dead(self, id: UUID, name: str, steps: Sequence[Step]) -> bool:
         """Return whether this outbox may have a dead letter of a message.
 
-        The log tells when it was given up. Of a message that no table has any more,
-        the dead letter may be all that is left.
+        The log records that it was given up. If no table has the message any more, the
+        dead letter may be all that is left.
         """
         return id not in self._envelopes or any(
             it.what == "dead_lettered" and it.database == name for it in steps
@@ -556,7 +557,7 @@ class _Reader:
         since: _Bound,
         steps: Mapping[UUID, list[Step]],
     ) -> None:
-        # Of the other tables no day: none is after the end and before the beginning.
+        # Reads no day of the other tables: the range ends before it begins.
         days: dict[str, _Bound] = {
             "first": _EVER[1],
             "last": _EVER[0],
@@ -595,7 +596,7 @@ class _Reader:
         steps: Mapping[UUID, list[Step]],
     ) -> None:
         moments = [it for it in map(_moment_in, ids) if it is not None]
-        # Receipts are of ids that tell their moment.
+        # Only ids that contain their moment have receipts.
         first, last = (min(moments), max(moments)) if moments else (_EVER[1], _EVER[0])
         values = {
             "ids": list(ids),
@@ -618,7 +619,7 @@ class _Reader:
     def _delivered_until(
         self, ids: Sequence[UUID], steps: Mapping[UUID, Sequence[Step]]
     ) -> _Bound:
-        """Return until when they can have been delivered: a day after all ended."""
+        """Return until when they can have been delivered: a day after the last step."""
         ends = []
         for id in ids:
             last = _last_run(steps[id])
@@ -640,7 +641,7 @@ class _Reader:
 
 
 def _state(envelope: Envelope, steps: Sequence[Step]) -> State:
-    """Return what outbox.message_status says of it."""
+    """Return the state that outbox.message_status has for a message."""
     last = _last_run(steps)
     due_at = envelope.available_at
     match last:
@@ -780,7 +781,7 @@ _FINAL: Final = {
 
 
 def _without_marks_of_ends(steps: Sequence[Step]) -> list[Step]:
-    """Leave out the marks of messages that the log says were given up, and why."""
+    """Leave out the marks of given-up messages if the log has them, with the reason."""
     is_logged = any(
         it.what == "dead_lettered" and it.source == "outbox.deferral" for it in steps
     )
@@ -807,7 +808,7 @@ def _without_receipts_of_discards(steps: Sequence[Step]) -> list[Step]:
 
 
 def _order(step: Step) -> tuple[datetime, int]:
-    """Sort by moment; a message was added before it was settled, whatever rounds."""
+    """Sort by moment; a message was added before it was settled, despite rounding."""
     return step.at, 0 if step.what == "added" else 1
 
 
@@ -853,7 +854,7 @@ def _read_foreign(databases: Databases, id: str) -> Trace:
 
 
 def _unknown(databases: Databases, life: Life) -> tuple[tuple[str, ...], bool]:
-    """Say what can't be known of a message; and whether all of it may be gone."""
+    """Return what can't be known of a message, and whether all of it may be gone."""
     at = life.added_at
     said: list[str] = []
     is_gone = at is None

@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry, from `add` to the handler; needs the extra `otel`.
+"""OpenTelemetry traces, from `add` to the handler; needs the extra `otel`.
 
     create orders.placed             outbox.add, in the caller's trace
     ├── send orders.placed           the relay; a batch is linked with its traces
@@ -6,9 +6,9 @@
     └── process orders.placed        the handler
         └── create orders.billed     what it adds
 
-`instrument()` turns it on in a process, or `opentelemetry-instrument` does, in front of
-any command. Names and attributes are those of OpenTelemetry's semantic conventions of
-messaging. Only its API is needed here; without an SDK nothing is recorded.
+`instrument()` turns tracing on in a process, and so does `opentelemetry-instrument` in
+front of any command. Names and attributes follow OpenTelemetry's semantic conventions
+for messaging. Only its API is needed here; without an SDK, nothing is recorded.
 """
 
 import asyncio
@@ -59,13 +59,13 @@ PROCESS_PARENT: Final = "PILLARBOX_TRACE_PROCESS_PARENT"
 """The environment variable that `opentelemetry-instrument` reads."""
 
 _OWN_SYSTEM: Final = "pillarbox"
-_POSTPONE: Final = "postpone"  # as the handler asked
+_POSTPONE: Final = "postpone"  # requested by the handler
 _SAMPLED: Final = frozenset("13579bdf")
 _TRACE_ID_END: Final = len("00-") + 32
 _CONVERSATION: Final = "correlation-id"
-# The SDK keeps that many links of a span, unless it is told otherwise.
+# By default, the SDK keeps this many links of a span.
 _MAX_LINKS: Final = 128
-# A larger one may be near the limit of its broker, which counts headers.
+# A larger payload may be near the limit of its broker, which counts headers, too.
 _MAX_INJECTED_BYTES: Final = 64 * 1024
 _VERSION_0: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
@@ -89,19 +89,19 @@ def instrument(
     """Trace every message that this process adds, publishes or handles from now on.
 
     Call it once, when the process starts. A second call replaces the first one's
-    settings. It also returns what `outbox.tracing.tracer` now is.
+    settings. It sets `outbox.tracing.tracer`, and also returns it.
 
     Args:
-        tracer_provider: by default the one that OpenTelemetry's SDK was set up with,
-            also if that happens later.
-        process_parent: what the span of a handler is a child of. `"auto"`: the span
-            that is current, such as that of a web framework, or else the context in
-            which the message was added. `"producer"`: always the latter. `"ambient"`:
-            the span that is current, or else a trace of its own. In each case it is
-            linked with the context in which the message was added.
-        create_spans: with False, `add` makes no span, and messages carry the context of
-            the caller's.
-        attributes: returns more attributes of a message's spans. By default they show
+        tracer_provider: by default the one with which OpenTelemetry's SDK is set up,
+            even if that happens later.
+        process_parent: the parent of a handler's span. `"auto"`: the current span, such
+            as that of a web framework, or else the context in which the message was
+            added. `"producer"`: always the latter. `"ambient"`: the current span, or
+            else a new trace. In each case the handler's span is linked with the context
+            in which the message was added.
+        create_spans: if False, `add` creates no span, and messages carry the context of
+            the caller's span.
+        attributes: returns more attributes for a message's spans. By default they show
             neither its key nor its tenant, and never its payload.
 
     Raises:
@@ -122,14 +122,14 @@ class Instrumentor:
     """What `opentelemetry-instrument` calls in every process that it starts."""
 
     def instrument(self, **options: Any) -> None:
-        """Call `instrument`, with PILLARBOX_TRACE_PROCESS_PARENT."""
+        """Call `instrument` with the value of PILLARBOX_TRACE_PROCESS_PARENT."""
         chosen: Any = os.environ.get(PROCESS_PARENT) or "auto"
         try:
             instrument(
                 tracer_provider=options.get("tracer_provider"), process_parent=chosen
             )
         except ConfigError as error:
-            # The application has nothing to do with it, and is to start.
+            # The application doesn't depend on it, and must start.
             LogEvents()(TracingRefused(reason=f"{PROCESS_PARENT}: {error}"))
 
     def uninstrument(self, **_: Any) -> None:
@@ -161,7 +161,7 @@ class Tracing:
     def create(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the messages, each with the context of its own span.
 
-        A message that has a `traceparent` is left as it is, and has no span.
+        A message that has a `traceparent` is left unchanged, and gets no span.
         """
         try:
             return tuple(map(self._create, messages))
@@ -184,14 +184,14 @@ class Tracing:
         if span is not None:
             span.end()
             if TRACEPARENT not in headers:
-                # Without an SDK, whoever called us may still have come with a context.
+                # Without an SDK, the caller may still have a context.
                 _TRACE_CONTEXT.inject(headers)
         if TRACEPARENT not in headers:
             return message
         return message.replace(headers=headers)
 
     def send(self, messages: Sequence[Message], system: str) -> "_Sending":
-        """Cover the publishing of a batch."""
+        """Trace the publishing of a batch."""
         return _Sending(self, messages, system)
 
     def process(
@@ -202,22 +202,22 @@ class Tracing:
         system: str | None = None,
         decisions: tuple[type[BaseException], ...] = (),
     ) -> "_Processing":
-        """Cover the handling of messages."""
+        """Trace the handling of messages."""
         return _Processing(self, messages, consumer, system, decisions)
 
     def receive(self, system: str, notify: Observer | None = None) -> None:
-        """Note the broker, and leave the span in which the consumer was started."""
+        """Record the broker, and leave the span in which the consumer was started."""
         try:
             _system.set(system)
             if notify is not None:
-                # A handler that fails to add a span may run in a thread.
+                # Tracing may fail in a handler that runs in a thread.
                 _notify.set(partial(_pass_on, asyncio.get_running_loop(), notify))
             otel_context.attach(Context())
         except Exception as error:  # noqa: BLE001 (no trace may cost a message)
             self.fail(error)
 
     def observe(self, event: Event) -> None:
-        """Make the span of an event that settles a message."""
+        """Create the span of an event that settles a message."""
         if event.settles is None:
             return
         try:
@@ -261,7 +261,7 @@ class Tracing:
         links: Sequence[Link] = (),
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Span:
-        """Start a span, named by the conventions."""
+        """Start a span, named as in the conventions."""
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
         said: dict[str, AttributeValue] = {
@@ -296,7 +296,7 @@ class Tracing:
         return said
 
     def fail(self, error: Exception) -> None:
-        """Report a failure of tracing; nothing else comes of it."""
+        """Report a failure of tracing, which has no other consequence."""
         event = TracingFailed(reason=one_line(error))
         try:
             (_notify.get() or self._log)(event)
@@ -306,7 +306,7 @@ class Tracing:
 
 
 class _Sending:
-    """The spans of one call of a publisher: one for as many links as a span may have.
+    """The spans of one call of a publisher, each with as many links as a span may have.
 
     The context of the first one is current. If all messages belong to one trace, so
     does their span.
@@ -331,8 +331,8 @@ class _Sending:
     def _start(self) -> None:
         messages = self.messages
         parents = [message.headers.get(TRACEPARENT) for message in messages]
-        # The relay sends tens of thousands a second: of those that are not sampled, no
-        # more is read than that.
+        # The relay sends tens of thousands a second, so if a message isn't sampled,
+        # nothing else is read of its context.
         sampled = _sampled(messages, parents)
         if len(sampled) <= _MAX_LINKS:
             self._spans.append(self._start_one(messages, parents, sampled))
@@ -378,7 +378,7 @@ class _Sending:
         )
 
     def refused(self, reasons: Sequence[str]) -> None:
-        """Say how many messages the broker refused; each has a span of its own."""
+        """Record how many messages the broker refused; each has a span of its own."""
         try:
             for span in self._spans:
                 span.set_attribute("pillarbox.refused", len(reasons))
@@ -476,13 +476,13 @@ class _Processing:
         return frozenset(str(message.id) for message in self._messages)
 
     def skipped(self) -> None:
-        """Say that the messages were duplicates."""
+        """Record that the messages were duplicates."""
         self._outcome = "duplicate"
         if self._outer is not None:
             self._outer.skipped()
 
     def failed(self, error: BaseException) -> None:
-        """Say what the handler raised."""
+        """Record what the handler raised."""
         try:
             if self._span is None:
                 return
@@ -490,7 +490,8 @@ class _Processing:
                 self._outcome = "retry"
             elif isinstance(error, Exception):
                 self._outcome = "failed"
-                # Its text may quote the payload; whoever retries reports a reason.
+                # Its text may quote the payload; the event of the retry reports a
+                # reason.
                 fail(self._span, name_of(error))
             else:
                 self._outcome = "cancelled"
@@ -530,7 +531,7 @@ def context_of(message: Traced) -> SpanContext | None:
         found = _TRACE_CONTEXT.extract(message.headers, Context())
         origin = trace.get_current_span(found).get_span_context()
     else:
-        # As the propagator reads it, in a fifth of the time.
+        # The same as the propagator, in a fifth of the time.
         origin = SpanContext(
             int(parent[3:35], 16),
             int(parent[36:52], 16),
@@ -541,7 +542,7 @@ def context_of(message: Traced) -> SpanContext | None:
 
 
 def parent_of(origin: SpanContext, context: Context | None = None) -> Context:
-    """Make a context whose spans are children of a message's."""
+    """Return a context whose spans are children of a message's span."""
     return trace.set_span_in_context(
         trace.NonRecordingSpan(origin), Context() if context is None else context
     )
@@ -554,7 +555,7 @@ def fail(span: Span, kind: str, reason: str | None = None) -> None:
 
 
 def name_of(error: BaseException) -> str:
-    """Name the class of an error, as `error.type` does."""
+    """Return the name of an error's class, as in `error.type`."""
     kind = type(error)
     if kind.__module__ == "builtins":
         return kind.__qualname__
@@ -577,7 +578,7 @@ def _is_sampled(message: Traced) -> bool:
 
 def _are_of_one_trace(parents: Sequence[str | None]) -> bool:
     first, last = parents[0], parents[-1]
-    # Of most batches, that is enough to know that they are not.
+    # For most batches, this is enough to know that they aren't.
     if (first and first[:_TRACE_ID_END]) != (last and last[:_TRACE_ID_END]):
         return False
     return len({parent and parent[:_TRACE_ID_END] for parent in parents}) == 1
@@ -588,7 +589,7 @@ def _pass_on(loop: asyncio.AbstractEventLoop, notify: Observer, event: Event) ->
 
 
 def _injected(messages: Sequence[Message], span: Span) -> Sequence[Message]:
-    """Give the context of a span to messages that were added without one."""
+    """Add the context of a span to messages that were added without one."""
     if not span.is_recording():
         return messages
     carrier: dict[str, str] = {}

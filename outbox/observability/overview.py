@@ -1,8 +1,8 @@
 """What no process sees, measured from the database: what waits, what fails, who runs.
 
-`pillarbox status`, the page and the metrics share this one reader. What it costs
-follows from what waits, not from what is kept: it starts at the watermarks, counts up
-to a limit, and reads no payloads. Members of `pillarbox_monitor` may read all of it.
+`pillarbox status`, the page and the metrics share this one reader. Its cost depends on
+what waits, not on what is kept: it starts at the watermarks, counts up to a limit, and
+reads no payloads. Members of `pillarbox_monitor` may read all of it.
 """
 
 from collections import Counter, defaultdict
@@ -46,7 +46,7 @@ _PARTS_OF_A_PROCESS: Final = (
     "bell",
 )
 _MAX_NAME: Final = 63
-"""PostgreSQL cuts an application_name after as many bytes."""
+"""PostgreSQL truncates an application_name to this many bytes."""
 
 _RECENT: Final = timedelta(days=1)
 _WAITING: Final = timedelta(minutes=1)
@@ -88,18 +88,18 @@ class Scope:
     """How much is measured.
 
     Attributes:
-        parts: which; the others are empty.
-        window: of the rates and latencies.
-        letters_window: of the dead letters that count as new.
+        parts: the parts to measure; the others are empty.
+        window: the window of the rates and latencies.
+        letters_window: the window of the dead letters that count as new.
         per_lane: how many messages of a lane are counted, at most.
         rows: how many dead letters, jobs and receipts are counted, at most.
         marks: how many marks of each lane the rate is measured from, at most.
         groups: how many topics, tenants and reasons are named, the largest first.
         sizes: whether to add up the bytes of the tables, which looks at every file.
-        pins_from: how long a transaction has been open to be listed.
-        pins_behind: how many transactions one lies behind to be listed, if this role
-            can't see for how long it has been open.
-        patience: what takes longer is missing.
+        pins_from: how long a transaction must have been open to be listed.
+        pins_behind: how many transactions one must lie behind to be listed, if this
+            role can't see how long it has been open.
+        patience: a part that takes longer is missing.
     """
 
     parts: Collection[Part] = PARTS
@@ -117,10 +117,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Those messages of a backlog that have something in common.
+    """The messages of a backlog that share a priority, a topic or a tenant.
 
     Attributes:
-        name: None: those without a tenant.
+        name: what they share; None for messages without a tenant.
         waited: how long the oldest one that is due has waited; None if none is due.
     """
 
@@ -134,14 +134,14 @@ class Backlog:
     """What is not settled: messages of the outbox, or deliveries of a consumer.
 
     Attributes:
-        messages: those that were counted: all, if it is complete.
+        messages: how many were counted; all, if it is complete.
         is_complete: whether counting ended before its limit; if not, there are more
-            than were counted, also in the groups.
-        estimated: about how many there are; the number that was counted, if complete.
-        ready: of those counted, the ones that are due.
-        scheduled: those that are not due yet.
-        refused: those that are tried again later.
-        blocked: those that wait behind another one of their key.
+            than were counted, in the groups as well.
+        estimated: about how many there are; the number counted, if it is complete.
+        ready: how many of those counted are due.
+        scheduled: how many are not due yet.
+        refused: how many were refused and will be tried again.
+        blocked: how many wait behind another one of their key.
         waited: how long the oldest one that is due has waited; None if none is due.
         tenants: empty if no message has one.
     """
@@ -165,9 +165,10 @@ class Rate:
 
     Attributes:
         per_second: 0 if there were none.
-        dead_lettered: a second; None where it isn't measured.
-        median: of the time since a message was added; None if none has a moment.
-        slow: of 20 messages 19 took no longer.
+        dead_lettered: dead letters per second; None if they aren't measured.
+        median: the median of the time since a message was added; None if none has a
+            moment.
+        slow: the time that 19 of 20 messages didn't exceed.
     """
 
     window: timedelta
@@ -183,7 +184,7 @@ class Process:
 
     Attributes:
         kind: relay, consumer (of the postgres broker) or command.
-        name: of a relay its host and process; of a consumer its own.
+        name: a relay's host and process, or a consumer's name.
         replicas: how many hold or wait for lanes.
         since: when the first of its sessions began; None if that can't be seen.
     """
@@ -203,7 +204,7 @@ class Processes:
     """Who is connected, and which lanes nobody holds.
 
     Attributes:
-        lanes: how many the outbox has.
+        lanes: the number of lanes of the outbox.
         free: lanes that no relay holds.
         sees_all: whether this role sees when the sessions of others began.
         role: this role, as SQL.
@@ -220,14 +221,15 @@ class Processes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """A consumer that has subscribed, has handled messages of late, or is connected.
+    """A consumer that has subscribed, has recently handled messages, or is connected.
 
     Attributes:
-        is_subscribed: to topics of the postgres broker. Only of that one the database
-            knows what waits, and who is connected; other brokers know it themselves.
-        replicas: connected ones; None if it has another broker.
+        is_subscribed: whether it has subscribed to topics of the postgres broker. Only
+            for that broker does the database show what waits and who is connected;
+            other brokers keep that themselves.
+        replicas: how many are connected; None if it has another broker.
         lag: its deliveries that are not acked; None if it has another broker.
-        rate: of the messages that were added within the window.
+        rate: the rate of the messages that were added within the window.
     """
 
     name: str
@@ -242,9 +244,9 @@ class BlockedKeys:
     """Messages that were refused and wait for their next attempt.
 
     Attributes:
-        keys: those that they block.
-        without_key: messages that block none.
-        oldest: the refused messages, the oldest first; of each at most 20.
+        keys: how many keys they block.
+        without_key: how many of them block no key.
+        oldest: the refused messages, oldest first, 20 at most.
     """
 
     side: Schema
@@ -255,13 +257,13 @@ class BlockedKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Pending dead letters that failed in the same way.
+    """Pending dead letters that failed for the same reason.
 
     Attributes:
-        reason: the first 80 characters of it.
+        reason: the first 80 characters of the reason.
         new: how many of them were given up within the window.
-        topic: one of them.
-        age: of the oldest.
+        topic: one of their topics.
+        age: the age of the oldest one.
     """
 
     reason: str
@@ -275,15 +277,15 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetters:
-    """The dead letters of one side that wait for somebody.
+    """The pending dead letters of one side.
 
     Attributes:
-        pending: all of them, not only those of the window, if it is complete.
+        pending: how many there are, not only within the window, if it is complete.
         new: how many of them were given up within the window.
         is_complete: whether counting ended before its limit: if not, the newest ones
             were counted, and there are more.
-        age: of the oldest; None if there is none.
-        reasons: the most frequent first.
+        age: the age of the oldest one; None if there is none.
+        reasons: the reasons, most frequent first.
     """
 
     side: Schema
@@ -300,10 +302,11 @@ class OpenJobs:
     """The jobs of a consumer that have not ended.
 
     Attributes:
-        cancelling: asked to stop, and not ended yet.
-        abandoned: running or cancelling, but the lease of their worker ran out.
-        queued_for: the longest; None if none is queued.
-        running_for: the longest; None if none is running.
+        cancelling: how many were asked to stop, and have not ended yet.
+        abandoned: how many are running or cancelling, but their worker's lease expired.
+        queued_for: how long the first of them has been queued; None if none is queued.
+        running_for: how long the first of them has been running; None if none is
+            running.
         is_complete: whether counting ended before its limit.
     """
 
@@ -322,9 +325,9 @@ class HeldPartition:
     """A partition past its retention that is still there.
 
     Attributes:
-        overdue: for how long it is past its retention.
-        unsettled: the rows that hold it, counted up to 1,000; None: not counted.
-        reason: what holds it, without values of rows.
+        overdue: how long it has been past its retention.
+        unsettled: the rows that hold it, counted up to 1,000; None if not counted.
+        reason: what holds it, without values from rows.
     """
 
     partition: str
@@ -340,14 +343,14 @@ class Table:
     """The partitions of a table.
 
     Attributes:
-        follows: the table whose partitions it has; None for its own.
-        oldest: when the first one begins; None if there is none.
-        ahead: how many have not begun yet.
-        has_today: whether rows of now have a partition; if not, they are refused.
-        gaps: how many times are missing between future partitions.
-        held: past their retention, and kept by unsettled rows; the oldest first.
-        expired: past their retention, for whatever reason.
-        bytes: with indexes, over all partitions; None: not asked for.
+        follows: the table whose partitions it follows; None if it has its own.
+        oldest: when the first partition begins; None if there is none.
+        ahead: how many partitions have not begun yet.
+        has_today: whether current rows have a partition; if not, they are refused.
+        gaps: how many partitions are missing between future ones.
+        held: partitions past their retention that unsettled rows keep, oldest first.
+        expired: how many partitions are past their retention, for any reason.
+        bytes: the size of all partitions with their indexes; None if not asked for.
     """
 
     table: str
@@ -375,13 +378,13 @@ class UpkeepState:
     """How the last upkeep of the partitions ended.
 
     Attributes:
-        succeeded_at: None: never.
-        age: since its last success, or since the tables were created.
+        succeeded_at: when it last succeeded; None if never.
+        age: the time since its last success, or since the tables were created.
         failure: what it couldn't do; None if it has succeeded since.
         clock_problem: why the server's clock isn't trusted; None if it is.
-        next_at: when pg_cron starts it next, where that can be seen.
+        next_at: when pg_cron starts it next, if that can be seen.
         late_at: if it hasn't succeeded by then, it is late.
-        is_late: whether it is.
+        is_late: whether it is late.
     """
 
     succeeded_at: datetime | None
@@ -398,15 +401,17 @@ class UpkeepState:
 class Pin:
     """What keeps an old snapshot or transaction in use.
 
-    Partitions can't be detached meanwhile, nor dead rows removed. One that is writing
-    also keeps relays from forgetting what they have claimed since.
+    Meanwhile partitions can't be detached, and dead rows can't be removed. A
+    transaction that writes also keeps relays from forgetting what they have claimed
+    since.
 
     Attributes:
         kind: session, prepared transaction, replication slot or standby.
-        name: the application, the transaction, the slot.
-        open_for: None: this role can't see it, or it isn't a transaction.
-        xid: the oldest transaction that it needs; None: it needs none.
-        xids: how many transactions it lies behind; None as well.
+        name: the name of the application, the transaction or the slot.
+        open_for: how long it has been open; None if this role can't see that, or it
+            isn't a transaction.
+        xid: the oldest transaction that it needs; None if it needs none.
+        xids: how many transactions it lies behind; None if it needs none.
     """
 
     kind: str
@@ -436,13 +441,14 @@ class Overview:
     A part that wasn't asked for, or that is missing, is None or empty.
 
     Attributes:
-        at: the moment, by the server's clock.
-        is_standby: whether this server is one: then it doesn't show who is connected.
-        findings: what is wrong and its remedy, the worst first; empty: all well.
-        outbox: messages that are not settled.
-        rate: messages that were published.
-        jobs: of the consumers that have open ones.
-        pins: the longest first.
+        at: the time of the measurement, by the server's clock.
+        is_standby: whether this server is a standby, which doesn't show who is
+            connected to its primary.
+        findings: what is wrong and its remedy, worst first; empty if all is well.
+        outbox: the messages that are not settled.
+        rate: how fast messages were published.
+        jobs: the open jobs of each consumer that has any.
+        pins: what keeps old snapshots or transactions in use, the longest first.
         missing: the parts that couldn't be measured, and why.
     """
 
@@ -467,13 +473,15 @@ class Overview:
 class History:
     """What happened in each of the last minutes, the oldest first.
 
-    Where a minute had many rows, its number is the rate of the first ones.
+    If a minute had many rows, its number is extrapolated from the rate of the first
+    ones.
 
     Attributes:
         until: when the last minute ended, by the server's clock.
-        added: messages, by the moment in their id.
-        published: of the messages that were added in the last 25 hours.
-        handled: by consumer, as their receipts show it: by when the message was added.
+        added: messages that were added, by the moment in their id.
+        published: messages that were published, of those added in the last 25 hours.
+        handled: messages with a receipt, by consumer, in the minute in which they were
+            added.
         given_up: dead letters, by side.
     """
 
@@ -493,7 +501,7 @@ def read_history(
         most: how many rows of each minute are counted, at most.
 
     Raises:
-        psycopg.Error: it can't be read, for want of a privilege, say.
+        psycopg.Error: it can't be read, for example for lack of a privilege.
     """
     found: dict[tuple[str, str | None], list[float]] = {}
     with connection.transaction():
@@ -523,7 +531,7 @@ def read_history(
 
 
 def read_minute(connection: AdministrationConnection) -> datetime:
-    """Return when the current minute began: a history ends there."""
+    """Return when the current minute began, which is where a history ends."""
     ((began,),) = connection.execute(load("outbox", "find_minute")).fetchall()
     assert isinstance(began, datetime)
     return began
@@ -547,7 +555,8 @@ def read_overview(
 ) -> Overview:
     """Measure everything; for one thread, in autocommit mode or in a transaction.
 
-    A part that fails, for want of a privilege, say, is missing; the others are there.
+    A part that fails, for example for lack of a privilege, is missing; the others are
+    there.
 
     Raises:
         psycopg.Error: the connection was lost.
@@ -692,10 +701,10 @@ class _Reading:
     def _find_unverified(
         self, held: Collection[int]
     ) -> Iterator[tuple[datetime, list[dict[str, Any]]]]:
-        """Yield lanes with what was verified of them, and from which day on to look.
+        """Yield the day from which to look, and lanes with what was verified of them.
 
-        To open all days takes much longer than to look for messages, so only recent
-        ones are opened, if that is enough. What a lane has verified there holds for all
+        Opening all days takes much longer than looking for messages, so only recent
+        days are opened, if that is enough. What a lane has verified there holds for all
         days before. A lane that has nothing there, neither verified nor to be verified,
         has nothing before that either, if a relay holds it and verifies other lanes.
         """
@@ -722,7 +731,7 @@ class _Reading:
 
     @cached_property
     def _recent(self) -> datetime:
-        """Where the partition begins that has messages of a day ago."""
+        """The start of the partition that has the messages of a day ago."""
         since = self._at - _RECENT
         (row,) = self._rows(load("outbox", "find_recent_days"), since=since)
         starts_at: datetime | None = row["starts_at"]
@@ -785,7 +794,7 @@ class _Reading:
         return tuple(found)
 
     def _read_lags(self) -> dict[str, Backlog]:
-        # To plan counting them takes a new session a fifth of all its time.
+        # Planning the count takes a fifth of a new session's total time.
         used = self._connection.execute(load("outbox", "find_deliveries")).fetchone()
         if used == (False,):
             return {}
@@ -816,7 +825,8 @@ class _Reading:
     def _read_blocked(
         self, refused: Mapping[Schema, int | None], side: Side
     ) -> BlockedKeys:
-        # To read the log again takes time, and it was counted before.
+        # Skipped if nothing was counted as refused, since reading the log again takes
+        # time.
         counted = BlockedCount(0, 0)
         oldest: Sequence[Blocked] = ()
         if refused[side.schema] != 0:
@@ -980,7 +990,7 @@ class _Tally:
 
 
 def _count_refused(backlogs: Sequence[Backlog | None]) -> int | None:
-    """Count what was refused; None: it was not, or not all of it was counted."""
+    """Return how many were refused; None if that wasn't counted, or not completely."""
     counts = [it.refused if it and it.is_complete else None for it in backlogs]
     return None if None in counts else sum(it or 0 for it in counts)
 
@@ -1094,7 +1104,7 @@ def _is_cut(shown: str, name: str) -> bool:
 
 
 def _judge(overview: Overview) -> Iterator[Finding]:
-    """Yield what is wrong in an overview, and what to do about it."""
+    """Yield what is wrong in an overview, and its remedy."""
     yield from _judge_outbox(overview)
     yield from _judge_consumers(overview)
     yield from _judge_failures(overview)

@@ -1,6 +1,6 @@
 """Turn events into metrics for Prometheus; needs the extra `metrics`.
 
-Every event is counted under its name, so a new event has a metric without a line here.
+Every event is counted under its name, so a new event has a metric without code here.
 What relay and consumer measure beyond that is in `relay/metrics.py` and
 `inbox/consuming/metrics.py`, which share the registry and the labels for topics.
 """
@@ -41,10 +41,10 @@ _MAX_LABEL: Final = 200
 
 
 class TopicLabels:
-    """The values of the label `topic`: the first topics that are met, and `other`.
+    """The values of the label `topic`: the first topics that occur, and `other`.
 
     Each topic has its own time series, so their number must be bounded, even if a
-    producer makes topics up. For one event loop.
+    producer invents topics. For one event loop.
 
     Args:
         limit: how many topics have a label of their own.
@@ -100,19 +100,19 @@ class Tallies(Collector):
         registry.register(self)
 
     def of(self, *values: str) -> Tally:
-        """Return the counter with these values of the labels, at 0 if it is new."""
+        """Return the counter with these label values; a new one starts at 0."""
         tally = self._tallies.get(values)
         if tally is None:
             tally = self._tallies[values] = Tally()
         return tally
 
     def describe(self) -> Iterable[CounterMetricFamily]:
-        """Give their name, so that no other metric may have it."""
+        """Return their name, so that no other metric may have it."""
         return [self._family()]
 
     @override
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Give their samples."""
+        """Return their samples."""
         family = self._family()
         for values, tally in self._tallies.items():
             family.add_metric(values, tally.count)
@@ -149,23 +149,23 @@ class LatencyHistogram(Collector):
         registry.register(self)
 
     def share(self, latencies: Latencies, *values: str) -> None:
-        """Export durations that something else adds; its buckets must be these."""
+        """Export durations that are added elsewhere; their buckets must be the same."""
         self._latencies[values] = latencies
 
     def of(self, *values: str) -> Latencies:
-        """Return the durations with these values of the labels."""
+        """Return the durations with these label values."""
         latencies = self._latencies.get(values)
         if latencies is None:
             latencies = self._latencies[values] = Latencies(self._bounds)
         return latencies
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Give its name, so that no other metric may have it."""
+        """Return its name, so that no other metric may have it."""
         return [self._family()]
 
     @override
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """Give its samples."""
+        """Return its samples."""
         family = self._family()
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for values, latencies in self._latencies.items():
@@ -257,14 +257,14 @@ class PrometheusEvents:
             self._upkeep_age.set(event.age.total_seconds())
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return what answers scrapes, by path."""
+        """Return the handlers of scrapes, by path."""
         handler = make_aiohttp_handler(self.registry)
         # It only reads the query and the headers of the request.
         return {"/metrics": cast("Handler", handler)}
 
 
 class DatabaseMetrics(Collector):
-    """An observer that keeps what was measured from the database, which is a label.
+    """An observer that keeps what was measured; the database's name is a label.
 
     Only in the replica that measures; in the others these metrics have no samples.
     """
@@ -275,19 +275,19 @@ class DatabaseMetrics(Collector):
         registry.register(self)
 
     def __call__(self, event: Event) -> None:
-        """Learn from an event."""
+        """Keep what an event reports."""
         if isinstance(event, DatabaseMeasured):
             self._measured, self._at = event, time.time()
         elif isinstance(event, DatabaseMeasuredElsewhere | DatabaseNotMeasured):
             self._measured = None
 
     def describe(self) -> Iterable[Metric]:
-        """Give the names, so that no other metric may have them."""
+        """Return the names, so that no other metric may have them."""
         return self._collect(None)
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Give the samples."""
+        """Return the samples."""
         return self._collect(self._measured)
 
     def _collect(self, found: DatabaseMeasured | None) -> Iterable[Metric]:

@@ -1,9 +1,9 @@
 """The watchdog: ends a process whose event loop is blocked, and shows where.
 
 A blocked loop sends no heartbeats, so the server has long released the process's
-leases, but nothing would restart the process. A thread notices. It counts its own ticks
-instead of reading a clock, so that a process that was frozen isn't ended when it is
-resumed: its watchdog was frozen, too.
+leases, but nothing would restart the process. A thread notices this. It counts its own
+ticks instead of reading a clock, so that a process that was frozen isn't ended when it
+is resumed: its watchdog was frozen, too.
 """
 
 import asyncio

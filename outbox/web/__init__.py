@@ -1,8 +1,8 @@
 """The page: an ASGI application that shows what is in the tables, and repairs it.
 
-`app` puts it together, `login` says who is looking, `database` has its sessions, and
-`live` sends what has changed. Each of the other modules is one page of it. Nothing
-outside of this folder knows it except for the command `pillarbox web`.
+`app` assembles it, `login` identifies viewers, `database` has its sessions, and `live`
+sends what has changed. Each of the other modules is one page of it. Outside of this
+folder, only the command `pillarbox web` uses it.
 """
 
 try:

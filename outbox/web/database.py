@@ -1,4 +1,4 @@
-"""The page's sessions: a few, and opened again when they broke."""
+"""The page's sessions: a few, which are reopened when they break."""
 
 import asyncio
 from collections.abc import Callable
@@ -53,7 +53,8 @@ class Database:
         """Call a function in a thread, in one transaction.
 
         Raises:
-            DatabaseUnavailableError: the database can't be reached, or was lost.
+            DatabaseUnavailableError: the database is unreachable, or the connection was
+                lost.
             PoolerError: the URL leads to a pooler in transaction mode.
             UpkeepError: a statement failed; the message names the remedy.
         """
@@ -99,7 +100,7 @@ class Database:
         if connection is None:
             return None
         try:
-            # Those that are idle end with the server.
+            # An idle session may have ended with its server.
             connection.execute("SELECT")
         except psycopg.OperationalError:
             connection.close()

@@ -40,7 +40,7 @@ class Group:
 
     Attributes:
         reason: its first 80 characters.
-        topic: the first by name.
+        topic: the first topic by name.
         total: the number of dead letters in all groups of this side.
         groups: the number of groups of this side.
     """
@@ -57,7 +57,7 @@ class Group:
 
 
 class OnSide(NamedTuple):
-    """A group or a dead letter, and which side it is of."""
+    """A group or a dead letter, and its side."""
 
     side: Schema
     it: Any
@@ -102,7 +102,7 @@ def read_page(
 def _has_earlier(
     connection: AdministrationConnection, sides: Sequence[Schema], selection: Selection
 ) -> bool:
-    """Return whether others match but for the window, which begins after them."""
+    """Return whether earlier dead letters match everything but the window."""
     criteria = selection.criteria(datetime.now(UTC))
     if criteria.since is None:
         return False
@@ -111,7 +111,7 @@ def _has_earlier(
 
 
 def sides_of(selection: Selection) -> list[Schema]:
-    """Return the schemas that a selection is about."""
+    """Return the schemas of a selection's sides."""
     meant: list[Schema] = ["outbox", "inbox"]
     return [side for side in meant if side in selection.sides]
 
@@ -141,7 +141,7 @@ def _read_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a message said, for who may see it.
+    """The content of a message, for viewers who may see it.
 
     Attributes:
         hidden: why it isn't shown; None if it is.
@@ -212,14 +212,14 @@ def show(
     stacktrace: str | None,
     redact: Callable[[str], str],
 ) -> Contents:
-    """Return what a message or a dead letter holds, after the hook has seen it."""
+    """Return the content of a message or a dead letter, after the redact hook."""
 
     def shown(text: str) -> str:
         try:
             text = redact(text)
         except Exception as error:  # noqa: BLE001 (the host's own code)
             return f"(not shown: the redact hook raised {type(error).__name__})"
-        # JSON can say half of a surrogate pair, which no page can hold.
+        # JSON can contain half of a surrogate pair, which a page can't.
         text = text.encode(errors="backslashreplace").decode()
         if len(text) > _MAX_SHOWN:
             return f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} characters more"
@@ -241,7 +241,7 @@ def show(
 
 
 def why_hidden(frame: Frame, viewer: Viewer, table: str, *, is_readable: bool) -> str:
-    """Say which lock keeps contents from being shown; empty if none does."""
+    """Return why contents may not be shown, and what to do; empty if they may."""
     if not frame.settings.show_payloads:
         return (
             "Start pillarbox web with --show-payloads to show them to viewers who may "

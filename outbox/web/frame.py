@@ -1,4 +1,4 @@
-"""What every page of the page has: its parts, its frame, and who is looking."""
+"""What all sections of the page share: their parts, the frame, and the viewer."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -50,7 +50,8 @@ class Section:
     Attributes:
         path: below the page's own path; also the name of its template.
         shortcut: the key that opens it, after g.
-        read: what the templates get; called in a thread, in a read-only transaction.
+        read: returns what the templates get; called in a thread, in a read-only
+            transaction.
     """
 
     path: str
@@ -60,7 +61,7 @@ class Section:
 
     @property
     def template(self) -> str:
-        """The name of its templates, without what follows."""
+        """The name of its templates, without the suffix."""
         return self.path.replace("-", "_")
 
 
@@ -68,13 +69,13 @@ class Runs(Protocol):
     """Carries out what viewers asked for."""
 
     def start(self) -> None:
-        """Begin, if that hasn't happened yet."""
+        """Start, unless already started."""
 
     def wake(self) -> None:
-        """Look now: there is something new."""
+        """Look for new work now."""
 
     async def stop(self) -> None:
-        """Stop; what is under way goes on later, or elsewhere."""
+        """Stop; work in progress continues later, or elsewhere."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class Frame:
     _templates: Environment = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make what takes the settings."""
+        """Create what depends on the settings."""
         seconds = self.settings.refresh.total_seconds()
         self.database = Database(self.settings.database, read_only=True)
         self.store = Database(self.settings.database, read_only=False)
@@ -124,7 +125,7 @@ class Frame:
         }
 
     async def viewer(self, request: HTTPConnection) -> Viewer | None:
-        """Return who sent a request, with the rights that the page gives at all."""
+        """Return who sent a request, with only those rights that the page grants."""
         found = self.identify(request)
         viewer = await found if inspect.isawaitable(found) else found
         if viewer is None:
@@ -144,7 +145,7 @@ class Frame:
         status: int = 200,
         **values: Any,
     ) -> HTMLResponse:
-        """Return a whole page; the form token that it holds is tied to a cookie."""
+        """Return a whole page; the form token that it contains is tied to a cookie."""
         cookie = request.cookies.get(FORM_COOKIE) or new_form_cookie()
         name = "" if viewer is None else viewer.name
         text = self._templates.get_template(template).render(
@@ -169,10 +170,10 @@ class Frame:
         )
 
     async def form(self, request: Request, viewer: Viewer | None) -> dict[str, str]:
-        """Return the fields of a form, once it is clear that it is ours.
+        """Return the fields of a form, after checking that it is ours.
 
         Args:
-            viewer: for whom the page with the form was made.
+            viewer: the viewer for whom the page with the form was rendered.
 
         Raises:
             HTTPException: 403 if it came from elsewhere; 413 if it is too large.
@@ -229,7 +230,7 @@ def base_of(request: HTTPConnection) -> str:
 
 
 def static_file(name: str) -> bytes:
-    """Return what a static file holds."""
+    """Return the content of a static file."""
     return (files("outbox.web") / "static" / name).read_bytes()
 
 
@@ -240,7 +241,7 @@ def with_query(query: Mapping[str, str], **changes: object) -> str:
 
 
 def age(at: datetime | None) -> str:
-    """Say how long ago a moment is, or how far ahead."""
+    """Return how long ago a moment is, or how far ahead."""
     if at is None:
         return "never"
     passed = datetime.now(UTC) - at
@@ -250,17 +251,17 @@ def age(at: datetime | None) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Write a moment in UTC, to the second."""
+    """Return a moment in UTC, to the second."""
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def number(count: int) -> str:
-    """Write a number with commas."""
+    """Return a number with commas."""
     return f"{count:,}"
 
 
 def size(count: float) -> str:
-    """Write a number of bytes in a unit that keeps it short."""
+    """Return a number of bytes in a unit that keeps it short."""
     unit = 0
     while count >= 10_000 and unit < len(_UNITS) - 1:
         count /= 1024

@@ -1,4 +1,4 @@
-"""Jobs: what the long handlers do, and cancel one."""
+"""Jobs: what the long handlers do, and how to cancel one."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -50,7 +50,7 @@ def read_page(
 
 
 def since(job: JobRow) -> datetime:
-    """Return when a job came into the state that it has."""
+    """Return when a job entered its current state."""
     moments = {
         "queued": job.queued_at,
         "in_progress": job.started_at,
@@ -60,7 +60,7 @@ def since(job: JobRow) -> datetime:
 
 
 async def cancel(request: Request) -> Response:
-    """Ask for a job to be cancelled."""
+    """Request that a job be cancelled."""
     frame = frame_of(request)
     viewer, form = await frame.acting(request)
     consumer, _, text = form.get("job", "").rpartition(" ")

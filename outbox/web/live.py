@@ -1,4 +1,4 @@
-"""What an open page receives: its content again, whenever that has changed."""
+"""What an open page receives: its content, whenever that has changed."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ from outbox.errors import OutboxError
 _MOST_STREAMS: Final = 200
 _SECONDS_OPEN: Final = 300.0
 _SHARE: Final = 20
-"""A page that takes long to read is read less often: for 1/20 of the time at most."""
+"""A page that takes long to read is read less often: at most for 1/20 of the time."""
 
 
 class Cache:
-    """Reads once for all who look at the same page at the same time."""
+    """Reads once for all viewers of the same page at the same time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -63,7 +63,7 @@ class Streams:
     async def stream(self, read: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
         """Yield server-sent events until the reader leaves, or for five minutes.
 
-        Then the page reconnects, and shows again who is looking.
+        Then the page reconnects, and identifies its viewer again.
         """
         self._open += 1
         try:

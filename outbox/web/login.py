@@ -1,4 +1,4 @@
-"""Who is looking: logins by token, and what proves that a form is ours."""
+"""Viewers: logins by token, and the proof that a form is ours."""
 
 import hmac
 import secrets
@@ -33,7 +33,7 @@ class Viewer:
 
     Attributes:
         name: recorded with everything that the viewer does.
-        may_act: whether actions are allowed to this viewer, if the page allows any.
+        may_act: whether this viewer may act, if the page allows actions.
         sees_payloads: whether payloads, headers and stack traces are shown to this
             viewer, if the page shows any.
     """
@@ -46,7 +46,7 @@ class Viewer:
 Identify: TypeAlias = Callable[
     [HTTPConnection], "Viewer | Awaitable[Viewer | None] | None"
 ]
-"""Says who sent a request; None: nobody who may see the page."""
+"""Returns who sent a request; None if the sender may not see the page."""
 
 
 class TokenLogin:
@@ -68,8 +68,8 @@ class TokenLogin:
                     f"the token of {shorten(viewer.name)} has {len(token)} characters:"
                     f" use at least {_SHORTEST}, as openssl rand -hex 24 makes them"
                 )
-        # Logins outlive a restart, and end with the removal of any token. No cookie
-        # tells the key.
+        # Logins survive a restart, and end when any token is removed. No cookie reveals
+        # the key.
         self._key = sha256(
             b"\0".join([b"pillarbox login", *sorted(it.encode() for it in viewers)])
         ).digest()
@@ -99,7 +99,7 @@ class TokenLogin:
         return f"{said}.{self._sign(said)}"
 
     def __call__(self, connection: HTTPConnection) -> Viewer | None:
-        """Return whose cookie came with a request."""
+        """Return the viewer whose cookie came with a request."""
         said, _, signature = connection.cookies.get(LOGIN_COOKIE, "").rpartition(".")
         if not hmac.compare_digest(self._sign(said).encode(), signature.encode()):
             return None
@@ -116,7 +116,7 @@ def read_tokens(path: str) -> dict[str, Viewer]:
     """Read a file of tokens: a line for each viewer, as `NAME TOKEN [act] [payloads]`.
 
     Raises:
-        ConfigError: the file can't be read, or a line is written otherwise.
+        ConfigError: the file can't be read, or a line has another form.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Messages: find some by what is known of them, and the life of one."""
+"""Messages: search them by what is known, and show the life of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _WINDOWS: Final = {
 }
 _WAITS: Final = (State.READY, State.SCHEDULED, State.WAITING, State.BLOCKED)
 _STATES: Final = ("any", "unsettled", *_WAITS, State.PUBLISHED, State.DEAD_LETTERED)
-# As read_trace has it: a few rows are found by indexes, whatever the statistics say.
+# As in read_trace: a few rows are found by indexes, whatever the statistics say.
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off"
 
 
@@ -47,7 +47,7 @@ class Row:
     """A message in the list.
 
     Attributes:
-        available_at: when it is due next; None: at once, or never.
+        available_at: when it is due next; None if at once, or never.
     """
 
     id: UUID
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """What somebody looks for; empty text stands for anything."""
+    """What a viewer searches for; empty text matches anything."""
 
     key: str
     topic: str
@@ -75,10 +75,10 @@ class _Search:
 
     @classmethod
     def of(cls, query: QueryParams) -> "_Search":
-        """Read it from an address.
+        """Read the search from the query of an address.
 
         Raises:
-            ConfigError: a field has a value that it can't have.
+            ConfigError: a field has an invalid value.
         """
         found = cls(
             key=query.get("key", ""),
@@ -109,7 +109,7 @@ class _Search:
 
     @property
     def since(self) -> datetime:
-        """Where the window begins."""
+        """The start of the window."""
         return datetime.now(UTC) - _WINDOWS[self.window][1]
 
     def parameters(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class _Search:
 def read_page(
     connection: AdministrationConnection, query: QueryParams
 ) -> dict[str, Any]:
-    """Read the messages that match, or the one that has an id."""
+    """Read the messages that match, or the one with a given id."""
     search = _Search.of(query)
     id = query.get("id", "").strip()
     if "\0" in id or len(id) > _MAX_LENGTH:

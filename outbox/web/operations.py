@@ -1,12 +1,12 @@
-"""Operations: what somebody had the page do with dead letters, and who carries it out.
+"""Operations: retries and discards started on the page, and what carries them out.
 
 waiting ──undone by a person──▶ undone
 waiting ──its delay is over──▶ running ──▶ done | failed
 running ──stopped by a person──▶ stopping ──▶ stopped
 
-An operation is a row, so it needs no page to stay open. The process that runs it holds
-a lease; if that process dies, another one goes on behind the last dead letter that was
-written down. Those of the last second before that may be tried once more.
+An operation is a row, so no page needs to stay open. The process that runs it holds a
+lease; if that process dies, another one continues after the last dead letter that was
+recorded. Those of the last second before the crash may be tried once more.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ _Act: TypeAlias = Callable[[Candidate], Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What somebody asked for, and how far it is."""
+    """What a viewer asked for, and its progress."""
 
     id: UUID
     kind: str
@@ -87,19 +87,19 @@ class Operation:
 
     @property
     def done(self) -> int:
-        """How many were tried."""
+        """How many dead letters were tried."""
         return self.succeeded + self.failed + self.skipped
 
     @property
     def chosen(self) -> Selection:
-        """Which dead letters are meant."""
+        """The dead letters that were selected."""
         return Selection.of(self.selection)
 
 
 def read_operations(
     connection: AdministrationConnection, id: UUID | None = None
 ) -> list[Operation]:
-    """Return the operations, those that have not ended first; or one."""
+    """Return the operations, those that have not ended first, or the one with an id."""
     with connection.cursor(row_factory=class_row(Operation)) as cursor:
         return cursor.execute(
             load("outbox", "list_operations"), {"id": id, "max_rows": _MOST_ROWS}
@@ -115,7 +115,7 @@ def _read_page(
 
 @dataclass(slots=True)
 class _Progress:
-    """How far an operation is, in this process."""
+    """The progress of an operation, as this process sees it."""
 
     counts: dict[Outcome, int] = field(
         default_factory=lambda: dict.fromkeys(Outcome, 0)
@@ -151,8 +151,8 @@ class Runner:
     """Carries out operations, one at a time. For one event loop.
 
     Args:
-        database: to read with.
-        store: to write with.
+        database: used for reading.
+        store: used for writing.
         notify: called with the events.
     """
 
@@ -168,17 +168,17 @@ class Runner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look for operations, if that hasn't happened yet."""
+        """Start looking for operations, unless already started."""
         if self._settings.allow_actions and self._task is None:
             self._task = asyncio.create_task(self._run(), name="pillarbox operations")
 
     def wake(self) -> None:
-        """Look now: there is a new one."""
+        """Look for a new operation now."""
         self.start()
         self._asked.set()
 
     async def stop(self) -> None:
-        """Stop; what is being done goes on in another process, or after a restart."""
+        """Stop; an operation continues in another process, or after a restart."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -234,7 +234,7 @@ class Runner:
         )
 
     async def _give_back(self, operation: Operation, progress: _Progress) -> None:
-        """Let another process have it at once."""
+        """Release an operation, so that another process can take it at once."""
         with suppress(OutboxError):
             await self._note(operation, progress, timedelta(0))
 
@@ -242,7 +242,7 @@ class Runner:
     async def _noting(
         self, operation: Operation, progress: _Progress
     ) -> AsyncIterator[Callable[[], bool]]:
-        """Write down the progress each second; yield what says whether to stop."""
+        """Record the progress each second; yield whether to stop, as a function."""
         state = operation.state
 
         async def note() -> None:
@@ -289,7 +289,7 @@ class Runner:
                         try:
                             outcome = await act(candidate)
                         except ConfigError as error:
-                            # This one can't be done; the others may.
+                            # This one fails; the others may succeed.
                             outcome, progress.problem = Outcome.FAILED, str(error)
                         progress.note(side.schema, candidate, outcome)
 
@@ -303,7 +303,7 @@ class Runner:
 
     @asynccontextmanager
     async def _hand(self, operation: Operation, side: Side) -> AsyncIterator[_Act]:
-        """Yield what does to one dead letter of a side what was asked for."""
+        """Yield the function that retries or discards one dead letter of a side."""
         if operation.kind == "retry":
             async with self._retrier(side) as retrier:
                 yield retrier.retry
@@ -348,7 +348,7 @@ def execute(
 
 
 def why_not(settings: Settings, side: Side) -> str | None:
-    """Say what is missing to retry the dead letters of a side; None if nothing is."""
+    """Return what is missing to retry a side's dead letters; None if nothing is."""
     if settings.retry is None:
         return (
             "this page can't retry dead letters: start pillarbox web with --broker "
@@ -359,7 +359,7 @@ def why_not(settings: Settings, side: Side) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What an operation would do, as the dry run finds it."""
+    """What an operation would do, as found by the dry run."""
 
     selection: Selection
     now: datetime
@@ -369,7 +369,7 @@ class _Plan:
 
 
 def _plan(connection: AdministrationConnection, selection: Selection) -> _Plan:
-    """Count exactly what is meant now; what is given up later isn't."""
+    """Count exactly what is selected now; later dead letters are left out."""
     ((now,),) = connection.execute("SELECT clock_timestamp()").fetchall()
     selection = replace(selection.frozen(now), status=Status.PENDING.value)
     sides = sides_of(selection)

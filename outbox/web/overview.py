@@ -1,4 +1,4 @@
-"""The first page: whether all is well, the way of a message as a picture, an hour."""
+"""The first page: whether all is well, a picture of the flow, and the last hour."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -39,8 +39,8 @@ class Spark:
     """Numbers of the last hour, one for each minute, as a line.
 
     Attributes:
-        per_second: over the last 5 minutes.
-        points: of the line, in a box of 60 by 20.
+        per_second: the rate over the last 5 minutes.
+        points: the points of the line, in a box of 60 by 20.
     """
 
     title: str
@@ -90,7 +90,7 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """Where a line ends at it."""
+        """Where lines to it end."""
         return self.y + _BOX / 2
 
 
@@ -106,10 +106,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The way of a message, from writers through lanes and brokers to consumers.
+    """The flow of messages, from writers through lanes and brokers to consumers.
 
     Attributes:
-        added: a second, over the last 5 minutes; None if that can't be read.
+        added: messages added per second, over the last 5 minutes; None if that can't be
+            read.
     """
 
     height: int
@@ -124,7 +125,7 @@ class Picture:
 
     @staticmethod
     def width(rate: float) -> str:
-        """Return how thick the line of a rate is."""
+        """Return the thickness of the line for a rate."""
         return f"{1.5 + 1.5 * math.log10(1 + rate):.1f}"
 
 
@@ -157,9 +158,9 @@ _LOCK: Final = Lock()
 
 
 def _history(connection: AdministrationConnection) -> History | None:
-    """Return the last hour, unless this role may not read it, or it takes too long.
+    """Return the last hour; None if this role may not read it, or it takes too long.
 
-    It ends with the last minute that is over, so it is read once a minute.
+    It ends with the last complete minute, so it is read once a minute.
     """
     info = connection.info
     database = f"{info.user} {info.host} {info.port} {info.dbname} {info.options}"
@@ -237,7 +238,7 @@ def _runs(consumer: Consumer) -> bool:
 
 
 def consumer_said(consumer: Consumer) -> str:
-    """Say in a few words what a consumer does."""
+    """Describe in a few words what a consumer does."""
     if consumer.lag is None:
         return "of another broker"
     if not consumer.replicas:
@@ -246,7 +247,7 @@ def consumer_said(consumer: Consumer) -> str:
 
 
 def backlog_said(backlog: Backlog | None) -> str:
-    """Say in a few words what waits."""
+    """Describe in a few words what waits."""
     if backlog is None:
         return "unknown"
     if not backlog.messages:

@@ -24,8 +24,8 @@ class Priority:
     """The lanes of a priority.
 
     Attributes:
-        holders: for each lane the number of the relay that holds it; None: nobody.
-        waiting: None: nothing waits.
+        holders: for each lane the number of the relay that holds it; None if none does.
+        waiting: the messages that wait; None if there are none.
     """
 
     name: str
@@ -64,7 +64,7 @@ def read_page(
 
 
 def _holders(processes: Processes | None) -> dict[int, int]:
-    """Return for each lane that is held the number of its relay in the list."""
+    """Return the number in the list of the relay that holds each held lane."""
     if processes is None:
         return {}
     return {

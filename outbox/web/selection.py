@@ -1,4 +1,4 @@
-"""Which dead letters are meant: filters that can be combined, in a stated window."""
+"""The selection of dead letters: filters that can be combined, in a stated window."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,15 +26,15 @@ _MAX_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What somebody chose on the page; empty text stands for anything.
+    """What a viewer chose on the page; empty text matches anything.
 
     Attributes:
         side: outbox, inbox, or both.
         topic: a topic, or a prefix followed by `*`.
         reason: the first 80 characters of a reason.
-        error: text in the reason.
+        error: text that the reason contains.
         window: a name of `WINDOWS`; `since` and `until` take its place if given.
-        id: of one dead letter.
+        id: the id of one dead letter.
     """
 
     side: str = ""
@@ -52,10 +52,10 @@ class Selection:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:
-        """Read it from the fields of a form or an address.
+        """Read a selection from the fields of a form or an address.
 
         Raises:
-            ConfigError: a field has a value that it can't have.
+            ConfigError: a field has an invalid value.
         """
         chosen = {
             field.name: given[field.name]
@@ -81,14 +81,14 @@ class Selection:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The sides that are meant."""
+        """The selected sides."""
         return (self.side,) if self.side else SIDES
 
     def criteria(self, now: datetime, **changes: Any) -> Criteria:
-        """Return what the statements take.
+        """Return the criteria for the statements.
 
         Raises:
-            ConfigError: a moment or an id is written otherwise.
+            ConfigError: a moment or an id is malformed.
         """
         since, until = _moment("since", self.since), _moment("until", self.until)
         span = WINDOWS[self.window][1]
@@ -109,14 +109,14 @@ class Selection:
         return replace(criteria, **changes)
 
     def frozen(self, now: datetime) -> Self:
-        """Return the same with its moments: what comes later isn't meant."""
+        """Return the selection with a fixed window, without later dead letters."""
         criteria = self.criteria(now)
         since = criteria.since or datetime(1, 1, 1, tzinfo=UTC)
         until = min(criteria.until or now, now)
         return replace(self, since=since.isoformat(), until=until.isoformat())
 
     def fields(self) -> dict[str, str]:
-        """Return the fields that aren't as they are without a choice."""
+        """Return the fields that differ from their defaults."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -124,14 +124,14 @@ class Selection:
         }
 
     def said(self) -> str:
-        """Say the filters in words, without the window."""
+        """Describe the filters in words, without the window."""
         names = ("origin", "topic", "tenant", "key", "reason", "error", "id")
         said = [f"side {self.side}"] if self.side else []
         said += [f"{it} {getattr(self, it)}" for it in names if getattr(self, it)]
         return ", ".join(said) or "no filter"
 
     def window_said(self) -> str:
-        """Say the window in words."""
+        """Describe the window in words."""
         if self.since or self.until:
             since = f"since {self.since}" if self.since else ""
             until = f"until {self.until}" if self.until else ""
@@ -143,7 +143,7 @@ def read_place(text: str) -> Place | None:
     """Read where a page of a list begins, as `write_place` writes it.
 
     Raises:
-        ConfigError: it is written otherwise.
+        ConfigError: the text is malformed.
     """
     if not text:
         return None
@@ -157,7 +157,7 @@ def read_place(text: str) -> Place | None:
 
 
 def write_place(place: Place) -> str:
-    """Write down where a page of a list begins."""
+    """Return where a page of a list begins, as text."""
     return f"{place.created_at.isoformat()}_{place.id}"
 
 

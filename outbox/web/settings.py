@@ -9,7 +9,7 @@ from outbox.administration.sides import RetryOptions
 from outbox.events import Observer
 
 Redact: TypeAlias = Callable[[str], str]
-"""Takes a text that came from a message, and returns what of it may be shown."""
+"""Takes a text from a message, and returns the text to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Settings:
             who may see them.
         redact: applied to every payload, header value and stack trace before it is
             shown. If it raises, the text is not shown.
-        retry: how to retry dead letters; None: they can't be retried here.
+        retry: how to retry dead letters; None if they can't be retried here.
         refresh: how often an open page looks for changes.
         undo: how long an action waits before it starts, and can be undone.
         observers: receive the page's events.

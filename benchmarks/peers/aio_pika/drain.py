@@ -1,4 +1,4 @@
-"""Drain our outbox by our relay, with aio-pika's publish in a gather.
+"""Drain our outbox with our relay and aio-pika's publish in a gather.
 
 The exchange, the properties and the wait for confirms are those of our publisher.
 """
@@ -21,7 +21,7 @@ ACKED = Acked()
 
 
 class AioPikaPublisher:
-    """Publishes persistent messages; a refused one ends it."""
+    """Publishes persistent messages; a refused message ends it."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,7 +1,7 @@
-"""Drain a full faststream-outbox table with a subscriber at its defaults.
+"""Drain a full faststream-outbox table with a subscriber with default settings.
 
-The handler does nothing, or its result is published to a broker, as the quick start
-of faststream-outbox does it.
+The handler does nothing, or its result is published to a broker, as in the quick start
+of faststream-outbox.
 
 Two things are done in the peer's favour: the autovacuum settings that it recommends
 are applied, and its two log lines for each message are switched off.
@@ -65,7 +65,7 @@ async def fill(engine: AsyncEngine, table: Table, workload: Workload) -> None:
 async def drain(
     engine: AsyncEngine, table: Table, messages: int, broker_url: str | None
 ) -> float:
-    """Seconds from the broker's start to the deletion of the last row."""
+    """Return the seconds from the broker's start to the deletion of the last row."""
     acked = 0
     drained = asyncio.Event()
 
@@ -90,13 +90,13 @@ async def drain(
 
 @asynccontextmanager
 async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]:
-    """Have a handler, whose results are published if there is where to."""
+    """Register a handler; its results are published if a broker is given."""
     subscriber = broker.subscriber(TOPIC)
     if broker_url is None:
 
         @subscriber  # type: ignore[untyped-decorator]
         async def handle_nothing(body: dict[str, Any]) -> None:
-            """Every message is accepted at once."""
+            """Accept every message at once."""
 
         yield
         return
@@ -105,7 +105,7 @@ async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]
     @publisher  # type: ignore[untyped-decorator]
     @subscriber  # type: ignore[untyped-decorator]
     async def relay(body: dict[str, Any]) -> dict[str, Any]:
-        """What it gives back is published."""
+        """Return the body, which is then published."""
         return body
 
     await destination.connect()
@@ -117,7 +117,7 @@ async def subscribed(broker: Any, broker_url: str | None) -> AsyncIterator[None]
 
 def destination_of(url: str) -> tuple[Any, Any]:
     """Return the broker of a URL, and its publisher, which waits for each answer."""
-    # Its types depend on what else is installed where this is checked.
+    # Its types depend on what else is installed where mypy runs.
     if url.startswith("nats:"):
         nats = import_module("faststream.nats")
         to_nats = nats.NatsBroker(url, logger=None)

@@ -1,5 +1,6 @@
-"""Drain a full pgqueuer queue as its own benchmark does: five consumers in one
-process, each with a connection and batches of ten, on uvloop.
+"""Drain a full pgqueuer queue as its own benchmark does.
+
+Five consumers run in one process on uvloop, each with a connection and batches of ten.
 
 Two things are done in the peer's favour: all handlers are coroutines, while half of
 its benchmark's are plain functions, and the seconds in which its consumers stop don't
@@ -56,7 +57,7 @@ async def drain(
     draining: list[psycopg.AsyncConnection[Any]],
     messages: int,
 ) -> float:
-    """Seconds from the start of all consumers to the settling of the last job."""
+    """Return the seconds from the start of all consumers to the last job's settling."""
     handled = 0
     all_handled = asyncio.Event()
 
@@ -84,7 +85,7 @@ async def drain(
 
 
 async def queued(connection: psycopg.AsyncConnection[Any]) -> int:
-    """Count the jobs that are not settled; those that are, are in its log."""
+    """Count the jobs that aren't settled; settled jobs are in pgqueuer's log."""
     found = await connection.execute("SELECT count(*) FROM pgqueuer")
     row = await found.fetchone()
     assert row is not None

@@ -1,5 +1,7 @@
-"""Drain a full procrastinate queue as its own benchmark does: one worker with the
-default concurrency, which is one job at a time, that returns when nothing is left.
+"""Drain a full procrastinate queue as its own benchmark does.
+
+One worker runs with the default concurrency, which is one job at a time, and returns
+when nothing is left.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ async def main(task: Task) -> None:
 
     @app.task(queue=TOPIC, name="handle_nothing")  # type: ignore[untyped-decorator]
     async def handle_nothing(payload: str) -> None:
-        """Every message is accepted at once."""
+        """Accept every message at once."""
 
     async with app.open_async():
         await app.schema_manager.apply_schema_async()

@@ -1,7 +1,7 @@
 """Drain a full txoutbox table with its relay: strict order, batches of 500.
 
-The lease is longer than its default because txoutbox asks for that with batches of
-this size; everything else is as it comes.
+The lease is longer than its default because txoutbox asks for that with batches of this
+size; everything else is left at its default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONFIG = RelayConfig(batch_size=500, lease=timedelta(minutes=5))
 
 
 async def publish_nothing(message: OutboxMessage) -> None:
-    """The publisher: every message is accepted at once."""
+    """Accept every message at once, as the publisher."""
 
 
 async def main(task: Task) -> None:
@@ -57,7 +57,7 @@ async def fill(storage: PostgresStorage, task: Task) -> None:
 
 
 async def drain(storage: PostgresStorage, messages: int) -> float:
-    """Seconds from the relay's start to the ack of the last message."""
+    """Return the seconds from the relay's start to the ack of the last message."""
     published = 0
     hooks = Hooks()
     relay = Relay(storage, publish_nothing, config=CONFIG, hooks=hooks)

@@ -1,4 +1,4 @@
-"""The publisher: a batch is one transaction, so all of it arrives or nothing does."""
+"""The publisher: a batch is one transaction, so all of it arrives, or nothing."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class AcmePublisher:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Make one from a URL such as `acme:///path/of/a/directory`."""
+        """Create a publisher from a URL such as `acme:///path/of/a/directory`."""
         return cls(url)
 
     async def __aenter__(self) -> Self:

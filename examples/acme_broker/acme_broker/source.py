@@ -39,7 +39,7 @@ INSERT INTO delivery (consumer, seq, owner, not_before, attempts)
 VALUES (:consumer, :seq, :owner, :until, 0)
 ON CONFLICT (consumer, seq) DO UPDATE SET owner = :owner, not_before = :until
 """
-# Only deliveries still ours: another replica may have taken expired ones.
+# Only deliveries that are still ours: another replica may have taken expired ones.
 _OURS = "consumer = :consumer AND owner = :owner AND acked = 0"
 _ACK = f"UPDATE delivery SET acked = 1 WHERE seq = :seq AND {_OURS}"
 _WAIT = f"""
@@ -70,11 +70,11 @@ class AcmeDelivery:
         self._settled = False
 
     async def ack(self) -> None:
-        """Ack it."""
+        """Ack the delivery."""
         self._settle(_ACK, 0.0)
 
     async def nack(self, delay: timedelta | None = None) -> None:
-        """Nack it."""
+        """Nack the delivery; without a delay, it returns to the queue at once."""
         if delay is None:
             self._settle(_RETURN, 0.0)
         else:
@@ -108,7 +108,7 @@ class AcmeSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make one from a URL such as `acme:///path/of/a/directory`."""
+        """Create a source from a URL such as `acme:///path/of/a/directory`."""
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
@@ -120,12 +120,12 @@ class AcmeSource:
         assert self._beating is not None
         self._beating.cancel()
         await asyncio.wait({self._beating})
-        # The file is unavailable: others take what we hold when our leases expire.
+        # If the file is unavailable, others take what we hold when our leases expire.
         with suppress(BrokerUnavailableError):
             self._write(_RETURN_ALL, {})
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Poll until there are messages, or the poll interval is over."""
+        """Poll until there are messages, or the poll interval has passed."""
         deadline = time.monotonic() + self._poll
         # SQLite blocks the loop: without this, a busy consumer starves other tasks.
         await asyncio.sleep(0)
@@ -137,7 +137,7 @@ class AcmeSource:
             await asyncio.sleep(_LOOK)
 
     def settle(self, statement: str, values: dict[str, Any]) -> None:
-        """Write an outcome now, or with whatever is written next."""
+        """Write an outcome now, or, if that fails, with the next write."""
         with suppress(BrokerUnavailableError):
             self._write(statement, values)
 

@@ -57,7 +57,7 @@ def check_cron(
         0,
     )
     launchers = connection.execute(load("outbox", "count_launchers")).fetchone()
-    # A standby has the jobs of its primary, and no launcher.
+    # A standby has the jobs of its primary, but no launcher.
     if not is_standby(connection) and (orphans or launchers == (0,)):
         why = (
             f": {orphans} jobs belong to roles that no longer exist" if orphans else ""
@@ -72,7 +72,7 @@ def check_cron(
         yield from _judge(upkeep, here.migrate)
     plan = _look(connection, _PLAN, here.role("detacher"))
     yield from _judge(plan, here.migrate)
-    # It plans every hour, five minutes before the upkeep.
+    # The plan runs every hour, five minutes before the upkeep.
     is_due = not ran.is_new or (upkeep.job is not None and upkeep.job.has_run)
     if plan.job is not None and plan.job.active and not plan.job.has_run and is_due:
         yield _found(

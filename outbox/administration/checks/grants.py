@@ -44,7 +44,7 @@ def check_grants(
             Severity.ERROR,
             f"{here.owner} lacks privileges on pg_partman: no new partitions will be"
             " created",
-            # Not ON ALL TABLES: a shared schema has other people's tables.
+            # Not ON ALL TABLES: a shared schema has other applications' tables, too.
             here.migrate,
         )
 

@@ -16,7 +16,7 @@ def check_locks(
 ) -> Iterator[Finding]:
     """Find foreign sessions that hold our locks, and a database open to every role."""
     roles = [here.role(name) for name in ROLES]
-    # The application only ever shares a doorbell, as any writer does.
+    # The application takes doorbells only in shared mode, as any writer does.
     trusted = [role for role in roles if role != here.role("application")]
     for each in _list_foreign(connection, trusted):
         for severity, consequence in _consequences(each):
@@ -61,8 +61,8 @@ def _list_foreign(
 ) -> list[_Foreign]:
     seen = _look(connection, trusted)
     if any(each.muffles for each in seen):
-        # A writer that is just ending may hold the doorbell a little longer than the
-        # lock of the table: only what both looks see counts.
+        # A writer that is ending may hold the doorbell slightly longer than the table's
+        # lock, so only what both queries find counts.
         connection.execute("SELECT pg_catalog.pg_sleep(0.2)")
         muffling = {each.pid for each in _look(connection, trusted) if each.muffles}
         seen = [each._replace(muffles=each.pid in muffling) for each in seen]

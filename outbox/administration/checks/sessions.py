@@ -1,4 +1,4 @@
-"""Other sessions: what keeps dead rows from vacuum, and a detach from ending."""
+"""Other sessions: what keeps vacuum from dead rows, and a detach from ending."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def check_pins(
 
 
 def sees_all_sessions(connection: AdministrationConnection) -> tuple[bool, str]:
-    """Return whether this role sees what others' sessions do, and its name in SQL."""
+    """Return whether this role sees what other sessions do, and its name in SQL."""
     ((sees_all, role),) = connection.execute(load("outbox", "sees_all_sessions"))
     return sees_all, role
 

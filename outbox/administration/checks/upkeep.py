@@ -17,7 +17,7 @@ class CronHome(NamedTuple):
 
     Attributes:
         installed: whether the extension exists in this database.
-        home: the database of its jobs; None if the server doesn't load it.
+        home: the database of pg_cron's jobs; None if the server doesn't load pg_cron.
     """
 
     installed: bool
@@ -26,7 +26,7 @@ class CronHome(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether its jobs run here; the extension may exist without them."""
+        """Whether pg_cron's jobs run here; the extension may exist without them."""
         return self.installed and self.home == self.here
 
 
@@ -35,7 +35,7 @@ class Upkeep(NamedTuple):
 
     Attributes:
         failure: what it couldn't do; None if it has succeeded since.
-        clock_problem: why this clock isn't trusted; None if it is plausible.
+        clock_problem: why the server's clock isn't trusted; None if it is.
         was_elsewhere: whether it ran on another server or in another database, of
             which this one is a copy, or before this server was promoted.
     """
@@ -65,7 +65,7 @@ class Upkeep(NamedTuple):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it has never run, but isn't late yet."""
+        """Whether it has never succeeded, but isn't late yet."""
         return self.succeeded_at is None and self.is_new
 
 
