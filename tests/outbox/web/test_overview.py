@@ -104,7 +104,7 @@ def test_names_in_the_picture_are_text(database_url: str) -> None:
 def test_what_a_role_may_not_read_is_named(database_url: str) -> None:
     text = shown(overview(as_role(database_url, "pillarbox_relay")))
     assert "lacks privileges" in text
-    assert "It can't be shown" in text
+    assert "The last hour can't be shown" in text
 
 
 def test_more_processes_than_fit_become_one_box(database_url: str) -> None:
