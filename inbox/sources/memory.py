@@ -1,4 +1,4 @@
-"""A source that reads a list in this process: for tests."""
+"""A source that reads a list in this process, for tests."""
 
 import asyncio
 import heapq
@@ -19,7 +19,7 @@ _POLL: Final = timedelta(seconds=1)
 
 
 class MemoryDelivery:
-    """A delivery of a message from this process."""
+    """One delivery of a message that waits in this process."""
 
     def __init__(self, source: "MemorySource", message: Message, attempts: int) -> None:
         self.message = message
@@ -43,11 +43,11 @@ class MemoryDelivery:
 
 
 class MemorySource:
-    """Delivers the messages that were passed to `add`.
+    """A source of the messages that were added to it.
 
     Attributes:
-        acked: the messages that were acked, in that order.
-        held: the deliveries that are not settled.
+        acked: the acked messages, in the order of their acks.
+        held: the deliveries that were received and aren't settled.
     """
 
     def __init__(self, *messages: Message, poll_interval: timedelta = _POLL) -> None:
@@ -61,10 +61,10 @@ class MemorySource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Make an empty one from `memory://`.
+        """Create an empty source from `memory://`.
 
         Raises:
-            ConfigError: it is another URL.
+            ConfigError: the URL is a different one.
         """
         url, _ = MemoryOptions.parse(url)
         if url.rstrip("/") != "memory:":
@@ -73,31 +73,31 @@ class MemorySource:
 
     @property
     def waiting(self) -> int:
-        """How many messages are still to be delivered."""
+        """The number of messages that are still to be delivered."""
         return len(self._ready) + len(self._waiting)
 
     def add(self, *messages: Message) -> None:
-        """Add messages, to be delivered after those already here."""
+        """Add messages to the end of the queue."""
         self._ready.extend((message, 0) for message in messages)
         self._arrived.set()
 
     def return_now(self, message: Message, attempts: int) -> None:
-        """Return a message to the front."""
+        """Return a message to the front of the queue."""
         self._ready.appendleft((message, attempts))
         self._arrived.set()
 
     def return_later(self, message: Message, attempts: int, delay: timedelta) -> None:
-        """Return a message after a delay."""
+        """Return a message to the queue after a delay."""
         due = time.monotonic() + delay.total_seconds()
         heapq.heappush(self._waiting, (due, next(self._ticket), message, attempts))
         self._arrived.set()
 
     async def __aenter__(self) -> Self:
-        """Do nothing: there is no connection."""
+        """Return the source; there is nothing to connect to."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Take back unsettled messages."""
+        """Return all unsettled messages to the queue."""
         for delivery in reversed(list(self.held.values())):
             await delivery.nack()
 

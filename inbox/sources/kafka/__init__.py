@@ -1,4 +1,4 @@
-"""A source that reads Kafka: the consumer is the consumer group."""
+"""A source that reads Kafka: a topic is a Kafka topic, a consumer is a group."""
 
 from inbox.sources.kafka.source import KafkaSource
 

@@ -1,4 +1,4 @@
-"""A Kafka partition while it is assigned to us, and its records."""
+"""A Kafka partition while it is assigned to us, and the entries read from it."""
 
 import time
 from collections.abc import Callable
@@ -12,19 +12,20 @@ from inbox.poison.history import FIRST_DELIVERY, History, TakenOver
 from inbox.sources.kafka.offsets import Offsets
 from inbox.sources.kafka.reader import Part
 
-# More than a consumer starts before it has handled what its predecessor had in flight.
+# More than a consumer starts before it has handled all that was in flight before.
 _MAX_SUSPECTS: Final = 2_000
 
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """A Kafka partition, from its assignment until it is revoked.
+    """A Kafka partition from its assignment until it is lost.
 
     Attributes:
-        ours: whether it is still assigned to us.
-        in_flight: how many of its entries were delivered and are not settled.
-        landed: called with each entry that is settled once the partition is to move.
-        taken_over: what its previous owner may have been handling.
+        ours: whether this replica still owns it.
+        in_flight: how many of its entries are delivered and not settled.
+        landed: called whenever an entry is settled; None unless the partition is about
+            to move to another member.
+        taken_over: the history of messages that its previous owner may have started.
     """
 
     part: Part
@@ -50,12 +51,12 @@ def written_at_of(record: Record) -> float | None:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A record that was fetched.
+    """A record that was received.
 
     Attributes:
-        place: in the order of arrival.
+        place: its position in the order of arrival.
         history: whether the previous owner may have started to handle it.
-        attempts: how many failed here.
+        attempts: how many attempts failed in this process.
     """
 
     log: Log

@@ -1,7 +1,7 @@
-"""The offset that may be committed: that of the first unsettled message of a log.
+"""The offset of a log that may be committed: every message before it is settled.
 
-Kafka keeps one offset for a consumer: where to continue. So messages that are settled
-out of order wait here for those before them.
+A log stores only one offset for a consumer: where to resume. So messages that are
+settled out of order wait here for the earlier ones.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ class Offsets:
     """The offsets of one log since it was assigned.
 
     Attributes:
-        position: where to continue after a crash; None until something is settled.
+        position: where to resume after a crash; None until the first offset is settled.
     """
 
     def __init__(self) -> None:
@@ -21,18 +21,18 @@ class Offsets:
         self._last = -1
 
     def follows(self, offset: int) -> bool:
-        """Return whether an offset is above all others; offsets may have gaps."""
+        """Return whether an offset is above all others; a log may have gaps."""
         return offset > self._last
 
     def add(self, offset: int) -> None:
-        """Add the next offset, unsettled."""
+        """Add an unsettled offset, which must be above all others."""
         if not self.follows(offset):
             raise ValueError(f"offset {offset} comes after {self._last}")
         self._last = offset
         self._open.append(offset)
 
     def settle(self, offset: int) -> bool:
-        """Settle an offset; return whether that moved the position."""
+        """Settle an offset that was added; return whether that moved the position."""
         self._settled.add(offset)
         moved = False
         while self._open and self._open[0] in self._settled:

@@ -1,8 +1,9 @@
-"""One librdkafka consumer, with the thread that polls it.
+"""A librdkafka consumer, and the thread that polls it.
 
 The thread polls all the time, whatever handlers do, so Kafka never considers the
-consumer dead. When there is no room for more records, it pauses the partitions and
-continues to poll. Only this thread calls the client, which allows one call at a time.
+consumer dead. When there is no room for more messages, it pauses and keeps polling.
+Only this thread calls the client: the client allows one call at a time, and a thread
+that polls continuously would leave no other thread a turn.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _FULL_WAIT: Final = 0.02
 _FULL_BEFORE_PAUSE: Final = 1.0
 _LAST_WAIT: Final = 10.0
 _HASTE: Final = 2.0
-# Of a commit; what else goes wrong with one passes, or ends with a rebalance.
+# Errors of a commit; any other error is temporary, or ends with a rebalance.
 _FORBIDDEN: Final = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -38,7 +39,7 @@ _FORBIDDEN: Final = {
 
 
 class Listener(Protocol):
-    """The callbacks of a reader, called in this order on its event loop."""
+    """Receives the events of a reader, in this order, on its event loop."""
 
     def assigned(self, parts: Sequence[Part]) -> None:
         """Kafka partitions were assigned to us."""
@@ -47,10 +48,10 @@ class Listener(Protocol):
         """Messages of our Kafka partitions arrived."""
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Kafka partitions move to other replicas as soon as `left` is called."""
+        """Kafka partitions move to other members as soon as `left` is called."""
 
     def lost(self, parts: Sequence[Part]) -> None:
-        """Kafka partitions have moved to other replicas."""
+        """Kafka partitions moved to other members."""
 
     def changed(self) -> None:
         """`trouble`, `down` or `ended` of the reader changed."""
@@ -60,17 +61,17 @@ class Reader:
     """A member of a consumer group, for one event loop.
 
     Args:
-        config: librdkafka's properties; the callbacks are set here.
-        name: of the broker, for errors.
+        config: librdkafka's configuration; the callbacks are set here.
+        name: the broker's name, for errors.
         topics: names, or prefixes followed by `*`.
-        room: returns how many messages may be fetched; called by the thread.
+        room: returns how many messages may arrive now; called by the thread.
         handover: how long to wait for `left`.
 
     Attributes:
         trouble: an error of the group or a topic, to be raised and cleared.
-        down: whether no broker can be reached, as far as is known.
-        refusal: why the brokers refused our credentials, if they did.
-        ended: set when the thread and the connections are gone.
+        down: whether all brokers are unreachable, as far as is known.
+        refusal: why the brokers rejected our credentials, if they did.
+        ended: set when the thread has ended and the connections are closed.
     """
 
     def __init__(
@@ -123,10 +124,11 @@ class Reader:
     async def topics(
         self, until: float, topic: str | None = None
     ) -> Mapping[str, KafkaError | None]:
-        """Return all topics, or one, each with its error, if any.
+        """Return the topics, or one of them, each with its error, if any.
 
         Raises:
-            BrokerUnavailableError: no broker answers by that time of the loop.
+            BrokerUnavailableError: no broker answers before `until`, a time of the
+                loop's clock.
         """
         named = {} if topic is None else {"topic": topic}
         while not self.ended.is_set():
@@ -157,7 +159,7 @@ class Reader:
         raise kafka_unavailable(self._name, self._reason)
 
     def store(self, positions: Mapping[Part, int]) -> None:
-        """Commit positions soon; those of other replicas' partitions are left alone."""
+        """Schedule the commit of positions; those of lost partitions are skipped."""
         offsets = [TopicPartition(*part, at) for part, at in positions.items()]
         self._wishes.append(lambda client: client.store_offsets(offsets=offsets))
 
@@ -186,12 +188,12 @@ class Reader:
     def _grant(self, client: confluent_kafka.Consumer) -> None:
         while self._wishes:
             wish = self._wishes.popleft()
-            # Storing offsets of revoked partitions has no effect, as intended.
+            # Storing a position of a partition that we lost has no effect, as intended.
             with suppress(KafkaException):
                 wish(client)
 
     def _read(self, client: confluent_kafka.Consumer) -> None:
-        # The loop may not have counted yet what is in transit.
+        # The loop may not have counted the messages that are on their way to it.
         room = self._room() - (self._told - self._arrived)
         if room > 0:
             self._full_since = None
@@ -254,7 +256,7 @@ class Reader:
             self.refusal = self._reason
 
     def _hear_commit(self, error: KafkaError | None, _: object) -> None:
-        # By identity: to compare an error with None by == breaks the interpreter.
+        # By identity: comparing an error with None by == breaks the interpreter.
         if error is not None and error.code() in _FORBIDDEN:
             self.trouble = f"what was acked can't be committed: {reason_of(error)}"
             self._tell(self._listener.changed)
@@ -273,7 +275,7 @@ def _answer(told: asyncio.Future[Any], answer: object) -> None:
 
 
 def _subscription(topic: str) -> str:
-    """Return a topic, or a prefix of topics, in librdkafka's form."""
+    """Return a topic, or a prefix of topics, in librdkafka's syntax."""
     if not topic.endswith("*"):
         return topic
     return f"^{topic[:-1].replace('.', '[.]')}"
@@ -289,14 +291,14 @@ _PAUSE: Final = 0.1
 
 
 async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> None:
-    """Make sure that topics exist; prefixes are skipped.
+    """Check that topics exist; prefixes are skipped.
 
     Args:
-        name: of the broker, for errors.
+        name: the broker's name, for errors.
 
     Raises:
         BrokerUnavailableError: no broker answers.
-        ConfigError: a topic doesn't exist, or we may not read it.
+        ConfigError: a topic doesn't exist, or we lack the privilege to read it.
     """
     now = asyncio.get_running_loop().time
     until = now() + _CONNECT
@@ -310,7 +312,7 @@ async def require_topics(reader: Reader, topics: Sequence[str], name: str) -> No
             code = None if error is None else error.code()
             if code != KafkaError.UNKNOWN_TOPIC_OR_PART or now() >= creation:
                 break
-            # Our request may just have created it.
+            # Our request may have just created it.
             await asyncio.sleep(_PAUSE)
         if error is not None and code != KafkaError.LEADER_NOT_AVAILABLE:
             raise ConfigError(

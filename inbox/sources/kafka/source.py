@@ -1,9 +1,9 @@
-"""A source that reads Kafka: the consumer is the consumer group.
+"""A source that reads Kafka: a topic is a Kafka topic, a consumer is a group.
 
 Kafka keeps one offset for each Kafka partition, so only the settled messages before the
-first unsettled one are committed. Nacked messages wait here, with later ones of their
-key. A Kafka partition that is to move to another replica is released when all that was
-delivered of it is settled, or after `handover`.
+first unsettled one are committed. Nacked messages wait here, together with later
+messages of their key. A Kafka partition that is to move to another replica is given up
+when all its deliveries are settled, or after `handover`.
 """
 
 import asyncio
@@ -40,21 +40,21 @@ _DEFAULTS: Final = {
     "queued.max.messages.kbytes": 16_384,
 }
 _COOPERATIVE: Final = {"partition.assignment.strategy": "cooperative-sticky"}
-# New topics that match `orders.*` are found within this time.
+# New topics that match a prefix such as `orders.*` are found within this time.
 _DISCOVERY: Final = {"topic.metadata.refresh.interval.ms": 5000}
 
 
 class KafkaSource:
-    """The records of one consumer's topics.
+    """A source of the records in one consumer's topics.
 
     Args:
         url: `kafka://host:port,…/?option=…`, with the options of `KafkaOptions` and
             librdkafka's own.
-        consumer: the name of the group, which begins with the oldest records.
+        consumer: the name of the group, which starts with the oldest records.
         topics: names, or prefixes followed by `*`; new topics are found within 5 s.
         poll_interval: how long one `receive` waits.
-        handover: how long another replica waits at most for messages that are being
-            handled here; None: as in the URL.
+        handover: the maximum time that another replica waits for the messages that are
+            being handled here; None: the URL's value.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class KafkaSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create one from a broker's URL.
+        """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -102,8 +102,8 @@ class KafkaSource:
         """Join the group.
 
         Raises:
-            BrokerUnavailableError: no broker can be reached.
-            ConfigError: a topic doesn't exist, or the brokers refuse our credentials.
+            BrokerUnavailableError: no broker is reachable.
+            ConfigError: a topic is missing, or the brokers reject us.
         """
         reader = self._reader = self._new_reader()
         try:
@@ -119,7 +119,7 @@ class KafkaSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Commit what was acked, and leave the group."""
+        """Commit what was acked, return all other messages, and leave the group."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._store(reader)
@@ -166,7 +166,7 @@ class KafkaSource:
         )
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Return an entry to the front of its key, or delay it."""
+        """Return an entry to its place in the order, or delay it."""
         if entry.log.ours and entry.log.landed is None:
             if delay is None:
                 self._backlog.add(entry)
@@ -178,12 +178,12 @@ class KafkaSource:
         self._landed(entry.log)
 
     def assigned(self, parts: Sequence[Part]) -> None:
-        """Start with newly assigned Kafka partitions."""
+        """Start reading from Kafka partitions."""
         for part in parts:
             self._logs[part] = Log(part)
 
     def arrived(self, records: Sequence[Record]) -> None:
-        """Accept records."""
+        """Add records to the backlog."""
         for record in records:
             topic, number, offset = record.topic(), record.partition(), record.offset()
             assert topic is not None
@@ -205,21 +205,21 @@ class KafkaSource:
         self._wakeup.set()
 
     def leave(self, parts: Sequence[Part], left: Callable[[], None]) -> None:
-        """Deliver no more of Kafka partitions, and wait for what is being handled."""
+        """Stop delivering from Kafka partitions; call `left` when all is settled."""
         logs = [self._logs[part] for part in parts if part in self._logs]
         for log in logs:
             log.landed = lambda: self._leave_if_landed(logs, left)
         self._leave_if_landed(logs, left)
 
     def lost(self, parts: Sequence[Part]) -> None:
-        """Forget Kafka partitions; what is still being handled isn't committed."""
+        """Forget Kafka partitions; messages in flight won't be committed."""
         for part in parts:
             log = self._logs.pop(part, None)
             if log is not None:
                 log.ours = False
 
     def changed(self) -> None:
-        """Wake a waiting `receive`: the state of the reader changed."""
+        """Make `receive` check the reader."""
         self._wakeup.set()
 
     def _leave_if_landed(self, logs: Sequence[Log], left: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""A source that reads NATS JetStream with durable pull consumers."""
+"""A source that reads NATS JetStream through durable pull consumers."""
 
 from inbox.sources.nats.source import NatsSource
 

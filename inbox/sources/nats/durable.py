@@ -1,8 +1,8 @@
-"""The durable consumers of JetStream, and their deliveries.
+"""JetStream's durable consumers, and the deliveries that they send.
 
 A consumer of ours has one durable for each of its topics on each stream: servers
-before 2.10 filter by one subject only, and this way no replica gets a topic for which
-it has no handler. Names and answers are those of JetStream's API.
+before 2.10 filter by one subject only, and this way no replica ever receives a topic
+that it has no handler for. Names and responses are those of JetStream's API.
 """
 
 import re
@@ -20,18 +20,18 @@ from outbox.message import Message
 NANOSECONDS: Final = 1_000_000_000
 _NOT_FOUND: Final = 404
 _MAX_SLUG: Final = 60
-# How long after ack_wait the missing messages must have arrived.
+# Missing messages have to arrive at most this long after ack_wait.
 _GRACE: Final = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A delivery as it was read, with its problem, if any.
+    """A delivery as it was read, and why it isn't a valid message, if it isn't.
 
     Attributes:
-        durable: the place of its durable.
+        durable: the place of the durable that sent it.
         place: its sequence number in the stream.
-        stored_at: when the stream took it, in seconds since 1970.
+        stored_at: when the stream stored it, in seconds since 1970.
     """
 
     durable: str
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def key(self) -> str | None:
-        """The key within which it keeps its order."""
+        """The ordering key of the message."""
         return self.message.key
 
 
@@ -53,13 +53,13 @@ class Entry:
 class Durable:
     """One durable consumer on its stream, and the pull that is open on it.
 
-    Messages that a dead replica or a lost connection held are delivered again only
-    after `ack_wait`. Until then first deliveries are set aside, so that they don't
-    overtake those.
+    Messages that were delivered to a replica that died, or over a connection that was
+    cut, are redelivered only after `ack_wait`. Until then, first deliveries are set
+    aside, so that they don't overtake them.
 
     Attributes:
-        missing: how many may still be delivered again.
-        aside: first deliveries that wait for them, until `waits_until`.
+        missing: how many messages may still be redelivered.
+        aside: the first deliveries that wait for those, until `waits_until`.
     """
 
     stream: str
@@ -75,7 +75,7 @@ class Durable:
 
     @property
     def place(self) -> str:
-        """Its stream and name, in the form of JetStream's subjects."""
+        """The stream and the name, as they appear in JetStream's subjects."""
         return f"{self.stream}.{self.name}"
 
     async def join(
@@ -85,13 +85,13 @@ class Durable:
         default: Mapping[str, Any],
         held: int,
     ) -> None:
-        """Create it, or update an existing one.
+        """Create the durable, or change an existing one to what is wanted.
 
-        `held` of its messages are here already.
+        `held` is the number of its messages that we hold already.
 
         Raises:
-            ApiError: JetStream refuses.
-            ConfigError: it can't be pulled from, or doesn't ack one by one.
+            ApiError: JetStream returned an error.
+            ConfigError: it isn't a pull consumer with explicit acks.
         """
         own = {"durable_name": self.name, "filter_subject": self.subject}
         info = None
@@ -122,25 +122,25 @@ class Durable:
         self.waits_until = time.monotonic() + self.ack_wait + _GRACE
 
     async def look(self, connection: NatsConnection, held: int) -> None:
-        """Check whether other replicas have settled the missing messages."""
+        """Check whether others have settled the missing messages."""
         info = await connection.ask(f"CONSUMER.INFO.{self.place}")
         self.missing = max(0, info["num_ack_pending"] - held)
 
     @property
     def may_pull(self) -> bool:
-        """Whether a pull would return messages that can be delivered."""
+        """Whether a pull would bring messages that can be delivered."""
         return self.outstanding <= 0 and (
             not self.aside or time.monotonic() > self.waits_until - _GRACE
         )
 
     def sort(self, entry: Entry) -> None:
-        """Set a delivery aside, with the others that wait."""
+        """Add a delivery to those set aside."""
         if not entry.is_first:
             self.missing -= 1
         self.aside.append(entry)
 
     def take(self) -> list[Entry]:
-        """Return the entries that no longer have to wait."""
+        """Remove and return the entries that needn't wait."""
         if self.missing > 0 and time.monotonic() < self.waits_until:
             free = [entry for entry in self.aside if not entry.is_first]
             self.aside = [entry for entry in self.aside if entry.is_first]
@@ -155,7 +155,7 @@ async def find_durables(
     topics: Collection[str],
     stream: str | None,
 ) -> list[Durable]:
-    """Return the durables of a consumer's topics, on one stream or on all.
+    """Return the durables of a consumer's topics, on one stream or all that match.
 
     Raises:
         ConfigError: no stream captures a topic.
@@ -177,7 +177,7 @@ async def find_durables(
 
 
 def subjects_of(topics: Collection[str]) -> list[str]:
-    """Return the subjects of topics, without those that another one covers.
+    """Return the subjects of topics, without those that other subjects cover.
 
     Raises:
         ConfigError: a topic can't be a subject.
@@ -204,6 +204,6 @@ def subjects_of(topics: Collection[str]) -> list[str]:
 
 
 def durable_name(consumer: str, subject: str) -> str:
-    """Return the name of a subject's durable: readable and unique."""
+    """Return a readable name for the durable of a subject, unique to the subject."""
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", subject.removesuffix(".>"))[:_MAX_SLUG]
     return f"{consumer}_{readable}_{sha256(subject.encode()).hexdigest()[:8]}"

@@ -1,10 +1,10 @@
-"""Pulls from the durable consumers of JetStream, over one connection.
+"""Pulls from JetStream's durable consumers, over one connection.
 
-nats-py's own `PullSubscription.fetch` (read in 2.16) doesn't fit: a cancelled `fetch`
-loses what it has received until `ack_wait` is over, and `receive` may be cancelled; it
-discards the server's answers to an earlier pull, such as that the durable is gone; and
-it needs a subscription and a waiting task for each durable, of which a consumer has one
-for each topic.
+This doesn't use nats-py's `PullSubscription.fetch` (as of 2.16). A `fetch` that is
+cancelled loses what it has received until `ack_wait` ends, and `receive` may be
+cancelled. It also discards what the server says about an earlier pull, such as that the
+durable was deleted. And it needs a subscription and a waiting task for each durable, of
+which a consumer has one for each topic.
 """
 
 import json
@@ -23,7 +23,7 @@ from outbox.message import Message
 ACKS: Final = "$JS.ACK."
 _SHORT_ACK: Final = 9
 _GRACE: Final = 5.0
-# The pull ended with fewer messages than requested, or none.
+# The pull ended with no messages, or fewer than requested.
 _ENDED: Final = frozenset({"404", "408"})
 
 
@@ -39,7 +39,7 @@ class Pulls:
         self._durables = {durable.place: durable for durable in durables}
 
     def __getitem__(self, place: str) -> Durable:
-        """Return the durable of a place."""
+        """Return the durable at a place."""
         return self._durables[place]
 
     @property
@@ -56,7 +56,7 @@ class Pulls:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether JetStream should have ended a pull by now."""
+        """Whether JetStream has failed to end a pull in time."""
         latest = time.monotonic() - _GRACE
         return any(
             durable.outstanding > 0 and durable.ends_at < latest
@@ -64,15 +64,18 @@ class Pulls:
         )
 
     def aside(self, place: str) -> list[Entry]:
-        """Return the entries set aside of a durable, for the next connection."""
+        """Return the entries that a durable set aside, for the next connection."""
         return self._durables[place].aside if place in self._durables else []
 
     def take(self) -> list[Entry]:
-        """Return the entries set aside that no longer have to wait."""
+        """Remove and return the entries set aside that needn't wait."""
         return [e for durable in self._durables.values() for e in durable.take()]
 
     async def look(self, held: Callable[[str], int]) -> None:
-        """Check whether other replicas settled the missing messages."""
+        """Check whether others have settled the messages that we wait for.
+
+        `held` returns how many messages of a durable we hold.
+        """
         for place, durable in self._durables.items():
             if durable.aside:
                 await durable.look(self.connection, held(place))
@@ -84,7 +87,7 @@ class Pulls:
         )
 
     async def ask(self, limit: int, wait: float) -> None:
-        """Pull from each durable on which no pull is open."""
+        """Open a pull on each durable that may be pulled from."""
         request = {"batch": limit, "expires": int(wait * NANOSECONDS)}
         for place, durable in self._durables.items():
             if not durable.may_pull:
@@ -98,7 +101,7 @@ class Pulls:
             )
 
     async def read(self, got: Msg) -> Entry | None:
-        """Read a message of a stream; return None for JetStream's answer to a pull."""
+        """Read a message of a stream; return None for a status message of a pull."""
         if not got.reply.startswith(ACKS):
             await self._end(got)
             return None
@@ -144,7 +147,7 @@ class Pulls:
 async def give_back(
     connection: NatsConnection, entries: Iterable[tuple[Entry, float]]
 ) -> None:
-    """Return entries, to be delivered again after their delays, in order."""
+    """Nack entries in order, each with its delay in seconds."""
     for entry, delay in entries:
         word = b"-NAK"
         if delay:

@@ -1,9 +1,10 @@
-"""A source that reads NATS JetStream with durable pull consumers.
+"""A source that reads NATS JetStream through durable pull consumers.
 
-JetStream delivers a message to any replica that asks, so a key is in order with one
-replica. With several it may not be, nor after a crash, since messages that were held
-are delivered again only when `ack_wait` is over. Receipts still keep effects single. A
-replica keeps its messages by heartbeats; a delayed message holds back its key here.
+JetStream delivers messages to any replica that asks, so a key is in order with one
+replica; with several it may not be, nor after a crash, since messages that were held
+are redelivered only when `ack_wait` ends. Receipts still prevent effects from happening
+twice. Heartbeats keep messages with the replica that holds them, and a message that
+waits for its retry holds back its key here.
 """
 
 import asyncio
@@ -39,27 +40,28 @@ _BROKEN: Final = (NatsError, OSError, TimeoutError, BrokerUnavailableError)
 
 
 class NatsSource:
-    """The messages of one consumer's topics, starting with the oldest in a stream.
+    """A source of the messages in one consumer's topics, from a stream's oldest on.
 
-    Failed attempts are counted by the replica that holds a message: NATS counts
-    deliveries, whatever their outcome.
+    The replica that holds a message counts its failed attempts: NATS counts deliveries,
+    whatever their reason.
 
     Args:
         url: `nats://` or `tls://`, with the options of `NatsOptions`.
         consumer: the prefix of the durables' names.
         topics: subjects, or prefixes followed by `.*`.
-        poll_interval: how long one pull waits at most; drawn anew each time.
-        ack_wait: the time after which a dead replica's messages are delivered again.
-        max_deliver: a message that was delivered this often without an outcome has a
-            problem.
+        poll_interval: the maximum wait of one pull; each pull's wait is jittered.
+        ack_wait: the time after which messages that a dead replica held are
+            redelivered.
+        max_deliver: a message that was delivered this many times without an outcome has
+            a problem.
         max_ack_pending: how many messages all replicas together may hold; 1 keeps
             the order of each topic whatever happens, one message at a time.
 
     Attributes:
-        reclaimed: how many messages had been delivered before.
+        reclaimed: the number of messages received that had been delivered before.
 
-    Settings that neither these arguments nor the URL give stay unchanged in an existing
-    durable; a new one has 30 s, no limit and 10,000.
+    Settings given neither by these arguments nor by the URL stay unchanged in an
+    existing durable; a new one gets 30 s, no limit and 10,000.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class NatsSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create one from a broker's URL.
+        """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -115,11 +117,12 @@ class NatsSource:
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
-        """Connect, and create the durables.
+        """Connect; create or update the durables.
 
         Raises:
-            BrokerUnavailableError: NATS can't be reached, or rejects the connection.
-            ConfigError: no stream captures a topic, or a durable is of another type.
+            BrokerUnavailableError: NATS is unreachable, or rejects the connection.
+            ConfigError: no stream captures a topic, or a durable isn't a pull consumer
+                with explicit acks.
         """
         self._entered = True
         await self._connected()
@@ -130,7 +133,7 @@ class NatsSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Send the outstanding acks, and return all other messages."""
+        """Write the acks, and return all other messages to the stream."""
         _, writing = self._tasks
         self._outcomes.close()
         try:
@@ -158,7 +161,7 @@ class NatsSource:
                 await self._fetch(pulls, limit)
                 entries = self._backlog.take(limit)
         except ConfigError as error:
-            # The settings were valid when we first connected.
+            # The configuration was valid at the start.
             raise BrokerUnavailableError(str(error)) from error
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
@@ -176,11 +179,11 @@ class NatsSource:
         ]
 
     def acked(self, entry: Entry) -> None:
-        """Ack an entry."""
+        """Schedule the ack of an entry."""
         self._outcomes.add(entry)
 
     def nacked(self, entry: Entry, delay: timedelta | None) -> None:
-        """Return an entry to its place, or delay it."""
+        """Return an entry to its place in the order, or delay it."""
         if delay is None:
             self._backlog.add(entry)
         else:
@@ -211,7 +214,7 @@ class NatsSource:
         if self._pulls is not None and (entry := await self._pulls.read(got)):
             at = entry.durable, entry.place
             if at in self._held:
-                # It, or our heartbeat, was late; the entry is still held here.
+                # It reached us late, or our heartbeat was late; we still hold it.
                 self._held[at].reply = entry.reply
             else:
                 self._held[at] = entry
@@ -254,7 +257,7 @@ class NatsSource:
         except (NatsError, OSError) as error:
             raise self._settings.unavailable(error) from error
         await connection.flush()
-        # Refusals arrive before the answer to the flush.
+        # NATS reports refused acks before it answers the flush.
         await self._drop_if_refused(connection)
         if connection.lost is not None:
             raise connection.lost
@@ -312,7 +315,7 @@ class NatsSource:
             )
 
     def _refused(self, text: str) -> None:
-        # In lower case, and naming the subject of one ack.
+        # The text is in lower case, and names the subject of one ack.
         if f'"{ACKS.lower()}' in text:
             self._refusal = text
             self._came.set()

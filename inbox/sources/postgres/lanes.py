@@ -1,16 +1,16 @@
-"""What a replica knows of the lanes that it leases from the postgres broker.
+"""What a replica knows about the lanes that it leases from the postgres broker.
 
-Claiming writes nothing. Each delivery passes the claim of its lane once, in order of
-seq, and from then on it is known here: it is *held* (claimed, with no outcome written
-yet), acked, or it *waits*: it was given back, or it came while a delivery of its key
-waited, which *blocks* the key. Marks and the log in the database say the same, so that
-whoever has the lane next finds what is left.
+Claiming writes nothing. The claims of a lane read each delivery once, in order of seq,
+and from then on it is known here: it is *held* (claimed, with no outcome written yet),
+acked, or it *waits*: it was given back, or it arrived while a delivery of its key
+waited, which *blocks* the key. The marks and the log in the database record the same,
+so that the lane's next owner finds what is left.
 
-Claims start above a lane's *floor* and leave out what they have *passed* above it.
-`outbox/postgres/lane_cursor.py` says how the floor rises. What waits is claimed by its
-place instead, when its time has come. The key of a delivery that was given back then
-*drains*: its deliveries are read from the log in order of seq, and until none is left,
-what the claim finds of the key goes behind them.
+Claims start above a lane's *floor* and skip the deliveries above it that they have
+*passed*. `outbox/postgres/lane_cursor.py` describes how the floor rises. Deliveries
+that wait are claimed by their place instead, when they are due. The key of a delivery
+that was given back then *drains*: its deliveries are read from the log in order of seq,
+and until none is left, deliveries of the key that a claim finds go behind them.
 """
 
 import heapq
@@ -30,12 +30,13 @@ from outbox.postgres.lane_cursor import LaneCursor, Snapshot
 BEGINNING: Final = datetime(2000, 1, 1, tzinfo=UTC)
 # seq and created_at are drawn by one statement, but not in the same instant.
 SKEW: Final = timedelta(hours=1)
-# What drains may be in a lane that is about to go, so it isn't looked for at once.
+# A key that drains may be in a lane that is about to be released, so it isn't read at
+# once.
 _SOON: Final = 0.05
 
 
 class ClaimedDelivery(NamedTuple):
-    """A delivery as it was read, and what is wrong with its row, if anything."""
+    """A delivery as it was read, and the problem of its row, if it has one."""
 
     lane: int
     seq: int
@@ -44,11 +45,11 @@ class ClaimedDelivery(NamedTuple):
     message: Message
     problem: str | None
     is_logged: bool = False
-    """The log has an entry of it, so its ack goes there, too."""
+    """Whether the log has an entry of it; if so, its ack goes there, too."""
 
 
 class Place(NamedTuple):
-    """A delivery that waits alone: it has no key, or was found by a check."""
+    """A delivery that waits, and where to find it."""
 
     lane: int
     seq: int
@@ -58,7 +59,7 @@ class Place(NamedTuple):
 
 
 class FreedKey(NamedTuple):
-    """A key that drains: its deliveries above this seq come next."""
+    """A key that drains: its deliveries above this seq are next."""
 
     lane: int
     key: str
@@ -66,7 +67,7 @@ class FreedKey(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """When to look at something that waits; by the monotonic clock."""
+    """When a delivery that waits is due, by the monotonic clock."""
 
     at: float
     lane: int
@@ -83,7 +84,7 @@ class _Key:
     """A key that is blocked, or drains."""
 
     above: int
-    """What waits of it at or below this seq has been claimed."""
+    """Its waiting deliveries at or below this seq have been claimed."""
     due: dict[int, float] = field(default_factory=dict)
     """The deliveries that block it, and when each is due; inf: not written yet."""
 
@@ -96,16 +97,16 @@ class _Lane:
     highest: int = -1
     """The last seq that was claimed."""
     passed: set[int] = field(default_factory=set)
-    """What was claimed, or has a mark or an entry, above the floor."""
+    """The seqs above the floor that were claimed, or have a mark or an entry."""
     keys: dict[str, _Key] = field(default_factory=dict)
     alone: dict[int, tuple[Place, float]] = field(default_factory=dict)
-    """What waits alone, and when each is due."""
+    """The deliveries that wait alone, and when each is due."""
     kept: list[ClaimedDelivery] = field(default_factory=list)
-    """What was claimed, but may not be handed out: the lane is about to go."""
+    """Claimed deliveries not to be handed out: the lane is about to be released."""
     is_new: bool = True
-    """What was left of it must be read from the database."""
+    """Whether what is left of it must still be read from the database."""
     claimed: int = 0
-    """How many were claimed since the lane was verified."""
+    """How many deliveries were claimed since the lane was verified."""
     verified_at: float = field(default_factory=time.monotonic)
 
 
@@ -114,8 +115,8 @@ class DeliveryLanes:
 
     Args:
         on_use, on_leave: called with a lane when its first delivery is held, and when
-            none is held any more.
-        clock: that of every moment here.
+            its last one is let go.
+        clock: the clock of all times here.
     """
 
     def __init__(
@@ -140,27 +141,27 @@ class DeliveryLanes:
 
     @property
     def new(self) -> list[int]:
-        """Lanes that were taken and have not been read yet."""
+        """The lanes that were taken and haven't been read yet."""
         return [number for number, lane in self._lanes.items() if lane.is_new]
 
     @property
     def blocked(self) -> list[str]:
-        """The keys of which nothing may be handed out but what waits."""
+        """The keys of which only waiting deliveries may be handed out."""
         return [key for lane in self._lanes.values() for key in lane.keys]
 
     @property
     def ready(self) -> int:
-        """How many deliveries were claimed and not handed out yet."""
+        """The number of deliveries that were claimed and not handed out yet."""
         return len(self._ready)
 
     @property
     def ready_tenants(self) -> list[str]:
-        """The tenants of those."""
+        """The tenants of the ready deliveries."""
         return self._ready.tenants
 
     @property
     def next_due(self) -> float:
-        """When something that waits is due; inf if nothing is."""
+        """When the next waiting delivery is due; inf if none waits."""
         if self._draining:
             return self._clock() + _SOON
         return self._due[0].at if self._due else math.inf
@@ -171,7 +172,7 @@ class DeliveryLanes:
         return self._held.keys()
 
     def is_stuck(self, without: Collection[str]) -> bool:
-        """Return whether something is ready, but only from these tenants."""
+        """Return whether deliveries are ready, but only of these tenants."""
         return self._ready.has_only(without)
 
     def take(self, lanes: Collection[int]) -> None:
@@ -180,7 +181,7 @@ class DeliveryLanes:
             self._lanes[number] = _Lane()
 
     def lose(self, lanes: Collection[int]) -> None:
-        """Forget lanes whose lease is gone; what was handed out stays held."""
+        """Forget lanes whose lease was lost; handed-out deliveries stay held."""
         for number in lanes:
             self._lanes.pop(number, None)
         for row in self._ready.remove(lambda row: row.lane in lanes):
@@ -188,12 +189,12 @@ class DeliveryLanes:
         self._behind = [row for row in self._behind if row.lane not in lanes]
 
     def start(self, number: int, floor: int, passed: Iterable[int]) -> None:
-        """Begin to claim from a new lane.
+        """Start claiming from a new lane.
 
         Args:
             number: the lane.
-            floor: each delivery at or below it has a mark or an entry.
-            passed: what else has one.
+            floor: every delivery at or below it has a mark or an entry.
+            passed: the seqs of other deliveries that have one.
         """
         lane = self._lanes.get(number)
         if lane is not None:
@@ -203,7 +204,7 @@ class DeliveryLanes:
             lane.verified_at = self._clock()
 
     def floors(self, leased: Collection[int]) -> dict[int, int]:
-        """Return the floors of the lanes to claim from, in turns."""
+        """Return the floors of the lanes to claim from; lanes take turns."""
         ours = sorted(
             number
             for number in leased
@@ -214,7 +215,7 @@ class DeliveryLanes:
         return {number: self._lanes[number].cursor.floor for number in turn}
 
     def passed(self, floors: Collection[int]) -> list[int]:
-        """Return what a claim from these lanes has to leave out."""
+        """Return the seqs that a claim from these lanes must skip."""
         return [seq for number in floors for seq in self._lanes[number].passed]
 
     def claimed(
@@ -226,7 +227,7 @@ class DeliveryLanes:
         full: bool,
         drawn: int = -1,
     ) -> None:
-        """Hold what was claimed from `lanes`, in that order, and raise their floors.
+        """Hold the rows claimed from `lanes`, in that order, and raise their floors.
 
         A full claim says nothing about the lanes after its last row.
 
@@ -253,7 +254,7 @@ class DeliveryLanes:
             self._first = rows[-1].lane + 1
 
     def claimed_aside(self, rows: Iterable[ClaimedDelivery]) -> None:
-        """Hold what was claimed, or put it behind its key; the floors stay."""
+        """Hold claimed rows, or put them behind their key; floors stay unchanged."""
         for row in rows:
             lane = self._lanes.get(row.lane)
             if lane is None:
@@ -271,7 +272,7 @@ class DeliveryLanes:
     def freed(
         self, leased: Collection[int], max_keys: int, max_places: int
     ) -> tuple[list[FreedKey], list[Place]]:
-        """Return what waited in these lanes until now, or is next of its key."""
+        """Return the keys that drain and the places that are due in these lanes."""
         now = self._clock()
         places: list[Place] = []
         while self._due and self._due[0].at <= now and len(places) < max_places:
@@ -305,15 +306,16 @@ class DeliveryLanes:
         held: Collection[int],
         max_rows_each: int,
     ) -> None:
-        """Hold what was claimed of keys that drain; a key without more is free.
+        """Hold the rows claimed of keys that drain; a key without more rows is free.
 
         Args:
-            keys: those that were asked for.
-            rows: what was found of them, each in order of seq; None: there was no room
-                for the rest.
-            since: when they were asked for.
-            held: what was held then: its outcome may have been written meanwhile.
-            max_rows_each: as many were asked for of each.
+            keys: the keys that were requested.
+            rows: the rows found, those of each key in order of seq; None: there was no
+                room for the rest.
+            since: when they were requested.
+            held: the seqs held at that time; their outcomes may have been written
+                meanwhile.
+            max_rows_each: how many rows of each key were requested.
         """
         found: dict[tuple[int, str | None], list[ClaimedDelivery]] = {}
         for row in rows:
@@ -329,7 +331,7 @@ class DeliveryLanes:
             if known.due:
                 continue  # given back meanwhile: the key is blocked again
             of_key = found.get((number, key), [])
-            # What was given back meanwhile is among these, in order.
+            # Deliveries that were given back meanwhile are among these, in order.
             later = self._ready.remove(partial(_is_of, number, key))
             for row in of_key:
                 known.above = row.seq
@@ -370,34 +372,34 @@ class DeliveryLanes:
         return self._ready.take(limit, without)
 
     def block(self, row: ClaimedDelivery) -> None:
-        """Hold back the rest of a key until a delivery of it is tried again."""
+        """Hold back the rest of a delivery's key until the delivery is retried."""
         lane = self._lanes.get(row.lane)
         if lane is not None and row.message.key is not None:
             self._key(lane, row.message.key, row.seq).due[row.seq] = math.inf
 
     def refused(self, row: ClaimedDelivery, due: float) -> None:
-        """Note when a delivery is tried again, of which the log says so now."""
+        """Record when a delivery is retried whose refusal is already in the log."""
         place = Place(row.lane, row.seq, row.created_at, row.attempts + 1, True)
         self._wait(place, row.message.key, due)
 
     def found(self, place: Place) -> None:
-        """Have a delivery claimed that no claim has found."""
+        """Schedule the claim of a delivery at its place."""
         self._wait(place, None, self._clock())
 
     def found_waiting(self, place: Place, key: str | None, due: float) -> None:
-        """Note what waits according to the log."""
+        """Record a delivery that waits according to the log."""
         if place.seq not in self.held and not self._is_kept(place):
             self._wait(place, key, due)
 
     def found_behind(self, number: int, key: str) -> None:
-        """Note a key of which something waits that doesn't block it."""
+        """Record a key with deliveries that wait but don't block it."""
         lane = self._lanes.get(number)
         if lane is not None:
             self._key(lane, key, 0)
             self._draining[number, key] = None
 
     def give_back(self, row: ClaimedDelivery) -> None:
-        """Hand a delivery out again, ahead of its key's rest."""
+        """Make a delivery ready again, ahead of the rest of its key."""
         if row.lane not in self._lanes:
             self.let_go(row)  # for the lane's next owner
         elif row.seq in self._held:
@@ -410,15 +412,15 @@ class DeliveryLanes:
             )
 
     def let_go(self, row: ClaimedDelivery) -> None:
-        """Hold a delivery no longer: its outcome is written, or it has none."""
+        """Stop holding a delivery: its outcome is written, or it has none."""
         self._release(row)
         self._logged.discard(row.seq)
 
     def take_behind(self, limit: int) -> list[ClaimedDelivery]:
-        """Take out deliveries that wait behind their key, but not in the log yet.
+        """Remove and return deliveries behind their key that aren't in the log yet.
 
-        Those behind one whose refusal isn't written yet stay: the lane's next owner
-        would find them in the log, and deliver them before it.
+        Deliveries behind one whose refusal isn't written yet stay: the lane's next
+        owner would find them in the log, and deliver them before it.
         """
         taken: list[ClaimedDelivery] = []
         left: list[ClaimedDelivery] = []
@@ -429,18 +431,18 @@ class DeliveryLanes:
         return taken
 
     def put_back_behind(self, rows: Sequence[ClaimedDelivery]) -> None:
-        """Put them back: they couldn't be written."""
+        """Put back deliveries that couldn't be written."""
         self._behind = [
             *(row for row in rows if row.lane in self._lanes),
             *self._behind,
         ]
 
     def is_logged(self, row: ClaimedDelivery) -> bool:
-        """Return whether its ack goes to the log."""
+        """Return whether the ack of a delivery goes to the log."""
         return row.is_logged or row.seq in self._logged
 
     def known(self) -> set[int]:
-        """Return the seqs of which no mark and no entry is to be expected yet."""
+        """Return the seqs that can't be expected to have a mark or an entry yet."""
         return {
             *self._held,
             *(row.seq for row in self._behind),
@@ -449,7 +451,7 @@ class DeliveryLanes:
         }
 
     def held_since(self, before: float, seqs: Iterable[int]) -> set[int]:
-        """Return those that have been held for long, and that the log doesn't have."""
+        """Return those of `seqs` held since `before` that aren't in the log."""
         return {
             seq
             for seq in seqs
@@ -459,7 +461,7 @@ class DeliveryLanes:
         }
 
     def logged(self, seqs: Iterable[int]) -> None:
-        """Note that the log has entries of these, so that their acks go there."""
+        """Record that the log has entries of these seqs, so their acks go there."""
         self._logged.update(seq for seq in seqs if seq in self._held)
 
     def is_verification_due(self, number: int, rows: int, interval: float) -> bool:
@@ -470,7 +472,7 @@ class DeliveryLanes:
         )
 
     def verified(self, number: int) -> None:
-        """Note that a lane was verified."""
+        """Record that a lane was verified."""
         lane = self._lanes.get(number)
         if lane is not None:
             lane.claimed = 0
@@ -500,7 +502,7 @@ class DeliveryLanes:
             self._behind.append(row)
 
     def _key(self, lane: _Lane, key: str, seq: int) -> _Key:
-        """Block a key, if it isn't; what waits of it from this seq on comes next."""
+        """Block a key if it isn't; its waiting deliveries from `seq` on come next."""
         known = lane.keys.setdefault(key, _Key(above=seq - 1))
         known.above = min(known.above, seq - 1)
         return known

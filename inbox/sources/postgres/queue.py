@@ -1,4 +1,4 @@
-"""The statements on `inbox.delivery` and what is written beside it."""
+"""The statements on `inbox.delivery` and the tables beside it."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ from outbox.postgres.connection import Link
 from outbox.postgres.lane_cursor import Drawn, Snapshot
 from outbox.postgres.sql_files import load
 
-# Also a server that became a standby, and a table or a right that is gone: no message
-# is to blame, and somebody may fix it.
+# These include a server that became a standby, and a table or a privilege that is
+# missing: no message is to blame, and an operator may fix it.
 AWAY: Final = (
     DatabaseUnavailableError,
     psycopg.OperationalError,
@@ -41,39 +41,39 @@ AWAY: Final = (
     psycopg.ProgrammingError,
 )
 _MAX_BYTES: Final = 8 * 1024 * 1024
-# Of each lane that this replica takes.
+# For each lane that this replica takes over.
 _MAX_SUSPECTS: Final = 256
 # How many keys drain in one claim, and how many entries one statement writes.
 _MAX_KEYS: Final = 64
 _MAX_ENTRIES: Final = 1000
-# A watermark rises with so many deliveries, or after so long.
+# A watermark rises after this many deliveries, or after this time.
 _STRETCH: Final = 4096
 _VERIFY_INTERVAL: Final = timedelta(minutes=1)
-# So many numbers of the sequence are verified by one statement.
+# How many numbers of the sequence one statement verifies.
 _MAX_VERIFIED: Final = 200_000
-# So many that have neither a mark nor an entry are looked at by one statement.
+# How many deliveries with neither a mark nor an entry one statement returns.
 _MAX_OPEN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A delivery that was settled: it was acked, or it failed."""
+    """A delivery that was settled: acked or failed."""
 
     row: ClaimedDelivery
     delay: timedelta | None
-    """Until it is retried; None if it was acked."""
+    """The time until it is retried; None if it was acked."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TakenOver:
-    """A lane that another replica may have had until `at`."""
+    """A lane that another replica may have held until `at`."""
 
     at: datetime
     history: TakenOver
 
 
 class _Part(NamedTuple):
-    """A lane in one partition, and what was verified of it."""
+    """A lane in one partition, and how far it was verified."""
 
     lane: int
     starts_at: datetime
@@ -84,14 +84,14 @@ class _Part(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """What was read of a lane in one partition.
+    """The result of reading a lane in one partition.
 
     Attributes:
-        deliveries: how many there are before the first that is open.
-        last: the last seq of them; None: there are none.
-        open: seq, moment and key of those that have neither a mark nor an entry, in
-            order; only the first of them, if there are many.
-        xmin: that of the snapshot.
+        deliveries: how many deliveries precede the first open one.
+        last: the last seq of those; None if there are none.
+        open: seq, time and key of the deliveries that have neither a mark nor an entry,
+            in order; only the first of them, if there are many.
+        xmin: the snapshot's xmin.
     """
 
     deliveries: int
@@ -103,7 +103,7 @@ class _Stretch(NamedTuple):
 class Queue:
     """The deliveries of one consumer, seen from one replica. For one event loop.
 
-    Each method raises what `AWAY` lists when the database is away.
+    Each method raises one of the errors in `AWAY` if the database is unavailable.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Queue:
 
     @property
     def look_at(self) -> float:
-        """When to look again although nobody rang, by the monotonic clock."""
+        """When to look again even if nobody rings, by the monotonic clock."""
         return min(self._sweep_at, self._lanes.next_due)
 
     @property
@@ -148,23 +148,23 @@ class Queue:
         return bool(self._to_verify)
 
     def sweep_soon(self) -> None:
-        """Look everywhere with the next claim."""
+        """Make the next claim sweep."""
         self._sweep_at = 0.0
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Have the consumer's deliveries made from now on."""
+        """Subscribe the consumer, so that its deliveries are created from here on."""
         async with self._turn:
             await subscribe(await self._link.connection(), self._consumer, topics)
 
     async def claim(self, leased: Collection[int]) -> None:
-        """Read what is next in these lanes; at most `prefetch`, and what waited."""
+        """Read the next deliveries of these lanes, at most `prefetch`, and due ones."""
         if self._lanes.new or self._now() >= self._sweep_at:
             await self._sweep(leased)
-        # One at a time: whoever waits for deliveries hardly notices.
+        # One part at a time, which hardly delays the consumer.
         await self._verify_next()
         await self._log_behind()
         await self._claim_freed(leased)
-        # A claim may find nothing but what waits behind blocked keys.
+        # A claim may find only deliveries that wait behind blocked keys.
         while await self._claim_next(leased) and not self._lanes.ready:
             pass
 
@@ -184,7 +184,7 @@ class Queue:
             await self._verify([part], self._lanes.floors([part.lane]))
 
     async def _claim_next(self, leased: Collection[int]) -> bool:
-        """Read what is next in these lanes; return whether there is more."""
+        """Read the next deliveries of these lanes; return whether there may be more."""
         floors = self._lanes.floors(leased)
         if not floors:
             return False
@@ -199,7 +199,7 @@ class Queue:
         return full
 
     async def _claim_freed(self, leased: Collection[int]) -> None:
-        """Read what has waited until now."""
+        """Read deliveries whose wait is over."""
         since, held = self._now(), frozenset(self._lanes.held)
         keys, places = self._lanes.freed(leased, _MAX_KEYS, self._prefetch)
         if not keys and not places:
@@ -253,7 +253,7 @@ class Queue:
     async def claim_tenants(
         self, leased: Collection[int], without: Collection[str]
     ) -> None:
-        """Read the first of tenants that wait behind others' floods, if it is time.
+        """Read the first deliveries of tenants behind others' floods, if it is time.
 
         Args:
             without: tenants to leave out.
@@ -286,7 +286,7 @@ class Queue:
     def hand_out(
         self, limit: int, leased: Collection[int], without: Collection[str]
     ) -> list[ClaimedDelivery]:
-        """Return at most `limit` of the rows read, the tenants in turn."""
+        """Return at most `limit` of the rows read; tenants take turns."""
         rows = self._lanes.hand_out(limit, leased, without)
         self._tenants.handed_out(len(rows))
         return rows
@@ -299,10 +299,10 @@ class Queue:
         return REDELIVERED if row.attempts else FIRST_DELIVERY
 
     async def write(self, batch: Sequence[Settled]) -> None:
-        """Write outcomes down, after which their deliveries are held no longer.
+        """Write outcomes, and stop holding their deliveries.
 
         Raises:
-            BrokerUnavailableError: the database is away; to be called again.
+            BrokerUnavailableError: the database is unavailable; call again.
         """
         acked = [s.row for s in batch if s.delay is None]
         marked = [row for row in acked if not self._lanes.is_logged(row)]
@@ -326,7 +326,7 @@ class Queue:
                 self._lanes.refused(settled.row, now + settled.delay.total_seconds())
 
     async def raise_watermarks(self, leased: Collection[int]) -> None:
-        """Write down what is settled, so that the next owner of a lane skips it."""
+        """Record what is settled, so that the next owner of a lane skips it."""
         lanes = [lane for lane in leased if lane not in self._lanes.new]
         if lanes:
             await self._verify(await self._parts(lanes), self._lanes.floors(lanes))
@@ -353,7 +353,7 @@ class Queue:
         )
 
     async def _log_behind(self) -> None:
-        """Write down what waits behind blocked keys."""
+        """Write to the log which deliveries wait behind blocked keys."""
         while rows := self._lanes.take_behind(_MAX_ENTRIES):
             try:
                 await self._log([_blocked(row) for row in rows])
@@ -372,11 +372,11 @@ class Queue:
             )
 
     async def _sweep(self, leased: Collection[int]) -> None:
-        """Look everywhere: into new lanes, into the log, for what no claim found."""
+        """Look into new lanes, into the log, and for deliveries that no claim found."""
         new = self._lanes.new
         lanes = sorted({*leased, *new})
         self._sweep_at = self._now() + self._sweep_interval
-        # Also without lanes: leases end with the database, and somebody has to say so.
+        # Even without lanes: leases end with the database, and this reports the error.
         ((now, seq, entry, transaction_id, cluster),) = await self._execute(
             "read_clock"
         )
@@ -398,7 +398,7 @@ class Queue:
                 await self._read_log(known, after=entered, with_blocked=False)
             )
             self._plan_verification(known, parts)
-        # Who enters something by hand may take a while to commit.
+        # A transaction that adds an entry by hand may take a while to commit.
         self._entries_read = [self._entries_read[1], entry]
         begins = [p.starts_at for p in parts if p.head is not None]
         self._lanes.oldest = min([now - SKEW, *begins])
@@ -421,8 +421,8 @@ class Queue:
     ) -> list[_Part]:
         """Find what is left of new lanes, from their watermarks on.
 
-        Whatever the lanes' previous owner writes meanwhile is found by one of these
-        statements, since none of them begins before the one ahead of it has ended.
+        One of these statements finds whatever the lanes' previous owner writes
+        meanwhile, since each begins only after the preceding one has ended.
         """
         drawn = self._clock.seq
         await self._verify(
@@ -434,7 +434,7 @@ class Queue:
         floors: dict[int, int] = {}
         for lane in new:
             own = [part for part in parts if part.lane == lane]
-            # No open transaction may commit anything at or below a watermark.
+            # No open transaction can commit a row at or below a watermark.
             floor = min(drawn, max((part.watermark for part in own), default=-1))
             heads = [part.head - 1 for part in own if part.head is not None]
             floors[lane] = min([floor, *heads])
@@ -477,13 +477,13 @@ class Queue:
         *,
         finally_from: int | None = None,
     ) -> None:
-        """Raise the watermarks over what has a mark or an entry.
+        """Raise the watermarks past deliveries that have a mark or an entry.
 
         Args:
-            parts: what to verify.
-            up_to: how far, for each lane: its floor, at most.
-            finally_from: if these aren't floors: a transaction whose id was assigned
-                when all numbers up to them had been drawn.
+            parts: the parts to verify.
+            up_to: how far to verify each lane: to its floor at most.
+            finally_from: if `up_to` isn't floors: the id of a transaction, assigned
+                after all numbers up to those had been drawn.
         """
         for part in parts:
             watermark, target = part.watermark, up_to.get(part.lane, -1)
@@ -517,12 +517,12 @@ class Queue:
         rows: Sequence[tuple[int, datetime, str | None]],
         known: Collection[int],
     ) -> None:
-        """Write down what has been at work for long, and claim what nobody knows.
+        """Log deliveries that have been held for long, and claim unknown ones.
 
         Args:
-            lane: where.
-            rows: what has neither a mark nor an entry.
-            known: what was known before that was read.
+            lane: the lane of the rows.
+            rows: the deliveries that have neither a mark nor an entry.
+            known: the seqs that were known before the rows were read.
         """
         long_ago = self._now() - self._verify_interval
         known = {*known, *self._lanes.known()}
@@ -533,14 +533,14 @@ class Queue:
             if seq in started or seq not in known
         ]
         self._lanes.logged(started)
-        # What was held has been settled meanwhile, or still is held.
+        # Deliveries that were held have been settled meanwhile, or are still held.
         unknown = [entry for entry in entries if entry.seq not in started]
         await self._log_and_wait(entries, unknown)
 
     async def _log_and_wait(
         self, entries: Sequence["_Entry"], found: Sequence["_Entry"]
     ) -> None:
-        """Have what was found claimed, unless it is held."""
+        """Log entries, and schedule the claim of those in `found` that aren't held."""
         await self._log(entries)
         for lane, seq, at, attempts, _, _, key in found:
             place = Place(lane, seq, at, attempts, is_logged=True)
@@ -565,7 +565,7 @@ class Queue:
                 for seq, at, key in stretch.open
             ]
             await self._log_and_wait(entries, entries)
-            # What was found has an entry now, so the next look goes on behind it.
+            # The deliveries found have an entry, so the next read continues after them.
             if len(stretch.open) < _MAX_OPEN:
                 above = end
 
@@ -603,7 +603,7 @@ class Queue:
 
 
 class _Clock(NamedTuple):
-    """What `read_clock.sql` gave."""
+    """The result of `read_clock.sql`."""
 
     now: datetime
     seq: int
@@ -648,7 +648,7 @@ def _entry(
 
 
 def read_delivery(row: Sequence[Any], *, is_logged: bool = False) -> ClaimedDelivery:
-    """Make a delivery of a row of the statement `claim_deliveries`."""
+    """Convert a row of the statement `claim_deliveries` to a delivery."""
     (
         lane,
         seq,

@@ -1,4 +1,4 @@
-"""Claimed messages that were not delivered yet: tenants take turns, each in order."""
+"""Claimed deliveries that aren't handed out yet: tenants take turns, each in order."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ from outbox.message import Message
 
 
 class Item(Protocol):
-    """An item with a message."""
+    """An item that carries a message."""
 
     @property
     def message(self) -> Message: ...  # noqa: D102
@@ -18,14 +18,14 @@ T = TypeVar("T", bound=Item)
 
 
 class Ready(Generic[T]):
-    """Items by tenant; those without a tenant share one turn."""
+    """Items by tenant; those without a tenant share one place in the round."""
 
     def __init__(self) -> None:
         # The tenant that was served last is at the end.
         self._lines: OrderedDict[str | None, deque[T]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Count the items."""
+        """Count all items."""
         return sum(map(len, self._lines.values()))
 
     @property
@@ -34,7 +34,7 @@ class Ready(Generic[T]):
         return [tenant for tenant in self._lines if tenant is not None]
 
     def has_only(self, tenants: Collection[str]) -> bool:
-        """Return whether there are items, all of them of these tenants."""
+        """Return whether there are items, and all belong to these tenants."""
         return bool(self._lines) and all(tenant in tenants for tenant in self._lines)
 
     def add(self, item: T) -> None:
@@ -42,7 +42,7 @@ class Ready(Generic[T]):
         self._lines.setdefault(item.message.tenant, deque()).append(item)
 
     def put_back(self, item: T, follows: Callable[[T], bool]) -> None:
-        """Return an item to the front of its tenant's, behind those that it follows."""
+        """Put an item first among those of its tenant, but behind those it follows."""
         line = self._lines.setdefault(item.message.tenant, deque())
         place = max(
             (n + 1 for n, other in enumerate(line) if follows(other)), default=0
@@ -50,7 +50,7 @@ class Ready(Generic[T]):
         line.insert(place, item)
 
     def take(self, limit: int, without: Collection[str]) -> list[T]:
-        """Take out at most `limit` items, one of each tenant in turn."""
+        """Remove and return at most `limit` items, one per tenant in each round."""
         given: list[T] = []
         round_ = [tenant for tenant in self._lines if tenant not in without]
         while round_ and len(given) < limit:
@@ -64,7 +64,7 @@ class Ready(Generic[T]):
         return given
 
     def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
-        """Remove unwanted items."""
+        """Remove and return the unwanted items."""
         removed: list[T] = []
         for tenant, line in list(self._lines.items()):
             found = [item for item in line if unwanted(item)]

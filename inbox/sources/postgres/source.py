@@ -1,7 +1,8 @@
 """A source that reads `inbox.delivery`: PostgreSQL as the broker.
 
-The replicas of a consumer share 16 lanes by leases, so one of them has a key at a time.
-Claiming writes nothing; see `lanes` for the state that a process keeps.
+The replicas of a consumer share 16 lanes through leases, so a key belongs to one of
+them at a time. Claiming writes nothing; see `lanes` for what the process keeps in
+memory.
 """
 
 import asyncio
@@ -35,17 +36,17 @@ from outbox.retry import jittered
 from outbox.url import without_password
 
 SESSION_SETTINGS: Final = {
-    # An ack lost in a crash of the server means one more delivery, which its receipt
-    # absorbs; so no ack waits for the disk.
+    # An ack lost in a server crash means one redelivery, which its receipt absorbs; so
+    # no ack waits for the disk.
     "synchronous_commit": "off",
-    # A generic plan of a claim finds the order of its rows in the primary key and reads
-    # past everything that is acked or of another lane: 350,000 rows for 256.
+    # A generic plan of a claim gets the order of its rows from the primary key, and
+    # reads past all rows that are acked or in another lane: 350,000 rows for 256.
     "plan_cache_mode": "force_custom_plan",
-    # The estimated cost of a look into many partitions is high enough for it, and
-    # compiling takes longer than the look.
+    # The estimated cost of a look into many partitions is high enough to trigger it,
+    # and compiling takes longer than the look.
     "jit": "off",
-    # Each statement finds its rows by an index, and in its order. Before a partition
-    # was analyzed, the planner would rather read and sort all of a tenant's flood.
+    # Each statement reads its rows from an index, in index order. Until a partition has
+    # been analyzed, the planner would prefer to read and sort all of a tenant's flood.
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
 }
@@ -54,19 +55,20 @@ _LAST_LOOK: Final = 0.05
 
 
 class PostgresSource:
-    """The deliveries of one consumer, for which it subscribes when entered.
+    """A source of one consumer's deliveries; entering it subscribes the consumer.
 
     Args:
-        url: of the database, reached directly, not through a transaction pooler.
-        consumer: the consumer, whose replicas share its deliveries.
-        topics: those to subscribe to: exact names, or prefixes followed by `*`.
-        lease: how long a replica that hangs keeps its lanes; None: as in the URL.
-        poll_interval: how long to wait at most unless woken; drawn anew each time.
-        sweep_interval: how often to look for deliveries that committed late or are due.
-        prefetch: how many to claim at once; they wait in memory, in no transaction.
-            None: as the URL says.
-        answer_timeout: how long to wait for the database's answer to a statement.
-        leave_timeout: how long leaving waits until outcomes are written.
+        url: the database's URL, for a direct connection, not a transaction pooler.
+        consumer: the consumer's name; its replicas share the deliveries.
+        topics: the topics to subscribe to: exact ones, or prefixes followed by `*`.
+        lease: how long a replica that hangs keeps its lanes; None: the URL's value.
+        poll_interval: the maximum wait unless woken; each wait is jittered.
+        sweep_interval: how often to look for deliveries that committed late or are due
+            again.
+        prefetch: how many deliveries to claim at once; they wait in memory, in no
+            transaction. None: the URL's value.
+        answer_timeout: how long to wait for the database to answer a statement.
+        leave_timeout: how long leaving waits for the outcomes to be written.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class PostgresSource:
 
     @classmethod
     def from_url(cls, url: str, *, consumer: str, topics: Sequence[str]) -> Self:
-        """Create one from a broker's URL.
+        """Create a source from a URL.
 
         Raises:
             ConfigError: the URL can't be used.
@@ -133,12 +135,12 @@ class PostgresSource:
         return cls(url, consumer=consumer, topics=topics)
 
     async def __aenter__(self) -> Self:
-        """Subscribe, and take lanes.
+        """Subscribe the consumer, and lease lanes.
 
         Raises:
-            BrokerUnavailableError: the database can't be reached, or is read-only.
-            ConfigError: it has no table `inbox.delivery`, the role may not use it, or
-                the URL leads through a pooler.
+            BrokerUnavailableError: the database is unreachable, or read-only.
+            ConfigError: it has no table `inbox.delivery`, we lack the privileges to use
+                it, or a pooler is in between.
         """
         try:
             await self._enter()
@@ -179,7 +181,7 @@ class PostgresSource:
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._queue.close)
             leaving.push_async_callback(self._bell.close)
-            # A task that is cancelled before its first step has not cleaned up.
+            # A task that is cancelled before its first step hasn't cleaned up.
             leaving.push_async_callback(self._lease.close)
             leaving.push_async_callback(end, self._tasks)
             await asyncio.wait({writing}, timeout=self._leave_timeout)
@@ -188,15 +190,15 @@ class PostgresSource:
                     await self._queue.raise_watermarks(lanes)
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Receive no messages of these tenants until the next call."""
+        """Receive no messages of these tenants until this is called again."""
         self._left_out = frozenset(tenants)
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
-        """Return the ready deliveries of our lanes; wait for the doorbell if none are.
+        """Return deliveries of our lanes; wait for the doorbell if none is ready.
 
         Raises:
             BrokerUnavailableError: the database is unavailable, or foreign sessions
-                hold every lane; it names them.
+                keep us from every lane; the error names them.
         """
         for task in self._tasks:
             if task.done():
@@ -220,14 +222,14 @@ class PostgresSource:
             raise self._away(error) from error
 
     def acked(self, row: ClaimedDelivery) -> None:
-        """Ack a delivery."""
+        """Schedule the ack of a delivery."""
         self._settled.add(Settled(row, None))
 
     def nacked(self, row: ClaimedDelivery, delay: timedelta | None) -> None:
-        """Make a delivery claimable again, at once or after a delay with its key.
+        """Make a delivery claimable again, at once or, with its key, after a delay.
 
-        Without the lane's lease no delay is recorded: the replica that has the lane now
-        wouldn't know that the key is blocked, and would deliver later messages of it.
+        Without the lane's lease it isn't delayed: the lane's new owner keeps its own
+        record of blocked keys, and would deliver later messages of the key.
         """
         if delay is None or not self._lease.holds([row.lane]):
             self._lanes.give_back(row)
@@ -245,13 +247,14 @@ class PostgresSource:
         return BrokerUnavailableError(said)
 
     async def _receive(self, limit: int) -> Sequence[Delivery]:
-        # Tenants that are left out may be allowed again at any moment, by another call.
+        # Left-out tenants may be let in again at any moment: return soon, so that our
+        # caller can say so.
         poll = min(self._poll, _LAST_LOOK) if self._left_out else self._poll
         deadline = time.monotonic() + jittered(poll)
         look = _FIRST_LOOK
         given = await self._look(limit)
         if given:
-            # There is work: writers need not ring until it is done.
+            # There is work to do, and until it is done, writers needn't ring.
             try:
                 await self._bell.disarm()
             except BaseException:

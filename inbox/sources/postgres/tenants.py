@@ -1,8 +1,9 @@
-"""When and where to look for tenants behind the floods of others.
+"""When and where to look for tenants that are hidden behind the floods of others.
 
-Claims read by seq. So if more waits than one claim returns, a tenant's late message
-would be found only after all earlier ones. A look goes from tenant to tenant instead,
-skips those with messages in memory, and takes the first message of each other one.
+Claims read in order of seq. So if more is waiting than one claim returns, messages that
+a tenant added late would be found only when all before them are done. Instead, a look
+goes from tenant to tenant, skips those with deliveries in memory, and takes the first
+deliveries of each other tenant.
 """
 
 import time
@@ -13,17 +14,17 @@ from typing import Final
 _MAX_STEPS: Final = 64
 _MIN_ROWS_EACH: Final = 4
 _INTERVAL: Final = 0.25
-# Memory is bounded: when it holds this many claims' worth, no look adds more.
+# Bounds the memory: with this many claims' worth of deliveries, no look adds more.
 _MAX_CLAIMS: Final = 4
 
 
 class Tenants:
-    """Decides for one replica. Pure bookkeeping, for one event loop.
+    """Schedules the looks of one replica. Pure bookkeeping, for one event loop.
 
     Attributes:
         after: the tenant after which the next look begins.
-        rows_each: how many rows of a tenant a look takes.
-        max_steps: how many tenants it passes or finds.
+        rows_each: the maximum number of rows that a look takes of each tenant.
+        max_steps: the maximum number of tenants that a look skips or finds.
     """
 
     def __init__(
@@ -41,22 +42,22 @@ class Tenants:
         self._look_at = 0.0
 
     def claimed(self, tenants: Sequence[str | None], *, full: bool) -> None:
-        """Record a claim; a full one may have left messages of each tenant behind."""
+        """Record a claim; a full one may have left deliveries of each tenant behind."""
         self._deep = full
         self._more = {tenant for tenant in tenants if full and tenant is not None}
         if self._more or self._found:
             self._look_at = 0.0
 
     def handed_out(self, count: int) -> None:
-        """Record that this many messages were delivered from memory."""
+        """Record that `count` deliveries have left the memory."""
         self._handed_out += count
 
     def is_due(self, ready: int, tenants: Sequence[str], *, stuck: bool) -> bool:
         """Return whether to look now.
 
         Args:
-            ready: how many messages are in memory, of these `tenants`.
-            stuck: none of them may be delivered.
+            ready: how many deliveries are in memory, all of these `tenants`.
+            stuck: whether none of them may be delivered.
         """
         if ready >= _MAX_CLAIMS * self._prefetch:
             return False
@@ -64,7 +65,7 @@ class Tenants:
             return True
         if not self._deep:
             return False
-        # A few looks for each claim: what they cost must not grow with the tenants.
+        # A few looks per claim: their cost must not grow with the number of tenants.
         some = self._handed_out >= self._prefetch // 4
         short = some and not self._more.issubset(tenants)
         return short or self._clock() >= self._look_at
@@ -80,10 +81,10 @@ class Tenants:
         """Record a look.
 
         Args:
-            steps: the tenants that it skipped or found.
-            tenants: those of the rows that it returned.
-            ready: those that had messages in memory before.
-            cut: whether it returned the maximum number of rows.
+            steps: the tenants that it skipped and found.
+            tenants: the tenants of the rows that it returned.
+            ready: the tenants that had deliveries in memory before.
+            cut: whether it returned as much as it may.
         """
         rows = Counter(tenants)
         self._found = bool(rows)
