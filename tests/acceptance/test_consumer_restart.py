@@ -30,7 +30,7 @@ _MODES: Final[tuple[StopMode, ...]] = ("fast", "immediate")
 
 @pytest.fixture
 def rounds(full: bool) -> int:
-    return 8 if full else 2
+    return 8 if full else 1
 
 
 @pytest.fixture

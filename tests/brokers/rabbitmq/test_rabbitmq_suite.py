@@ -51,8 +51,8 @@ class TestRabbitMQPublisher(ThroughProxy, PublisherSuite):
         return Message(topic, b"1")
 
 
-class RabbitMQSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOutage):
-    """What the kinds of queues can differ in."""
+class RabbitMQSourceCase(ThroughProxy, SourceSettling):
+    """What the kinds of queues can differ in, and takes no time limit to test."""
 
     capabilities = SourceCapabilities()
     settings: ClassVar[dict[str, Any]] = {}
@@ -76,16 +76,6 @@ class RabbitMQSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOuta
             poll_interval=timedelta(milliseconds=100),
             **self.settings,
         )
-
-    @override
-    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
-        self.heartbeat = 4
-        super().test_a_stall_is_reported_and_loses_nothing()
-
-    @override
-    def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:
-        self.heartbeat = 4
-        super().test_a_source_can_be_left_while_the_broker_stalls()
 
     @override
     async def put(self, *messages: Message) -> None:
@@ -119,7 +109,21 @@ class RabbitMQSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOuta
         put_bytes(self.direct, topic, b"1")
 
 
-class TestRabbitMQSource(RabbitMQSourceCase, SourceSuite):
+class RabbitMQOutageCase(RabbitMQSourceCase, SourceSharing, SourceOutage):
+    """What the kinds of queues can differ in, time limits included."""
+
+    @override
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
+        self.heartbeat = 4
+        super().test_a_stall_is_reported_and_loses_nothing()
+
+    @override
+    def test_a_source_can_be_left_while_the_broker_stalls(self) -> None:
+        self.heartbeat = 4
+        super().test_a_source_can_be_left_while_the_broker_stalls()
+
+
+class TestRabbitMQSource(RabbitMQOutageCase, SourceSuite):
     pass
 
 
@@ -131,6 +135,17 @@ class TestRabbitMQSourceOfClassicQueue(RabbitMQSourceCase):
     )
 
 
+@pytest.mark.variant
+class TestRabbitMQOutageOfClassicQueue(RabbitMQOutageCase):
+    settings: ClassVar[dict[str, Any]] = {"queue_type": "classic"}
+
+
 class TestRabbitMQSourceWithSingleActiveConsumer(RabbitMQSourceCase):
+    capabilities = SourceCapabilities(shares=False)
+    settings: ClassVar[dict[str, Any]] = {"single_active_consumer": True}
+
+
+@pytest.mark.variant
+class TestRabbitMQOutageWithSingleActiveConsumer(RabbitMQOutageCase):
     capabilities = SourceCapabilities(shares=False)
     settings: ClassVar[dict[str, Any]] = {"single_active_consumer": True}

@@ -14,10 +14,10 @@ import pytest
 from typing_extensions import override
 
 from outbox.brokers.sqs.connection import resource_name
-from outbox.testing.sqs import SqsServer, sqs_server
+from outbox.testing.sqs import sqs_server
 from tests.acceptance.broker_faults import TOPIC, Arrival, BrokerFaults
 from tests.fixtures.proxy import Proxy
-from tests.fixtures.sqs import Aws
+from tests.fixtures.sqs import Aws, account
 
 pytestmark = pytest.mark.fault
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.fault
 class Reader:
     """Takes messages out of a queue, in a loop in its own thread."""
 
-    def __init__(self, server: SqsServer, queue: str, *, subscribed: bool) -> None:
+    def __init__(self, aws: Aws, queue: str, *, subscribed: bool) -> None:
         self.arrivals: list[Arrival] = []
-        self._aws = Aws(server)
+        self._aws = aws
         self._queue = queue
         self._subscribed = subscribed
         self._loop = asyncio.new_event_loop()
@@ -82,9 +82,9 @@ class TestSqs(BrokerFaults):
             return self.proxy, url.replace(self.server.endpoint_url, through)
 
         self.make_proxy = make_endpoint
-        with sqs_server() as self.server:
+        with sqs_server() as self.server, account(self.server) as aws:
             self.reader = Reader(
-                self.server,
+                aws,
                 resource_name(TOPIC, fifo=self.fifo),
                 subscribed=self.scheme == "sns",
             )

@@ -95,14 +95,23 @@ class TestSnsStandardPublisher(SnsPublisherCase):
     )
 
 
-class TestSnsFifoPublisher(SnsPublisherCase, PublisherSuite):
+class TestSnsFifoPublisher(SnsPublisherCase):
+    fifo = ".fifo"
+
+    test_every_field_arrives_unchanged = (
+        PublisherSuite.test_every_field_arrives_unchanged
+    )
+
+
+@pytest.mark.variant
+class TestSnsFifoPublisherInFull(SnsPublisherCase, PublisherSuite):
     capabilities = Capabilities(deduplicates=True)
 
     fifo = ".fifo"
 
 
-class SqsSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOutage):
-    """What the kinds of queues can differ in."""
+class SqsSourceCase(ThroughProxy, SourceSettling):
+    """What the kinds of queues can differ in, and takes no time limit to test."""
 
     # Each consumer has its own queue of a topic, which SNS fills.
     capabilities = SourceCapabilities(
@@ -138,11 +147,6 @@ class SqsSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOutage):
         )
 
     @override
-    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
-        self.answer_timeout = 3.0
-        super().test_a_stall_is_reported_and_loses_nothing()
-
-    @override
     async def prepare(self, topic: str, *consumers: str) -> None:
         for consumer in consumers:
             await self.aws.subscribe(topic + self.end, f"{consumer}-{topic}{self.end}")
@@ -175,13 +179,27 @@ class SqsSourceCase(ThroughProxy, SourceSettling, SourceSharing, SourceOutage):
         await self.aws.put_foreign(f"one-{topic}{self.end}", b"1", raw=raw)
 
 
+class SqsOutageCase(SqsSourceCase, SourceSharing, SourceOutage):
+    """What the kinds of queues can differ in, time limits included."""
+
+    @override
+    def test_a_stall_is_reported_and_loses_nothing(self) -> None:
+        self.answer_timeout = 3.0
+        super().test_a_stall_is_reported_and_loses_nothing()
+
+
+@pytest.mark.variant
+class TestSqsStandardOutage(SqsOutageCase):
+    pass
+
+
 class TestSqsStandardSource(SqsSourceCase):
     test_a_message_is_delivered_unchanged = (
         SourceSuite.test_a_message_is_delivered_unchanged
     )
 
 
-class TestSqsFifoSource(SqsSourceCase, SourceSuite):
+class TestSqsFifoSource(SqsOutageCase, SourceSuite):
     capabilities = SourceCapabilities(takes_bytes_as_topic=False)
 
     end = ".fifo"
