@@ -43,19 +43,19 @@ def start(processes: Processes, port: int, *, retries: bool) -> None:
 
 def keep_open(stage: Stage, shop: Shop, *, fails: bool) -> None:
     """Keep placing orders until Ctrl-C, so that the page has something to show."""
-    say()
-    say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
-    if fails:
-        outage.begin(stage, 1, of=len(shop.customers))
-    with _ordering(shop) as wait:
-        try:
+    try:
+        say()
+        say("The shop goes on, and the page stays open. Press Ctrl-C to end both.")
+        if fails:
+            outage.begin(stage, 1, of=len(shop.customers))
+        with _ordering(shop) as wait:
             if fails:
                 wait(_OUTAGE_SECONDS)
                 outage.end(stage)
             wait(None)
-        except KeyboardInterrupt:
-            say()
-            say("stopping")
+    except KeyboardInterrupt:
+        say()
+        say("stopping")
 
 
 @contextmanager
@@ -63,9 +63,10 @@ def _ordering(shop: Shop) -> Iterator[Callable[[float | None], object]]:
     """Place orders during the block; yield the `join` of their thread."""
     stop = threading.Event()
     thread = threading.Thread(target=shop.run, args=(None, stop, _PAUSE))
-    thread.start()
     try:
+        thread.start()
         yield thread.join
     finally:
         stop.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()

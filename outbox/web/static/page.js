@@ -65,7 +65,7 @@
     const help = byId("help");
     help.hidden = false;
     help.addEventListener("click", () => dialog.showModal());
-    let after = 0;
+    let after = -Infinity;
     const move = (step) => {
       const rows = [...document.querySelectorAll("main [data-row]")];
       const at = rows.indexOf(document.activeElement);
@@ -73,10 +73,12 @@
     };
     document.addEventListener("keydown", (event) => {
       if (!on.checked || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
-      if (event.target.matches("input, select, textarea")) return;
-      const now = Date.now();
-      if (now - after < 1500 && links[event.key]) { after = 0; links[event.key].click(); return; }
-      after = 0;
+      // Not a checkbox, which takes no letters: the one of the dialog has the focus for a moment after it.
+      if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
+      // When it was pressed: a busy browser may handle it later.
+      const now = event.timeStamp, isSecond = now - after < 3000;
+      after = -Infinity;
+      if (isSecond && links[event.key]) { links[event.key].click(); return; }
       if (event.key === "g") after = now;
       else if (event.key === "j") move(1);
       else if (event.key === "k") move(-1);
