@@ -4,14 +4,16 @@ It is created in a temporary directory, listens on 127.0.0.1 and trusts everyone
 use it for tests and demonstrations, not for data.
 """
 
+import atexit
 import pwd
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from outbox.errors import ConfigError, OutboxError
 from outbox.testing.lifetime import (
@@ -67,6 +69,12 @@ class Cluster:
 
     def create(self, settings: Mapping[str, str]) -> None:
         """Create the cluster and its main database, and start it."""
+        self._run("/bin/cp", "-a", initialized(self._binaries, self._user), self._data)
+        self._configure(SETTINGS | dict(settings))
+        self._start_anywhere()
+
+    def initialize(self) -> Path:
+        """Create a cluster with its main database; return its data directory."""
         self._run(
             *("initdb", "--pgdata", self._data, "--username=postgres", "--auth=trust"),
             *("--encoding=UTF8", "--locale=C", "--no-sync"),
@@ -76,8 +84,7 @@ class Cluster:
             *("postgres", "--single", "-F", "-D", self._data, "postgres"),
             commands="CREATE DATABASE pillarbox;\n",
         )
-        self._configure(SETTINGS | dict(settings))
-        self._start_anywhere()
+        return self._data
 
     def follow(self, primary: str) -> None:
         """Make the cluster a streaming standby of a primary, and start it."""
@@ -125,7 +132,7 @@ class Cluster:
 
     def _run(self, program: str, *arguments: str | Path, commands: str = "") -> None:
         # Not a pipe: the server would keep it open for as long as it runs.
-        output = self._directory / f"{program}.out"
+        output = self._directory / f"{Path(program).name}.out"
         with output.open("w") as file:
             done = subprocess.run(
                 [self._binaries / program, *arguments],
@@ -148,6 +155,24 @@ class Cluster:
                 f"{self._binaries / program} exited with status {done.returncode}:\n"
                 f"{report}"
             )
+
+
+_kept: Final = ExitStack()
+atexit.register(_kept.close)
+
+
+@cache
+def initialized(binaries: Path, user: pwd.struct_passwd | None) -> Path:
+    """Return the data directory of a cluster that was never started, to be copied.
+
+    To copy one takes a fifth of the half second of CPU time that initdb takes, and
+    tests start dozens of servers. It is removed when this process ends.
+    """
+    directory = _kept.enter_context(
+        private_directory("pillarbox-initdb-", owner=user, durable=False)
+    )
+    _kept.enter_context(watched(directory, directory / "none.pid", signal.SIGQUIT))
+    return Cluster(binaries, directory, user).initialize()
 
 
 @contextmanager
