@@ -84,7 +84,7 @@ class BrokerFaults(ABC):
         self.inspection = inspection
         self.make_proxy = proxy
         self.figures = figures
-        self.count = 20_000 if full else 2_000
+        self.count = 20_000 if full else 1_000
 
     @abstractmethod
     def broker_url(self) -> str:

@@ -33,7 +33,7 @@ def test_relays_killed_at_random_lose_nothing_and_keep_each_key_in_order(
     full: bool,
     figures: Figures,
 ) -> None:
-    kills, messages = (30, 50_000) if full else (6, 10_000)
+    kills, messages = (30, 50_000) if full else (4, 4_000)
     writer.add(messages)
     running = [relays.start(slow_sink.url, *OPTIONS) for _ in range(2)]
     for _ in range(kills):

@@ -121,7 +121,7 @@ def test_every_payload_arrives_byte_for_byte_and_in_the_order_of_its_repository(
     inspection: Inspection,
     full: bool,
 ) -> None:
-    transactions = 20_000 if full else 2_000
+    transactions = 20_000 if full else 1_000
     relays.start(inspection.url)
     said = write_all(application, webhooks, transactions)
     assert len(said) == transactions - transactions // ROLLED_BACK
