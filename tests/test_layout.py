@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -105,14 +106,24 @@ def test_every_module_has_a_meaningful_name() -> None:
     assert {str(path) for path in names if SAYS_NOTHING.fullmatch(path.name)} == set()
 
 
+@cache
+def callers_of_sql(package: str) -> list[tuple[Path, str]]:
+    """Return the modules of a package that load SQL files, with their code."""
+    code = {
+        path: (ROOT / path).read_text()
+        for path in files(".py")
+        if path.parts[0] == package
+    }
+    return [item for item in code.items() if f'load("{package}", ' in item[1]]
+
+
 @pytest.mark.parametrize("path", SQL_FILES, ids=name_of)
 def test_each_sql_file_is_loaded_by_one_module(path: Path) -> None:
-    package = path.parts[-3]
-    callers = []
-    for module in files(".py"):
-        code = (ROOT / module).read_text()
-        if module.parts[0] == package and f'load("{package}", ' in code:
-            callers += [str(module)] * code.count(f'"{path.stem}"')
+    callers = [
+        module
+        for module, code in callers_of_sql(path.parts[-3])
+        for _ in range(code.count(f'"{path.stem}"'))
+    ]
     assert len(callers) == 1, callers
 
 
@@ -122,3 +133,21 @@ def test_each_sql_file_has_the_four_header_lines(path: Path) -> None:
     assert [line[: len(start)] for line, start in zip(lines, HEADER, strict=True)] == [
         *HEADER
     ]
+
+
+def test_the_documentation_names_each_table_that_sees_a_delete() -> None:
+    page = (ROOT / "docs" / "database.md").read_text()
+    (said,) = re.findall(
+        r"\*\*What is deleted row by row\.\*\*.*?\n\n", page, re.DOTALL
+    )
+    # To remove everything is another matter.
+    product = (
+        path
+        for path in files(".sql", ".py")
+        if path.parts[0] in (*PACKAGES, "migrations") and ".down" not in path.suffixes
+    )
+    code = "\n".join((ROOT / path).read_text() for path in product)
+    deleted = set(re.findall(r"DELETE FROM ((?:outbox|inbox|cron)\.\w+)", code))
+
+    assert "inbox.suspect" in deleted
+    assert set(re.findall(r"`(\w+\.\w+)`", said)) == deleted

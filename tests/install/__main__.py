@@ -1,6 +1,7 @@
 """Install the wheel without the lock file, and have it do what it promises.
 
-    python -m tests.install            the core and all extras, and each one's imports
+    python -m tests.install            the core, README's extras and all extras, and the
+                                       imports of each one alone
     python -m tests.install --full     each extra alone from `add` to its handler, too
     python -m tests.install redis nats these extras
 
@@ -10,6 +11,7 @@ Prints a table, and ends with 1 if something failed.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from outbox.testing.postgres import PostgresServer, postgres_server
 from tests.install.wheel import ROOT, build_wheel
 
 HERE: Final = Path(__file__).parent
+README: Final = ROOT / "README.md"
 UV: Final = Path(sys.executable).with_name("uv")
 RESOLUTIONS: Final = {"lowest": "lowest-direct", "newest": "highest"}
 BROKERS: Final = {
@@ -124,6 +127,12 @@ def clean_environment() -> dict[str, str]:
     return {name: v for name, v in os.environ.items() if not name.startswith(ours)}
 
 
+def documented() -> list[str]:
+    """Return the extras that README's install line has."""
+    (line,) = re.findall(r"pip install 'pillarbox\[(.+?)\]'", README.read_text())
+    return str(line).split(",")
+
+
 def declared() -> dict[str, list[str]]:
     """Return the requirements of each extra, as pyproject.toml has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -180,7 +189,8 @@ def main() -> int:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     known = sorted(declared().keys() - {""})
-    names = {"none": [], "all": known} | {extra: [extra] for extra in known}
+    names = {"none": [], "readme": documented(), "all": known}
+    names |= {extra: [extra] for extra in known}
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=", ".join(names))
     parser.add_argument("--full", action="store_true", help="see above")
     parser.add_argument(
@@ -247,7 +257,8 @@ def tried(
             send_messages(environment, extras, server)
     except (RuntimeError, ConfigError) as error:
         problem = str(error)
-    name = "all" if len(extras) > 1 else extras[0] if extras else "none"
+    several = "readme" if list(extras) == documented() else "all"
+    name = several if len(extras) > 1 else extras[0] if extras else "none"
     shown = f"{resolution}: " + ", ".join(
         f"{package} {version}"
         for package, version in versions.items()
