@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock.__main__ import DATABASE, LEFT_OUT
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("outbox", "relay", "inbox")
 FOLDERS = (*PACKAGES, "migrations", "examples", "benchmarks", "tests")
@@ -133,6 +135,18 @@ def test_each_sql_file_has_the_four_header_lines(path: Path) -> None:
     assert [line[: len(start)] for line, start in zip(lines, HEADER, strict=True)] == [
         *HEADER
     ]
+
+
+def test_each_folder_of_tests_is_run_at_other_hours_or_left_out_for_a_reason() -> None:
+    folders = {
+        name_of(path)
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() and any(path.rglob("*.py"))
+    }
+    inside = {name for name in DATABASE if name.count("/") == 1}
+
+    assert folders == inside | set(LEFT_OUT)
+    assert "tests/brokers/postgres" in DATABASE
 
 
 def test_the_documentation_names_each_table_that_sees_a_delete() -> None:
