@@ -37,8 +37,8 @@ class MessageTooOldError(InvalidReceiptError):
             super().__init__(
                 f"message id {message_id}: was made at {message_at.isoformat()}, and "
                 "the receipts of that time were dropped before their retention was "
-                "over, by a clock that was ahead; nobody can tell whether it was "
-                "handled: look at its effects, and handle it by hand if there are none"
+                "over, by a clock that was ahead; it is unknown whether it was "
+                "handled: check its effects, and handle it manually if there are none"
             )
             return
         age = write_duration(datetime.now(UTC) - message_at)
@@ -144,7 +144,7 @@ class JobLostError(OutboxError):
         self.message_id = message_id
         super().__init__(
             f"job {message_id}: its lease is lost, and another process may have it; "
-            "if this happens without a frozen process, use a longer lease"
+            "if the process was not frozen, use a longer lease"
         )
 
 

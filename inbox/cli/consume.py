@@ -183,7 +183,7 @@ class Once:
 
     def __init__(self, consumer: Consumer, seconds: float | None) -> None:
         if seconds is not None and not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ConfigError(f"idle={seconds:g}s: must be above 0s, and not for ever")
+            raise ConfigError(f"idle={seconds:g}s: must be above 0s and finite")
         self.gave_up = False
         self._consumer = consumer
         self._idle = None if seconds is None else timedelta(seconds=seconds)
@@ -216,8 +216,8 @@ def queues_of(options: Sequence[str]) -> dict[str, int]:
             queues[name] = int(weight) if separator else 1
         except ValueError:
             raise ConfigError(
-                f"--queue {option}: weight {weight!r} is no whole number; write "
-                "NAME=WEIGHT, e.g. realtime=2"
+                f"--queue {option}: weight {weight!r} is not a whole number; "
+                "write NAME=WEIGHT, e.g. realtime=2"
             ) from None
     return queues
 

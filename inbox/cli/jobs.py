@@ -93,20 +93,20 @@ def cancel(
         state, worker = _cancel(connection, message_id, name, reason)
     if state == JobState.CANCELLED and known.get(name) in OPEN:
         had = f": its worker {worker} is gone" if worker else ""
-        write_line(f"{message_id} of {name} is cancelled{had}, and no worker has it")
+        write_line(f"{message_id} of {name} is cancelled{had}, and no worker runs it")
         return 0
     if state != JobState.WAITING:
-        write_line(f"{message_id} of {name} has ended already: {state}")
+        write_line(f"{message_id} of {name} has already ended: {state}")
         return 1
     write_line(
-        f"{message_id} of {name} is to be cancelled: a running handler is told with "
+        f"{message_id} of {name} will be cancelled: a running handler is told with "
         "its next heartbeat; one that has not started never starts"
     )
     if name not in known:
         warn(
-            f"consumer {name!r} has no job of it yet. When its message comes to a "
-            "handler with a lease, it ends there; one without a lease handles it all "
-            "the same"
+            f"consumer {name!r} has no job for it yet. If its message reaches a "
+            "handler with a lease, the job ends there; a handler without a lease "
+            "handles it anyway"
         )
     return 0
 
@@ -134,10 +134,10 @@ def _whose(id: UUID, known: dict[str, JobState]) -> str:
         return meant[0]
     if meant:
         raise ConfigError(
-            f"id {id}: {', '.join(meant)} have a job of it; choose with --consumer"
+            f"id {id}: {', '.join(meant)} have a job for it; choose with --consumer"
         )
     raise ConfigError(
-        f"id {id}: no consumer has a job of it; if the message has not arrived yet, "
+        f"id {id}: no consumer has a job for it; if the message has not arrived yet, "
         "name its consumer with --consumer"
     )
 

@@ -138,7 +138,7 @@ class DeliverySettlement:
         if was_handled:
             await self._handled(delivery, False, 0.0)
             return True
-        failure = f"was started {starts} times and never came to an end"
+        failure = f"was started {starts} times and never finished"
         return await self._give_up.give_up(delivery, dispatcher, failure, starts)
 
     async def _was_handled(

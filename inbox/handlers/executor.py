@@ -237,8 +237,8 @@ class Terms:
         for kind in kinds:
             if not isinstance(kind, type) or not issubclass(kind, Exception):
                 raise ConfigError(
-                    f"permanent {shorten(kind)}: isn't a kind of exception; pass "
-                    "classes, or a function that tells"
+                    f"permanent {shorten(kind)}: isn't an exception class; pass "
+                    "classes, or a predicate"
                 )
 
     def judge(self, error: Exception) -> None:

@@ -38,8 +38,8 @@ def make_handler(
         )
     if on_duplicate == "raise":
         raise ConfigError(
-            f'handler {name_of(handler)}: on_duplicate="raise": a consumer would take '
-            "a duplicate for a failure, try it again and give it up; say "
+            f'handler {name_of(handler)}: on_duplicate="raise": a consumer would '
+            "treat a duplicate as a failure, and retry and dead-letter it; use "
             '"skip" or "replay"'
         )
     if lease is not None and batch is not None:

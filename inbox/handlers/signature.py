@@ -41,13 +41,13 @@ def check_signature(handler: Callable[..., Any], takes: Takes) -> None:
     if inspect.isclass(handler):
         raise ConfigError(
             f"handler {name_of(handler)}: is a class; pass a function of "
-            f"{takes.value}, or an object that can be called so"
+            f"{takes.value}, or a callable object that takes them"
         )
     called = _function_of(handler)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise ConfigError(
-            f"handler {name_of(handler)}: yields, so that a call runs nothing of it; "
-            "write it without yield"
+            f"handler {name_of(handler)}: is a generator, so calling it runs nothing; "
+            "remove yield"
         )
     _check_arguments(handler, takes)
     _check_annotations(handler, takes)
@@ -65,7 +65,7 @@ def refuse_awaitable(handler: Callable[..., Any], result: object) -> None:
         result.close()
     raise ConfigError(
         f"handler {name_of(handler)}: is a plain function and returned an awaitable, "
-        "of which nothing has run; write async def, with an async_sessionmaker"
+        "which was never awaited; write async def, with an async_sessionmaker"
     )
 
 

@@ -218,7 +218,7 @@ class JobRunner:
     async def _refuse_poison(self, lease: JobLease, attempts: Attempts) -> None:
         started = lease.attempts - 1
         if started and attempts.retry.spent(started):
-            reason = f"was started {started} times and never came to an end"
+            reason = f"was started {started} times and never finished"
             if not await lease.end(JobState.FAILURE, reason, is_attempt=False):
                 raise _lost(lease)
             attempts.attempts = started - 1

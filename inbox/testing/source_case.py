@@ -87,7 +87,7 @@ class SourceCase(BrokerCase, ABC):
 
     @abstractmethod
     def source(self, consumer: str, topic: str) -> Source:
-        """Create a source with a poll interval of at most 0.2 s, not entered yet."""
+        """Create a source with a poll interval of at most 0.2 s, not open yet."""
 
     @abstractmethod
     async def put(self, *messages: Message) -> None:

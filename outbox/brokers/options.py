@@ -271,7 +271,7 @@ class BrokerOptions:
             value = getattr(self, name)
             if value != _default(type(self), name) and not declared.form.allows(value):
                 raise ConfigError(
-                    f"{name}={value}: must be {declared.form.description}"
+                    f"{name}={_typed(value)}: must be {declared.form.description}"
                 )
 
     @classmethod
@@ -409,3 +409,8 @@ def _read(form: Form, text: str, name: str, shown: str) -> Any:
         if text and form.allows(value):
             return value
     raise ConfigError(f"broker URL option {name}={shown}: write {form.description}")
+
+
+def _typed(value: object) -> object:
+    """Return a value as it is typed; a duration as -2d, not as -2 days, 0:00:00."""
+    return exact_duration(value) if isinstance(value, timedelta) else value

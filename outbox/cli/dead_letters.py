@@ -309,7 +309,7 @@ def retry(
     criteria = filters.criteria(Status.PENDING)
     named = _check_choice(ids, filters, limit, all=all, or_due=due)
     if due and (named or dry_run):
-        raise ConfigError("--due stands alone: the schedule chooses by itself")
+        raise ConfigError("--due can't be combined with ids, filters or --dry-run")
     failures: list[DeadLetterFailed] = []
 
     def note(event: Event) -> None:
@@ -530,7 +530,7 @@ def _check_choice(
     """Return whether any are selected; selecting all of them needs `--all`."""
     asked = filters != Filters() or limit is not None
     if ids and (asked or all):
-        raise ConfigError("ids and filters together: leave out the one or the other")
+        raise ConfigError("give either ids or filters, not both")
     named = bool(ids or asked or all)
     if not named and not or_due:
         raise ConfigError(

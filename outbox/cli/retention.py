@@ -98,7 +98,7 @@ def retention(
     keeps = {"keep-table": True, "drop-table": False}.get(action)
     if keeps is not None and (not table or asked):
         raise ConfigError(
-            f"{action} takes a table and no more: write"
+            f"{action} takes only a table: write"
             f" pillarbox retention {action} outbox.message"
         )
     if action == "show" and table:

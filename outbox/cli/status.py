@@ -268,9 +268,9 @@ def _relays(overview: Overview) -> Iterator[str]:
     if processes is None:
         return
     if not processes.relays:
-        yield "relays     none is connected"
+        yield "relays     none connected"
         return
-    free = f", {len(processes.free)} held by none" if processes.free else ""
+    free = f", {len(processes.free)} not held" if processes.free else ""
     yield f"relays     {processes.lanes} lanes{free}"
     for relay in processes.relays:
         since = ""

@@ -192,9 +192,9 @@ def _write_trace(found: Trace) -> None:
     life = found.life
     match found.found:
         case Found.NOT_FOUND:
-            write_line(f"{life.id}: no database that was given has it")
+            write_line(f"{life.id}: not found in any of the databases")
         case Found.NOT_KNOWABLE:
-            write_line(f"{life.id}: not found, and it can't be known whether it was")
+            write_line(f"{life.id}: not found, but it is unknown whether it exists")
         case Found.FOUND:
             _write_life(life)
             if found.causes or found.branch.caused or found.branch.is_cut:
@@ -268,7 +268,7 @@ def _state(life: Life) -> str:
     if life.replays == 1:
         replays = ", replayed once"
     if life.state is None:
-        return "no outbox that was asked has it"
+        return "not found in any outbox"
     added, published = life.added_at, life.published_at
     took = ""
     if life.state is State.PUBLISHED and added is not None and published is not None:
@@ -276,7 +276,7 @@ def _state(life: Life) -> str:
     return f"{_STATES.get(life.state, life.state)}{took}{replays}"
 
 
-_STATES: Final = {State.DEAD_LETTERED: "given up: a dead letter"}
+_STATES: Final = {State.DEAD_LETTERED: "dead letter"}
 
 
 def _who(life: Life) -> str | None:
@@ -296,14 +296,14 @@ def _progress(handling: Handling) -> str:
 
 _PROGRESSES: Final[Mapping[Progress, str]] = {
     Progress.DELIVERED: "in its queue since",
-    Progress.WAITING: "gave it back",
+    Progress.WAITING: "returned it for retry",
     Progress.BLOCKED: "blocked by its key since",
-    Progress.STARTED: "started it, without an end yet",
-    Progress.QUEUED: "its job is queued since",
-    Progress.IN_PROGRESS: "its job runs since",
-    Progress.ENDED: "its job ended",
+    Progress.STARTED: "started it, not finished yet",
+    Progress.QUEUED: "job queued since",
+    Progress.IN_PROGRESS: "job running since",
+    Progress.ENDED: "job ended",
     Progress.HANDLED: "handled it",
-    Progress.DEAD_LETTERED: "gave it up",
+    Progress.DEAD_LETTERED: "dead-lettered it",
     Progress.DISCARDED: "discarded",
     Progress.ACKED: "acked it",
 }

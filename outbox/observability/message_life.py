@@ -53,7 +53,7 @@ _WORDS: Final = {
     ("inbox", "blocked"): "blocked by its key",
     ("inbox", "open"): "delivered again: nobody had finished it",
     ("inbox", "found"): "found below the watermark",
-    ("inbox", "started"): "started, without an end yet",
+    ("inbox", "started"): "started, not finished yet",
     ("", "dead_letter"): "became a dead letter",
     ("", "retry_failed"): "retry failed",
     ("", "retry_succeeded"): "retry succeeded",
@@ -681,7 +681,7 @@ def _why(
         case State.WAITING if last is not None:
             times = f"{last.attempts} time{'' if last.attempts == 1 else 's'}"
             return (
-                f"refused {times}, to be published again at {_said(last.due_at)}: "
+                f"refused {times}, next attempt at {_said(last.due_at)}: "
                 f"{last.reason or 'no reason is known'}"
             )
         case State.BLOCKED:
@@ -702,13 +702,13 @@ def _what_blocks(connection: AdministrationConnection, envelope: Envelope) -> st
         prepare=False,
     ).fetchone()
     if found is None:
-        return "its key was blocked, and is free again: it is next"
+        return "its key is no longer blocked: it is next"
     id, cause, due_at, attempts = found
     if cause == "blocked":
         return f"waits behind {id} of its key"
     return (
-        f"waits behind {id} of its key, which was refused {attempts} times and is to "
-        f"be published again at {_said(due_at)}"
+        f"waits behind {id} of its key, which was refused {attempts} times; its next "
+        f"attempt is at {_said(due_at)}"
     )
 
 

@@ -16,8 +16,8 @@ Connection = psycopg.AsyncConnection[TupleRow]
 
 _SCHEMES: Final = ("postgresql", "postgres")
 _REMEDY: Final = (
-    "use postgresql://user:password@host:port/database, and write what is special in "
-    "user and password as %40 for @"
+    "use postgresql://user:password@host:port/database, and percent-encode special "
+    "characters in the user and password (%40 for @)"
 )
 _UNKNOWN_OPTION: Final = "invalid URI query parameter"
 _PINNED: Final = {
@@ -78,7 +78,7 @@ def conninfo(url: str, *, application_name: str = "pillarbox") -> str:
         ) from None
     if not all(map(_is_port, str(given.get("port", "")).split(","))):
         raise ConfigError(
-            f"database URL {without_password(url)}: its port is none; {_REMEDY}"
+            f"database URL {without_password(url)}: invalid port; {_REMEDY}"
         )
     return make_conninfo(
         "", **{**_SETTINGS, "application_name": application_name, **given}

@@ -21,7 +21,7 @@ class MsgspecValidator:
         except TypeError as error:
             raise ConfigError(
                 f"schema {type_!r}: {error}; annotate its fields with types that JSON "
-                "can say"
+                "can represent"
             ) from error
 
     def load(self, payload: bytes) -> Any:

@@ -211,7 +211,7 @@ class Frame:
         if not viewer.may_act:
             raise HTTPException(
                 403,
-                f"{viewer.name} may look, and change nothing. Add the word act to the "
+                f"{viewer.name} has read-only access. Add the word act to the "
                 "line of this viewer in the token file.",
             )
         return viewer, form

@@ -36,7 +36,7 @@ def read_page(
             f"state {shorten(chosen)}: use open, any, {', '.join(jobs.states)}"
         )
     if "\0" in consumer:
-        raise ConfigError("consumer: no name has a NUL")
+        raise ConfigError("consumer: names can't contain NUL")
     rows = jobs.read(connection, consumer or None, states, _MOST_ROWS)
     return {
         "jobs": rows,

@@ -132,7 +132,7 @@ def read_page(
     search = _Search.of(query)
     id = query.get("id", "").strip()
     if "\0" in id or len(id) > _MAX_LENGTH:
-        raise ConfigError("id: no message has one like that")
+        raise ConfigError("id: not a valid id")
     trace = read_trace({"": connection}, id, max_messages=1) if id else None
     return {
         "id": id,

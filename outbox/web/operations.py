@@ -441,8 +441,8 @@ async def ask(request: Request) -> Response:
         raise ConfigError("the reason is empty: say why, for those who ask later")
     if "\0" in reason or len(reason) > _MAX_REASON:
         raise ConfigError(
-            f"the reason has {len(reason)} characters: use at most {_MAX_REASON}, and "
-            "none that is NUL"
+            f"the reason has {len(reason)} characters: use at most {_MAX_REASON}, "
+            "without NUL characters"
         )
     selection = Selection.of(form)
     if not (selection.until and form.get("expected", "").isdecimal()):

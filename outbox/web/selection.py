@@ -66,7 +66,7 @@ class Selection:
             if "\0" in value or len(value) > _MAX_LENGTH:
                 raise ConfigError(
                     f"{name} {shorten(value)}: use at most {_MAX_LENGTH} characters, "
-                    "and none that is NUL"
+                    "without NUL characters"
                 )
         selection = cls(**chosen)
         allowed = {"side": (*SIDES, ""), "status": STATUSES, "window": tuple(WINDOWS)}

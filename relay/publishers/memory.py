@@ -50,10 +50,12 @@ class MemoryPublisher:
         """Ack the whole batch.
 
         Raises:
-            BrokerUnavailableError: the publisher is not entered.
+            BrokerUnavailableError: the publisher is not open.
         """
         if not self._entered:
-            raise BrokerUnavailableError("broker memory: its publisher is not entered")
+            raise BrokerUnavailableError(
+                "broker memory: the publisher is not open; use `async with`"
+            )
         if self._keep:
             self.messages.extend(batch)
         return [Acked()] * len(batch)

@@ -122,12 +122,12 @@ class PostgresPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, the table has no partition for
-                today, the database accepts no writes, or the publisher is not entered.
+                today, the database accepts no writes, or the publisher is not open.
                 The next call reconnects.
         """
         if not self._entered:
             raise BrokerUnavailableError(
-                "broker postgres: its publisher is not entered"
+                "broker postgres: the publisher is not open; use `async with`"
             )
         sound = [message for message in batch if self._too_large(message) is None]
         try:

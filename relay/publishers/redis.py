@@ -92,10 +92,12 @@ class RedisPublisher:
 
         Raises:
             BrokerUnavailableError: the connection broke, Redis accepts no writes, or
-                the publisher is not entered. The next call reconnects.
+                the publisher is not open. The next call reconnects.
         """
         if not self._entered:
-            raise BrokerUnavailableError("broker redis: its publisher is not entered")
+            raise BrokerUnavailableError(
+                "broker redis: the publisher is not open; use `async with`"
+            )
         answers: list[Confirmation] = [self._check(message) for message in batch]
         sent = [i for i, answer in enumerate(answers) if isinstance(answer, Acked)]
         if not sent:

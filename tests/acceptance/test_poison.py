@@ -187,7 +187,7 @@ async def test_a_message_that_kills_its_process_is_dead_lettered(
     letters = inspection.rows(
         "SELECT payload, attempts, error_reason, status FROM inbox.dead_letter"
     )
-    reason = f"was started {MAX_ATTEMPTS} times and never came to an end"
+    reason = f"was started {MAX_ATTEMPTS} times and never finished"
     assert letters == [(POISON, MAX_ATTEMPTS, reason, "PENDING")]
     noted = [number for (number,) in inspection.rows("SELECT number FROM noted")]
     assert sorted(noted) == [n for n in range(count) if n != poison]

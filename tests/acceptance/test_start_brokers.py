@@ -82,7 +82,7 @@ def test_redis_refuses_a_wrong_password(
     with Redis.from_url(private_redis.url) as client:
         client.config_set("requirepass", "another")
     line = refused(private_redis.url.replace("://", f"://:{PASSWORD}@"))
-    assert "refuses us" in line
+    assert "rejected the connection" in line
     assert private_redis.url.partition("://")[2] in line
 
 
@@ -91,14 +91,14 @@ def test_redis_refuses_a_missing_password(
 ) -> None:
     with Redis.from_url(private_redis.url) as client:
         client.config_set("requirepass", PASSWORD)
-    assert "refuses us" in refused(private_redis.url)
+    assert "rejected the connection" in refused(private_redis.url)
 
 
 def test_rabbitmq_refuses_a_wrong_password(
     shared_rabbitmq: RabbitMQServer, refused: Refused
 ) -> None:
     line = refused(shared_rabbitmq.url.replace("guest:guest", f"guest:{PASSWORD}"))
-    assert "refuses us" in line
+    assert "rejected the connection" in line
 
 
 @pytest.mark.parametrize("user", ["", f"someone:{PASSWORD}@", f"{PASSWORD}@"])
@@ -108,7 +108,9 @@ def test_nats_refuses_a_wrong_user_and_a_wrong_token(
     with nats_server(
         {"authorization": {"user": "someone", "password": "another"}}
     ) as server:
-        assert "refuses us" in refused(server.url.replace("://", f"://{user}"))
+        assert "rejected the connection" in refused(
+            server.url.replace("://", f"://{user}")
+        )
 
 
 def test_postgres_refuses_a_wrong_password(
@@ -134,7 +136,7 @@ def test_kafka_refuses_a_wrong_password(refused: Refused) -> None:
             f"kafka://someone:{PASSWORD}@127.0.0.1:{port}/"
             "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN"
         )
-    assert f"broker kafka://127.0.0.1:{port} refuses us: " in line
+    assert f"broker kafka://127.0.0.1:{port} rejected the connection: " in line
     assert "said the script" in line
 
 

@@ -31,7 +31,7 @@ def test_a_consumers_missing_queue_that_it_may_not_make_is_named(
     with user_who_may_make(shared_rabbitmq, "^nothing$") as url:
         broker = f"{url}?queue=missing-queue"
         line = refusal_of_consumer(database_url, broker, modules)
-    assert "queue 'missing-queue' is missing, and can't be made: " in line
+    assert "queue 'missing-queue' doesn't exist and can't be created: " in line
     assert "access" in line.lower()
 
 

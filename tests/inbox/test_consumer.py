@@ -311,5 +311,5 @@ async def test_a_plain_function_that_returns_a_coroutine_has_failed(
         async with running(consumer) as events:
             (given_up,) = await events.wait_for(MessageDeadLettered)
 
-    assert "returned an awaitable, of which nothing has run" in given_up.reason
+    assert "returned an awaitable, which was never awaited" in given_up.reason
     assert execute(database_url, "SELECT * FROM inbox.receipt") == []

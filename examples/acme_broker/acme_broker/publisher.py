@@ -38,7 +38,7 @@ class AcmePublisher:
     async def publish(self, batch: Sequence[Message]) -> Sequence[Confirmation]:
         """Append the batch, except messages that are too large."""
         if not self._entered:
-            raise BrokerUnavailableError("the publisher is not entered")
+            raise BrokerUnavailableError("the publisher is not open; use `async with`")
         answers = [_check(message) for message in batch]
         with self._queue.transaction() as connection:
             connection.executemany(

@@ -112,7 +112,7 @@ class KafkaSource:
             await self.__aexit__()
             if reader.refusal is not None and isinstance(error, Exception):
                 raise ConfigError(
-                    f"broker {self._name} refuses us: {reader.refusal}"
+                    f"broker {self._name} rejected the connection: {reader.refusal}"
                 ) from error
             raise
         reader.join()
@@ -272,7 +272,7 @@ class KafkaSource:
     async def _look_after_reader(self) -> None:
         reader = self._reader
         if reader is None:
-            raise BrokerUnavailableError(f"the source of {self._name} was left")
+            raise BrokerUnavailableError(f"the source for {self._name} is closed")
         if reader.down:
             await reader.topics(0)
         if (trouble := reader.trouble) is not None:

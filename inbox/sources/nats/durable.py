@@ -107,7 +107,8 @@ class Durable:
             if config.get("deliver_subject") or config["ack_policy"] != "explicit":
                 raise ConfigError(
                     f"NATS consumer {self.name!r} on stream {self.stream!r}: must be "
-                    "a pull consumer with explicit acks; delete it, and it is made"
+                    "a pull consumer with explicit acks; delete it, and it will be "
+                    "recreated"
                 )
             config = {**config, **wanted, **own}
         if info is None or config != info["config"]:

@@ -121,8 +121,8 @@ class Pulls:
             problem = str(error)
         if durable.max_deliver is not None and int(delivered) >= durable.max_deliver:
             problem = problem or (
-                f"was handed over {delivered} times without an outcome, and NATS "
-                "would not hand it over again (max_deliver)"
+                f"was delivered {delivered} times without being settled, and "
+                "max_deliver prevents another delivery"
             )
         return Entry(
             durable.place,

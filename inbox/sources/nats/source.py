@@ -146,7 +146,7 @@ class NatsSource:
                 await end(self._tasks)
             finally:
                 if self._pulls is not None:
-                    await self._pulls.connection.drop("source was left")
+                    await self._pulls.connection.drop("the source is closed")
 
     async def receive(self, *, limit: int) -> Sequence[Delivery]:
         """Return new deliveries, and delayed ones that are due."""
@@ -277,7 +277,7 @@ class NatsSource:
     async def _connected(self) -> Pulls:
         async with self._connecting:
             if not self._entered:
-                raise self._settings.unavailable("source was left")
+                raise self._settings.unavailable("the source is closed")
             if self._pulls is not None and self._pulls.connection.lost is None:
                 return self._pulls
             self._refusal = None
@@ -310,8 +310,8 @@ class NatsSource:
     async def _drop_if_refused(self, connection: NatsConnection) -> None:
         if self._refusal is not None:
             await connection.drop(
-                f"{self._refusal}; let the user publish to {ACKS}>, or every message "
-                "comes again"
+                f"{self._refusal}; grant the user publish on {ACKS}>, or every message "
+                "is redelivered"
             )
 
     def _refused(self, text: str) -> None:

@@ -77,7 +77,7 @@ def binding_key(topic: str) -> str:
     prefix = topic.removesuffix("*")
     words = prefix.split(".")
     if {"*", "#"} & set(words):
-        problem = "has * or # as a word, which RabbitMQ takes for any word"
+        problem = "has * or # as a word, which RabbitMQ treats as a wildcard"
     elif topic != prefix and words[-1]:
         problem = "doesn't end with a whole word, and RabbitMQ compares whole words"
     elif len(prefix.encode()) > MAX_NAME_BYTES - len("*.#"):
@@ -237,8 +237,8 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
             return
         if _SINGLE in text:
             raise ConfigError(
-                f"queue {config.name!r} is there without {_SINGLE}, or with it "
-                "unasked for; delete it, or leave the option as it was made"
+                f"queue {config.name!r} exists with a different {_SINGLE} setting; "
+                "delete the queue, or restore the option"
             )
         if _LIMIT not in text or arguments.pop(_LIMIT, None) is None:
             break
@@ -249,7 +249,7 @@ async def _declare(link: AmqpConnection, config: QueueConfig) -> None:
     except ChannelClosedByBroker as error:
         if error.reply_code == NOT_FOUND:
             raise ConfigError(
-                f"queue {config.name!r} is missing, and can't be made: {text}"
+                f"queue {config.name!r} doesn't exist and can't be created: {text}"
             ) from None
         raise ConfigError(f"queue {config.name!r}: {error.reply_text}") from None
     await channel.close()

@@ -87,8 +87,8 @@ class Streams:
             except ResponseError as error:
                 if str(error).startswith("WRONGTYPE"):
                     raise ConfigError(
-                        f"topic {shorten(stream.decode())}: is the name of something "
-                        "else than a stream in this Redis; use another database of it"
+                        f"topic {shorten(stream.decode())}: is a Redis key that is "
+                        "not a stream; use another database of this Redis"
                     ) from None
                 if not str(error).startswith("BUSYGROUP"):
                     raise

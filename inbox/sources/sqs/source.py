@@ -237,7 +237,8 @@ class SqsSource:
             raise self._settings.unavailable(error) from error
         if again:
             raise BrokerUnavailableError(
-                f"broker {self._settings.url} takes no more outcomes now"
+                f"broker {self._settings.url} can't accept acknowledgements "
+                "at the moment"
             )
         for item in settled:
             self._holding.drop(item)

@@ -103,7 +103,10 @@ def _check_server(server: str, name: str) -> None:
     if server.endswith("]") or not colon:
         host, port = server, "9092"
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"broker URL {name}: {shorten(server)} is no server; {_URL}")
+        raise ConfigError(
+            f"broker URL {name}: {shorten(server)} is not a valid server address; "
+            f"{_URL}"
+        )
 
 
 def _credentials(parts: SplitResult) -> dict[str, str]:

@@ -83,8 +83,8 @@ def problem_of(record: NewRecord, max_bytes: int) -> str | None:
     """Return why Kafka can never accept a record; None if it can."""
     if _TOPIC.fullmatch(record.topic) is None:
         return (
-            f"topic {shorten(record.topic)} can't be one of Kafka: it takes 1 to 249 "
-            "of A-Z a-z 0-9 . _ -"
+            f"topic {shorten(record.topic)} isn't a valid Kafka topic: use 1 to 249 of "
+            "A-Z a-z 0-9 . _ -"
         )
     texts = (*record.headers, *record.headers.values())
     size = len(record.value) + len(record.key or b"") + _OVERHEAD

@@ -42,8 +42,8 @@ def subject_problem(topic: str) -> str | None:
         )
     if topic.startswith(("$", "_INBOX.")):
         return (
-            f"topic {shorten(topic)} is in a part of the subjects that NATS keeps for "
-            "itself: begin it with neither $ nor _INBOX"
+            f"topic {shorten(topic)} uses a subject prefix reserved by NATS: begin it "
+            "with neither $ nor _INBOX"
         )
     return None
 
@@ -53,11 +53,11 @@ def header_problem(message: Message) -> str | None:
     for name in message.headers:
         if _NAME.fullmatch(name) is None:
             return (
-                f"header {shorten(name)}: NATS takes no such name; use letters, "
+                f"header {shorten(name)}: not a valid NATS header name; use letters, "
                 "digits and -"
             )
         if name.lower().startswith(_RESERVED):
-            return f"header {shorten(name)}: NATS acts on its own headers; rename it"
+            return f"header {shorten(name)}: reserved by NATS; rename it"
     return None
 
 

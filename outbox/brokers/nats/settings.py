@@ -47,7 +47,7 @@ class NatsSettings:
         if parts.path not in {"", "/"} or parts.fragment:
             unknown = parts.path if parts.path not in {"", "/"} else parts.fragment
             raise ConfigError(
-                f"broker URL {name}: {shorten(unknown)} means nothing here; write "
+                f"broker URL {name}: unexpected {shorten(unknown)}; write "
                 "nats://host:4222?option=value"
             )
         servers = [f"{parts.scheme}://{host}" for host in hosts.split(",")]
@@ -77,7 +77,9 @@ class NatsSettings:
         text = str(error).removeprefix("nats: ") or type(error).__name__
         refused = "uthorization" in text or "uthentication" in text
         lost = isinstance(error, OSError)
-        said = "refuses us" if refused else f"can't be {'reached' if lost else 'used'}"
+        said = f"can't be {'reached' if lost else 'used'}"
+        if refused:
+            said = "rejected the connection"
         return BrokerUnavailableError(f"broker {self.name} {said}: {text}")
 
 

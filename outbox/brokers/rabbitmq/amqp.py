@@ -188,7 +188,7 @@ class AmqpConnection:
             )
         except ChannelClosedByBroker as error:
             raise ConfigError(
-                f"exchange {exchange!r} is missing, and can't be made: "
+                f"exchange {exchange!r} doesn't exist and can't be created: "
                 f"{error.reply_text}"
             ) from None
         return channel
@@ -231,7 +231,7 @@ class _Connection(AsyncioConnection):
     def abort(self) -> None:
         """Close at once; the callbacks run soon afterwards."""
         if not self.is_closed:
-            self._terminate_stream(AMQPConnectionError("given up by us"))
+            self._terminate_stream(AMQPConnectionError("closed by pillarbox"))
 
     @override
     def _read_frame(self) -> tuple[int, Any]:

@@ -64,7 +64,7 @@ def rabbitmq_unavailable(url: str, error: BaseException) -> BrokerUnavailableErr
     error = _cause(error)
     text = str(error) or type(error).__name__
     if isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError):
-        said = f"refuses us: {text}"
+        said = f"rejected the connection: {text}"
     elif isinstance(error, ChannelClosed | ConnectionClosed):
         said = f"ended the connection: {error.reply_text}"
     else:

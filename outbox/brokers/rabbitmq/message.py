@@ -90,7 +90,7 @@ def why_impossible(message: Message) -> str | None:
                 f"the limit of AMQP is {MAX_NAME_BYTES}"
             )
     for name in _ROUTING & message.headers.keys():
-        return f"header {name}: RabbitMQ routes by it; rename it"
+        return f"header {name}: reserved: RabbitMQ uses it for routing; rename it"
     size = len(message.key or "") + len(message.tenant or "")
     size += sum(len(name) + len(value) for name, value in message.headers.items())
     if size > _MAX_HEADER_BYTES // 4:

@@ -92,7 +92,7 @@ class SqsSettings:
         unknown = parts.path.strip("/") or parts.fragment
         if unknown:
             raise ConfigError(
-                f"broker URL {name}: {shorten(unknown)} means nothing here; write "
+                f"broker URL {name}: unexpected {shorten(unknown)}; write "
                 f"{parts.scheme}://region/?option=value"
             )
         credentials, _, region = parts.netloc.rpartition("@")
@@ -162,7 +162,7 @@ class SqsSettings:
         """Return an error that says why AWS is unavailable."""
         if isinstance(error, ClientError):
             refused = _CREDENTIALS.search(code_of(error))
-            said = "refuses us" if refused else "can't be used now"
+            said = "rejected the request" if refused else "is unavailable"
         elif isinstance(error, BROKEN):
             said = "can't be reached"
         else:
@@ -181,7 +181,7 @@ class SqsSettings:
             text = " ".join(str(error).split())
             return ConfigError(
                 f"broker {self.url}: {text}; give them in the URL, "
-                "sqs://key:secret@region/, or to the AWS SDK in its own ways"
+                "sqs://key:secret@region/, or configure them as the AWS SDK expects"
             )
         return None
 
@@ -202,8 +202,8 @@ def resource_name(text: str, *, fifo: bool, limit: int = _MAX_NAME["sqs"]) -> st
     name = text.translate(_SEPARATORS) + (_FIFO if fifo else "")
     if _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"{shorten(text)} can't be a name in AWS, which has letters, digits, - "
-            "and _ only (., / and : become -)"
+            f"{shorten(text)} is not a valid AWS name: use letters, digits, - and _ "
+            "(., / and : become -)"
         )
     if len(name) > limit:
         raise ValueError(

@@ -70,7 +70,9 @@ def socket_maker(*, allow_private: bool) -> Callable[[AddressInfo], socket.socke
     def make(info: AddressInfo) -> socket.socket:
         family, kind, protocol, _, address = info
         if not allow_private and not is_public(address[0]):
-            raise PermissionError(f"{address[0]} is no public address (allow_private)")
+            raise PermissionError(
+                f"{address[0]} is not a public address (allow_private)"
+            )
         return socket.socket(family, kind, protocol)
 
     return make

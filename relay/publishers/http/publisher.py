@@ -66,7 +66,7 @@ class HttpPublisher:
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(
                 f"{self._name}: its certificate isn't trusted: "
-                f"{error.verify_message}; name its authority with ca_file=…"
+                f"{error.verify_message}; pass its CA certificate with ca_file=…"
             ) from error
         except OSError as error:
             raise BrokerUnavailableError(
@@ -106,7 +106,9 @@ class HttpPublisher:
                 error are not posted again by this publisher.
         """
         if self._session is None:
-            raise BrokerUnavailableError(f"{self._name}: its publisher is not entered")
+            raise BrokerUnavailableError(
+                f"{self._name}: the publisher is not open; use `async with`"
+            )
         mailbox = Mailbox(
             self._session,
             self._url,
@@ -164,7 +166,7 @@ class HttpPublisher:
             addresses = list(filter(is_public, addresses))
             if not addresses:
                 raise ConfigError(
-                    f"{self._name}: {private[0]} is no public address; write "
+                    f"{self._name}: {private[0]} is not a public address; write "
                     "allow_private=true if webhooks may go into your own network"
                 )
         failure: OSError | None = None
@@ -183,4 +185,4 @@ class HttpPublisher:
             else:
                 writer.transport.abort()
                 return
-        raise failure or OSError("its name has no address")
+        raise failure or OSError("its name doesn't resolve")

@@ -174,7 +174,7 @@ class Producer:
                     )
                 except BufferError:
                     if self._loop.time() >= until:
-                        raise self.abandon("its queue stays full") from None
+                        raise self.abandon("its queue is still full") from None
                     await asyncio.sleep(_FULL_PAUSE)
                 except KafkaException as error:
                     if error.args[0].code() != KafkaError._FATAL:

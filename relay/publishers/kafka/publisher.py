@@ -121,7 +121,7 @@ class KafkaPublisher:
             await self.__aexit__()
             if producer.refusal is not None and isinstance(error, Exception):
                 raise ConfigError(
-                    f"broker {self._name} refuses us: {producer.refusal}"
+                    f"broker {self._name} rejected the connection: {producer.refusal}"
                 ) from error
             raise
         self._known.update(name for name, error in topics.items() if error is None)
@@ -167,7 +167,9 @@ class KafkaPublisher:
         alone = False
         while pending := _pending(records, answers):
             if asyncio.get_running_loop().time() >= until:
-                raise kafka_unavailable(self._name, "it refuses too much to get on")
+                raise kafka_unavailable(
+                    self._name, "too many records were rejected within the timeout"
+                )
             sent = pending[:1] if alone else pending
             producer = self._current(alone=alone)
             errors = await producer.send([records[i] for i in sent], until)
@@ -191,7 +193,7 @@ class KafkaPublisher:
 
     def _current(self, *, alone: bool = False) -> Producer:
         if not self._entered:
-            raise BrokerUnavailableError(f"the publisher to {self._name} was left")
+            raise BrokerUnavailableError(f"{self._name}: the publisher is closed")
         producer = self._producers.get(alone)
         if producer is None or producer.dead:
             self._ending = {each for each in self._ending if not each.ended.is_set()}

@@ -117,7 +117,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
         said = error.get("description", error)
         code, number = int(error.get("code", 0)), error.get("err_code")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Nacked(f"not JetStream but {shorten(data)} answered"), ""
+        return Nacked(f"unexpected answer, not from JetStream: {shorten(data)}"), ""
     if number == _TOO_LARGE:
         return Nacked(f"stream {stream!r}: {said} (max_msg_size)", permanent=True), ""
     if number == _OTHER_STREAM:
@@ -126,7 +126,7 @@ def read_answer(reply: Msg, message: Message) -> tuple[Answer, str]:
             "URL's; correct stream= or the subjects of the streams"
         ), ""
     if code >= _SERVER_ERROR or number == _ACCOUNT_FULL:
-        reason = f"stream {stream!r} takes nothing now: {said}"
+        reason = f"stream {stream!r} is not accepting messages: {said}"
         if number != _LIMIT_REACHED or _ALL_MESSAGES in str(said):
             return Full(stream, reason), stream
         size = len(message.payload) if _BYTES in str(said) else None
@@ -191,7 +191,7 @@ class NatsPublisher:
         self._entered = False
         async with self._connecting:
             if self._connection is not None:
-                await self._connection.drop("publisher was left")
+                await self._connection.drop("the publisher is closed")
 
     async def check(self) -> None:
         """Send PING to NATS.
@@ -344,7 +344,7 @@ class NatsPublisher:
             if self._stream is not None and await connection.ready():
                 # This affects all messages alike, so this one isn't to blame.
                 raise self._settings.unavailable(
-                    f"stream {self._stream!r} was gone, and is made again"
+                    f"stream {self._stream!r} had been deleted and was recreated"
                 )
             answer = await connection.ask("STREAM.NAMES", {"subject": topic})
         except ConfigError as error:
@@ -377,7 +377,7 @@ class NatsPublisher:
     async def _connected(self) -> NatsConnection:
         async with self._connecting:
             if not self._entered:
-                raise self._settings.unavailable("publisher was left")
+                raise self._settings.unavailable("the publisher is closed")
             if self._connection is not None and self._connection.lost is None:
                 return self._connection
             connection = NatsConnection(

@@ -228,7 +228,7 @@ class RabbitMQPublisher:
 
     def _takes_nothing(self, reason: object) -> BrokerUnavailableError:
         return BrokerUnavailableError(
-            f"broker {without_password(self._url)} takes nothing now: {reason}"
+            f"broker {without_password(self._url)} is not accepting messages: {reason}"
         )
 
     async def _connected(self) -> Confirms:
@@ -242,7 +242,7 @@ class RabbitMQPublisher:
     async def _open_confirms(self) -> Confirms:
         if not self._entered:
             raise BrokerUnavailableError(
-                f"broker {without_password(self._url)}: this publisher was left"
+                f"broker {without_password(self._url)}: the publisher is closed"
             )
         if self._link is None or not self._link.is_open:
             self._link = await AmqpConnection.open(self._parameters)

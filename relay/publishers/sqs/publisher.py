@@ -99,14 +99,15 @@ class SqsPublisher:
 
         Raises:
             BrokerUnavailableError: AWS is unreachable, is at fault or accepts nothing
-                at the moment, or the publisher is not entered. The next call
+                at the moment, or the publisher is not open. The next call
                 reconnects. Messages that AWS accepted before the error are not sent
                 again by this publisher.
         """
         client = self._client
         if client is None:
             raise BrokerUnavailableError(
-                f"broker {self._settings.url}: its publisher is not entered"
+                f"broker {self._settings.url}: the publisher is not open; "
+                "use `async with`"
             )
         answers: dict[int, Confirmation] = {}
         sending = Sending(
@@ -129,7 +130,7 @@ class SqsPublisher:
             raise
         if self._client is not client:
             raise BrokerUnavailableError(
-                f"broker {self._settings.url}: its publisher was left"
+                f"broker {self._settings.url}: the publisher is closed"
             )
         answers |= sending.answers
         return [answers[index] for index in range(len(batch))]

@@ -131,7 +131,7 @@ class Sending:
         failed = {result["Id"]: result for result in answer.get("Failed", ())}
         if not taken and failed and all(is_busy(f["Code"]) for f in failed.values()):
             raise BrokerUnavailableError(
-                f"broker {self._settings.url} takes nothing now: "
+                f"broker {self._settings.url} is not accepting messages: "
                 f"{_reason(next(iter(failed.values())))}"
             )
         for entry in request:

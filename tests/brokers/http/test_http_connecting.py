@@ -54,7 +54,7 @@ async def entered_without_a_look(
 )
 async def test_a_private_address_is_refused_at_start(target: Target, host: str) -> None:
     url = target.url(host=host).replace("allow_private=true", "allow_private=false")
-    with pytest.raises(ConfigError, match=r"no public address; write allow_private"):
+    with pytest.raises(ConfigError, match=r"not a public address; write allow_private"):
         async with HttpPublisher.from_url(url):
             pass
     assert target.arrivals == []

@@ -88,7 +88,7 @@ async def test_an_invalid_topic_name_is_nacked_permanently(
     assert first == last == Acked()
     assert isinstance(bad, Nacked)
     assert bad.permanent
-    assert "can't be one of Kafka" in bad.reason
+    assert "isn't a valid Kafka topic" in bad.reason
 
 
 async def test_headers_count_for_the_limit_of_a_record(
@@ -204,7 +204,7 @@ async def test_an_answer_that_takes_too_long_is_reported(
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("kafka://", "is no server"),
+        ("kafka://", "is not a valid server address"),
         ("kafka://h:none", "invalid address"),
         ("kafka://a:1,b:99999", "invalid address"),
         ("kafka://h/topic", "write kafka://"),

@@ -47,7 +47,9 @@ async def test_a_user_publishes_only_what_its_permissions_allow() -> None:
         assert acked == Acked()
         for credentials in ("relay:wrong@", "token@", ""):
             url = f"nats://{credentials}{address}"
-            with pytest.raises(BrokerUnavailableError, match="refuses us") as told:
+            with pytest.raises(
+                BrokerUnavailableError, match="rejected the connection"
+            ) as told:
                 async with NatsPublisher.from_url(url):
                     pass
             assert "wrong" not in str(told.value)
@@ -104,7 +106,7 @@ async def test_the_servers_reason_is_reported_however_it_closes() -> None:
         server.start()
         url = f"nats://token@127.0.0.1:{listening.getsockname()[1]}"
         for _ in range(20):
-            with pytest.raises(BrokerUnavailableError, match="refuses us"):
+            with pytest.raises(BrokerUnavailableError, match="rejected the connection"):
                 async with NatsPublisher.from_url(url):
                     pass
         server.join(timeout=60)

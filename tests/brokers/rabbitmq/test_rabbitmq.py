@@ -172,7 +172,7 @@ async def test_an_exchange_that_cannot_be_declared_is_reported_at_start(
     rabbitmq_url: str, writer: str
 ) -> None:
     url = rabbitmq_url.replace("guest:guest", f"{writer}:secret")
-    with pytest.raises(ConfigError, match=r"exchange 'test-.*' is missing"):
+    with pytest.raises(ConfigError, match=r"exchange 'test-.*' doesn't exist"):
         async with RabbitMQPublisher.from_url(url):
             pass
 
@@ -211,8 +211,8 @@ async def test_a_deleted_exchange_is_declared_again(rabbitmq_url: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("guest:guest", "guest:5ecret"), "refuses us: .*ACCESS_REFUSED"),
-        (("?", "/nowhere?"), "refuses us: .*vhost nowhere not found"),
+        (("guest:guest", "guest:5ecret"), "rejected the connection: .*ACCESS_REFUSED"),
+        (("?", "/nowhere?"), "rejected the connection: .*vhost nowhere not found"),
         (("amqp:", "amqps:"), "can't be reached"),
     ],
 )

@@ -95,7 +95,7 @@ class TestRabbitMQ(RabbitMQFaults):
         self.server.evaluate(set_limit.format(alarm))
         self.proxy.resume()
         try:
-            relay.wait_for_log("takes nothing now: low on", times=2)
+            relay.wait_for_log("is not accepting messages: low on", times=2)
             assert self.inspection.unsettled()
             assert self.inspection.charged() == 0
         finally:

@@ -15,7 +15,9 @@ from tests.fixtures.rabbitmq import bind, drain, set_free_disk_limit
 from tests.fixtures.waiting import answer_after
 
 REJECTS = {"x-overflow": "reject-publish"}
-TAKES_NOTHING = "takes nothing now: a queue for topic '.*' is full or not available"
+TAKES_NOTHING = (
+    "is not accepting messages: a queue for topic '.*' is full or not available"
+)
 
 
 @pytest.fixture

@@ -58,7 +58,10 @@ async def test_only_the_queues_that_are_named_are_served(site: Site) -> None:
     [
         (["--queue=batch=0"], "weight 0 of queue 'batch': must be a whole number"),
         (["--queue=batch=-1"], "weight -1 of queue 'batch'"),
-        (["--queue=batch=two"], "--queue batch=two: weight 'two' is no whole number"),
+        (
+            ["--queue=batch=two"],
+            "--queue batch=two: weight 'two' is not a whole number",
+        ),
         (["--queue=batch", "--queue=batch=2"], "'batch' was named before"),
         (["--queue=bacth"], "queue 'bacth': no handler is registered for it"),
         (["--once", "--idle=0s"], "idle=0s: must be above 0s"),

@@ -249,5 +249,5 @@ async def test_a_message_started_too_often_without_an_end_is_not_restarted(
     assert handled == [b"known", b"2"]
     (given_up,) = events.of(MessageDeadLettered)
     assert given_up.attempts == 3
-    assert given_up.reason == "was started 3 times and never came to an end"
+    assert given_up.reason == "was started 3 times and never finished"
     assert len(source.acked) == 4

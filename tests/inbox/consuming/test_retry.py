@@ -90,7 +90,7 @@ async def test_a_message_that_used_up_its_own_starts_is_dead_lettered(
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
     (given_up,) = events.of(MessageDeadLettered)
-    assert given_up.reason == "was started 2 times and never came to an end"
+    assert given_up.reason == "was started 2 times and never finished"
     assert called == []
 
 

@@ -159,8 +159,8 @@ def test_an_idempotent_handler_stays_marked_as_such() -> None:
     ("terms", "words"),
     [
         ({"time_limit": timedelta(0)}, "time_limit=0s: must be above 0s"),
-        ({"permanent": (ValueError, "KeyError")}, "'KeyError': isn't a kind"),
-        ({"permanent": (KeyboardInterrupt,)}, "isn't a kind of exception"),
+        ({"permanent": (ValueError, "KeyError")}, "'KeyError': isn't an exception"),
+        ({"permanent": (KeyboardInterrupt,)}, "isn't an exception class"),
     ],
 )
 def test_invalid_retention_terms_are_refused(terms: Any, words: str) -> None:

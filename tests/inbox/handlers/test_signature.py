@@ -111,7 +111,7 @@ async def gives(session: AsyncSession, message: Message) -> Any:
         (Handlers.bill, {}, "pass the method of an object"),
         (Handlers, {}, "Handlers: is a class; pass a function"),
         ("orders", {}, "'orders': can't be called"),
-        (yields, {}, "yields: yields, so that a call runs nothing of it"),
+        (yields, {}, "yields: is a generator, so calling it runs nothing"),
         (swapped, {}, "swapped: takes its arguments in another order"),
         (one, LONG, r"is called with \(job, message\)"),
         (Handlers().bill, LONG, r"with lease= a handler takes \(job, message\)"),
@@ -132,7 +132,7 @@ def test_a_handler_that_is_not_callable_is_refused(
 @pytest.mark.parametrize(
     ("handler", "problem"),
     [
-        (gives, "gives: yields, so that"),
+        (gives, "gives: is a generator, so calling"),
         (of_sync, "is async and takes what is for plain functions; annotate it with A"),
     ],
 )

@@ -226,17 +226,17 @@ async def test_the_consumer_must_be_named_only_if_the_job_is_ambiguous(
 
     add_job(url, message, "done", finished=True)
     assert await cancel(url, message) == 1
-    assert "of done has ended already: success" in capsys.readouterr().out
+    assert "of done has already ended: success" in capsys.readouterr().out
 
     add_job(url, message, "reports")
     assert await cancel(url, message) == 0
     said = capsys.readouterr()
-    assert f"{message.id} of reports is to be cancelled" in said.out
+    assert f"{message.id} of reports will be cancelled" in said.out
     assert said.err == ""
 
     add_job(url, message, "prints")
     assert await cancel(url, message) == 2
-    assert "prints, reports have a job of it; choose" in capsys.readouterr().err
+    assert "prints, reports have a job for it; choose" in capsys.readouterr().err
     assert await cancel(url, message, "--consumer", "prints") == 0
 
 
@@ -245,7 +245,7 @@ async def test_a_cancel_that_may_never_take_effect_causes_a_warning(
 ) -> None:
     assert await cancel(url, Message(TOPIC, b""), "--consumer", "reprots") == 0
     said = capsys.readouterr().err
-    assert "pillarbox: consumer 'reprots' has no job of it yet" in said
+    assert "pillarbox: consumer 'reprots' has no job for it yet" in said
 
 
 def add_job(
@@ -308,7 +308,7 @@ async def test_a_cancel_ends_a_job_whose_process_died(
     assert "is cancelled: its worker node-3:1 is gone" in capsys.readouterr().out
     assert job_of(url)[:5] == ["cancelled", 1, 1, "wrong customer", True]
     assert await cancel(url, message) == 1
-    assert "has ended already: cancelled" in capsys.readouterr().out
+    assert "has already ended: cancelled" in capsys.readouterr().out
 
 
 async def test_a_cancel_leaves_a_job_to_its_process_while_that_lives(url: str) -> None:

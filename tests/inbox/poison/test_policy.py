@@ -356,7 +356,7 @@ async def test_without_a_uuid7_the_deliveries_that_the_broker_counts_decide(
         async with running(consumer) as events:
             (letter,) = await events.wait_for(MessageDeadLettered)
 
-    assert letter.reason == "was started 3 times and never came to an end"
+    assert letter.reason == "was started 3 times and never finished"
 
 
 async def test_a_message_that_used_up_its_starts_is_a_dead_letter_and_not_started(
@@ -376,7 +376,7 @@ async def test_a_message_that_used_up_its_starts_is_a_dead_letter_and_not_starte
         async with running(consumer) as events:
             await events.wait_for(MessageDeadLettered)
 
-    reason = "was started 3 times and never came to an end"
+    reason = "was started 3 times and never finished"
     assert letters(database_url) == [(str(message.id), 3, reason)]
     assert (called, source.acked, starts(database_url)) == ([], [message], {})
 

@@ -231,3 +231,8 @@ def test_the_clients_have_the_options_that_are_listed_as_theirs() -> None:
     assert set(RedisOptions.client_names()) <= of_redis
     setters = {name.removeprefix("_set_url_") for name in dir(URLParameters)}
     assert set(RabbitMQOptions.client_names()) <= setters
+
+
+def test_a_duration_that_is_refused_is_shown_as_it_is_typed() -> None:
+    with pytest.raises(ConfigError, match=r"^reclaim_after=-2d: must be"):
+        RedisOptions(reclaim_after=timedelta(days=-2))

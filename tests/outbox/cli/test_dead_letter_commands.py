@@ -240,7 +240,7 @@ def test_a_redelivered_discarded_message_is_recognized(database_url: str) -> Non
     [
         (["discard", "--reason", "r"], "which dead letters?"),
         (["discard", "--all", "--reason", " "], "--reason is empty"),
-        (["discard", NOBODY, "--all", "--reason", "r"], "ids and filters"),
+        (["discard", NOBODY, "--all", "--reason", "r"], "ids or filters, not both"),
         (["list", "--newer-than", "1"], "'--newer-than': '1': write 90s"),
         (["list", "--limit", "0"], "'--limit': 0 is not in the range x>=1"),
     ],

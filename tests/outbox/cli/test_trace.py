@@ -120,7 +120,7 @@ def test_the_status_tells_what_is_missing_from_what_can_t_be_known(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(database_url, str(Message("t", b"").id)) == 1
-    assert "no database that was given has it" in capsys.readouterr().out
+    assert "not found in any of the databases" in capsys.readouterr().out
     assert run(database_url, "01600000-0000-7000-8000-000000000000") == 4
     assert "outbox.message begins" in capsys.readouterr().out
     assert run(database_url, "--key", "k") == 1

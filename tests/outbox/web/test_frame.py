@@ -105,7 +105,7 @@ def test_a_viewer_who_may_only_look_changes_nothing(
     with browsing(database_url, token=BOB) as browser:
         browser.get("/dead-letters")
         browser.post(address(path), kind="discard")
-    assert (browser.status, "bob may look" in browser.text) == (403, True)
+    assert (browser.status, "bob has read-only access" in browser.text) == (403, True)
 
 
 def test_a_form_token_is_of_no_use_to_another_viewer(database_url: str) -> None:

@@ -286,7 +286,7 @@ def test_a_running_operation_is_stopped(database_url: str) -> None:
         ({"why": ""}, "the reason is empty"),
         ({"why": " "}, "the reason is empty"),
         ({"why": "x" * 501}, "at most 500"),
-        ({"why": "\0"}, "none that is NUL"),
+        ({"why": "\0"}, "without NUL characters"),
         ({"why": "w", "kind": "delete"}, "use retry or discard"),
         ({"why": "w", "until": ""}, "the dry run is missing"),
         ({"why": "w", "expected": "many"}, "the dry run is missing"),
