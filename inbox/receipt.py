@@ -89,6 +89,7 @@ class _Insert:
         )
         held.is_begun = True
         count = result.rowcount
+        held.has_receipt |= count == 1
         if count < 0:
             # If it counted as a duplicate, every message would be skipped silently.
             raise ConfigError(
@@ -160,8 +161,16 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     return is_new
 
 
-def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
+def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
     """Return whether the consumer has a receipt for the message."""
+    if isinstance(message_id, ForeignId):
+        foreign = (
+            select(foreign_receipt_table.c.message_id)
+            .where(foreign_receipt_table.c.source == message_id.source)
+            .where(foreign_receipt_table.c.message_id == message_id.id)
+            .where(foreign_receipt_table.c.consumer == consumer)
+        )
+        return session.execute(foreign).first() is not None
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)

@@ -82,6 +82,7 @@ class Held:
 
     Attributes:
         is_begun: whether a statement was executed in it, so the server has begun it.
+        has_receipt: whether a new receipt was recorded in it.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Held:
         "_root",
         "_session",
         "connection",
+        "has_receipt",
         "is_begun",
     )
 
@@ -99,6 +101,7 @@ class Held:
     ) -> None:
         self.connection = connection
         self.is_begun = False
+        self.has_receipt = False
         self._session = session
         self._root = root
         self._depth = 0

@@ -40,6 +40,7 @@ from inbox.handlers.sessions import (
 )
 from inbox.handlers.signature import Takes, check_signature
 from inbox.handlers.upcasting import check_content
+from inbox.idempotent import receipt_of
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
 from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle
@@ -256,7 +257,7 @@ class WebhookApp:
         except DatabaseUnavailableError as error:
             return self._fail(message, 503, one_line(error))
         except TransactionEndedError as error:
-            return await self._report_ended_transaction(message, error)
+            return await self._report_ended_transaction(handler, message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
             return self._fail(message, status, one_line(error), error=error)
@@ -275,10 +276,10 @@ class WebhookApp:
             return await self._executor.handle(handler, message)
 
     async def _report_ended_transaction(
-        self, message: Message, error: TransactionEndedError
+        self, handler: Handler, message: Message, error: TransactionEndedError
     ) -> _Answer:
-        look_up = partial(has_receipt, message.id, self._name)
         try:
+            look_up = partial(has_receipt, *receipt_of(handler, message, self._name))
             was_committed = await self._executor.transact(look_up)
         except Exception as failure:  # noqa: BLE001 (both are reported)
             return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from inbox import (
     Consumer,
     DeadLetter,
+    ForeignId,
     TransactionControlError,
     UnexpectedRollbackError,
     guard,
@@ -334,6 +335,77 @@ async def test_a_webhook_asks_for_redelivery_if_the_commit_fails(
                 len(kept),
             )
             forget(url)
+
+
+def foreign_id(message: Message) -> ForeignId:
+    return ForeignId("shop", message.payload.decode())
+
+
+OWN_RECEIPTS: Final[dict[str, Any]] = {
+    "name": {"consumer": "own"},
+    "foreign id": {"consumer": "billing", "key": foreign_id},
+}
+
+
+@pytest.mark.parametrize("entry", ["consumer", "webhook"])
+@pytest.mark.parametrize("own", OWN_RECEIPTS)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_committed_receipt_is_found_by_the_handlers_own_name_and_key(
+    driver: str, own: str, entry: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    do = WAYS["COMMIT by a cursor"].do
+    handler: Any = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, do))
+    async with sessions_by(url, driver) as sessions:
+        if entry == "webhook":
+            app = webhook_app(handler, sessions, name="billing", secrets=[SECRET])
+            async with served(app) as hook:
+                assert [await status_of(hook, message) for _ in range(2)] == [204, 204]
+        else:
+            consumer = consumer_of(sessions, message)
+            consumer.handles("*")(handler)
+            assert await settle(consumer) == Seen(is_dead=True)
+    ((reason, attempts),) = dead_letters(url)
+    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
+    assert effects(url) == ["done"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_the_key_of_a_committed_receipt_is_read_from_the_upcast_message(
+    driver: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    do = WAYS["COMMIT by a cursor"].do
+
+    def key(message: Message) -> ForeignId:
+        return ForeignId("shop", str(message.json()["id"]))
+
+    async with sessions_by(url, driver) as sessions:
+        consumer = consumer_of(sessions, message)
+        consumer.upcasts("orders", to=2)(lambda message: {"id": 1})
+        handler = idempotent(consumer="billing", key=key)(handler_of(driver, do))
+        consumer.handles("orders", version=2)(handler)
+        assert await settle(consumer) == Seen(is_dead=True)
+    assert effects(url) == ["done"]
+
+
+@pytest.mark.parametrize("own", OWN_RECEIPTS)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_duplicate_of_an_idempotent_handler_is_reported_as_one(
+    driver: str, own: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    source = MemorySource(message)
+    handler = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, lambda _: None))
+    async with sessions_by(url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("*")(handler)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            source.add(message)
+            await events.wait_for(DuplicateSkipped)
+            assert len(events.of(MessageHandled)) == 1
+    assert effects(url) == ["done"]
 
 
 async def by_job(
