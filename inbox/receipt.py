@@ -187,7 +187,8 @@ def record_receipts(
 
     Raises:
         InvalidReceiptError: one of them can't be recorded. Then none is, and the
-            transaction can only be rolled back.
+            transaction can only be rolled back. If there is only one, as
+            `record_receipt`.
     """
     check_text("consumer", consumer)
     for id in message_ids:
@@ -206,9 +207,12 @@ def record_receipts(
     except DBAPIError as error:
         if _sqlstate(error) != _CHECK_VIOLATION:
             raise
+        if len(ids) == 1 and (refused := refusal(error, ids[0])) is not None:
+            raise refused from error
+        why = _constraint(error) or "there is no partition for its day"
         raise InvalidReceiptError(
-            f"{len(ids)} receipts: one of them was refused ({_constraint(error)}); "
-            "handle them one by one to learn which"
+            f"{len(ids)} receipts: one of them was refused ({why}); handle them one by "
+            "one to learn which"
         ) from error
     held.is_begun = True
     return set(found)
