@@ -270,7 +270,7 @@ def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
 
 
 def receipt_of(
-    handler: Callable[..., Any], message: Message, consumer: str
+    handler: object, message: Message, consumer: str
 ) -> tuple[MessageId, str]:
     """Return the id and the consumer of the receipt that a handler's message has.
 
@@ -295,7 +295,7 @@ def note_lift(handler: Callable[..., Any], lift: Callable[[Message], Message]) -
         setattr(handler, _MARK, lifted)
 
 
-def _mark_of(handler: Callable[..., Any]) -> _Mark | None:
+def _mark_of(handler: object) -> _Mark | None:
     return cast("_Mark | None", getattr(handler, _MARK, None))
 
 

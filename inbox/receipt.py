@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
-from inbox.transaction import LIMITS_IDLE, hold, max_idle_of
+from inbox.transaction import LIMITS_IDLE, MARKS, hold, max_idle_of
 from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.errors import ConfigError, NotASessionError, shorten
@@ -63,19 +63,19 @@ MessageId: TypeAlias = UUID | ForeignId
 
 
 class _Insert:
-    """Inserts one row if it is new; may also limit the transaction's idle time."""
+    """Inserts one row if it is new, and marks the transaction; may also limit it."""
 
     # Built once, since building costs as much as running it. Without RETURNING, so that
     # the role needs no privilege but INSERT.
     def __init__(self, table: Table, *names: str) -> None:
         values = {name: bindparam(name, type_=table.c[name].type) for name in names}
-        limiting = select(*values.values()).where(LIMITS_IDLE)
-        self._plain = insert(table).values(values).on_conflict_do_nothing().inline()
-        self._limiting = (
+        marking = select(*values.values()).where(MARKS)
+        self._plain, self._limiting = (
             insert(table)
-            .from_select(list(names), limiting)
+            .from_select(list(names), row)
             .on_conflict_do_nothing()
             .inline()
+            for row in (marking, marking.where(LIMITS_IDLE))
         )
 
     def is_new(self, session: Session, values: dict[str, Any]) -> bool:
@@ -87,7 +87,7 @@ class _Insert:
             values if max_idle is None else {**values, "max_idle": max_idle},
             execution_options={"preserve_rowcount": True},
         )
-        held.is_begun = True
+        held.begun()
         count = result.rowcount
         held.has_receipt |= count == 1
         if count < 0:
@@ -214,7 +214,7 @@ def record_receipts(
             f"{len(ids)} receipts: one of them was refused ({why}); handle them one by "
             "one to learn which"
         ) from error
-    held.is_begun = True
+    held.begun()
     return set(found)
 
 

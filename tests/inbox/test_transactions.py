@@ -21,6 +21,7 @@ from inbox import (
     DeadLetter,
     ForeignId,
     TransactionControlError,
+    TransactionEndedError,
     UnexpectedRollbackError,
     guard,
     idempotent,
@@ -277,6 +278,46 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
                 with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
                     await session.commit()
             await session.close()
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+async def transact(sessions: Any, driver: str, do: Do) -> None:
+    if is_plain(driver):
+        with sessions.begin() as session:
+            do(session)
+        return
+    async with sessions.begin() as session:
+        await session.run_sync(do)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_receipt_may_be_rolled_back_with_its_savepoint(
+    driver: str, url: str
+) -> None:
+    def handle(session: Session) -> None:
+        savepoint = session.begin_nested()
+        with guard(session, uuid7(), consumer="billing"):
+            session.execute(EFFECT, {"what": "lost"})
+        savepoint.rollback()
+        session.execute(EFFECT, DONE)
+
+    async with sessions_by(url, driver) as sessions:
+        await transact(sessions, driver, handle)
+    assert (effects(url), receipts(url)) == (["done"], 0)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_transaction_that_was_ended_after_the_block_is_not_committed(
+    driver: str, url: str
+) -> None:
+    def handle(session: Session) -> None:
+        with guard(session, uuid7(), consumer="billing"):
+            session.execute(EFFECT, {"what": "lost"})
+        WAYS["ROLLBACK by a cursor, then a transaction"].do(session)
+
+    async with sessions_by(url, driver) as sessions:
+        with pytest.raises(TransactionEndedError):
+            await transact(sessions, driver, handle)
     assert (effects(url), receipts(url)) == ([], 0)
 
 
