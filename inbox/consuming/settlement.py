@@ -220,6 +220,8 @@ class DeliverySettlement:
                     return False
                 continue
             except TransactionEndedError as error:
+                if isinstance(handler, LongHandler):
+                    return error, counter.attempts + 1
                 was_committed = await self._was_handled(handler, message, dispatcher)
                 if was_committed is None:
                     return False
