@@ -22,7 +22,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from inbox.dead_letters.write import DeadLetterWriter, Stacktraces
+from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
 from inbox.errors import (
     DeadLetter,
     InvalidReceiptError,
@@ -83,6 +83,7 @@ def webhook_app(
     max_in_flight: int | None = None,
     read_timeout: timedelta = timedelta(seconds=10),
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
+    redact: Redact | None = None,
     observers: Iterable[Observer] = (),
 ) -> "WebhookApp":
     """Create an ASGI application that handles each posted message once.
@@ -104,6 +105,7 @@ def webhook_app(
             pool less one if that is fewer.
         read_timeout: maximum time to receive a request's body.
         max_idle: maximum idle time in a handler's transaction, as for `Consumer`.
+        redact: removes confidential parts from reasons and stack traces.
         observers: called with every event.
 
     Raises:
@@ -127,6 +129,7 @@ def webhook_app(
     return WebhookApp(
         _routes(handlers, chosen),
         chosen,
+        DeadLetterWriter(name, chosen, redact),
         Verifier(secrets, tolerance=tolerance),
         name=name,
         max_payload_bytes=max_payload_bytes,
@@ -155,6 +158,7 @@ class WebhookApp:
         self,
         routes: Routes[Handler],
         executor: Executor,
+        dead_letters: DeadLetterWriter,
         verifier: Verifier,
         *,
         name: str,
@@ -165,6 +169,7 @@ class WebhookApp:
     ) -> None:
         self._routes = routes
         self._executor = executor
+        self._dead_letters = dead_letters
         self._stacktraces = Stacktraces()
         self._verifier = verifier
         self._name = name
@@ -292,7 +297,7 @@ class WebhookApp:
         self, message: Message, failure: DeadLetter | TransactionEndedError
     ) -> _Answer:
         try:
-            written = await DeadLetterWriter(self._name, self._executor).write(
+            written = await self._dead_letters.write(
                 message, attempts=1, failure=failure
             )
         except Exception as error:  # noqa: BLE001 (the sender sends it again)
@@ -314,13 +319,14 @@ class WebhookApp:
         *,
         error: Exception | None = None,
     ) -> _Answer:
-        trace = None
-        if error is not None:
-            described = DeadLetterWriter(self._name, self._executor).describe(error)
-            trace = self._stacktraces.first(message, error, described)
+        failure = reason if error is None else error
+        described = self._dead_letters.describe(failure)
         self._notify(
             WebhookFailed(
-                **self._about(message), status=status, reason=reason, stacktrace=trace
+                **self._about(message),
+                status=status,
+                reason=described.reason,
+                stacktrace=self._stacktraces.first(message, failure, described),
             )
         )
         # The reason may be confidential, so the sender doesn't see it.
