@@ -1,8 +1,8 @@
 """A handler can't end its transaction, and nothing it loses counts as handled.
 
 Each way of `tests.fixtures.endings` through each entry point, and with each driver,
-counting effects, receipts and dead letters. With --full every entry point meets every
-way with every driver.
+counting effects, receipts and dead letters. The variants are the whole product: every
+entry point meets every way with every driver.
 """
 
 import asyncio
@@ -186,6 +186,10 @@ def url(database: str) -> Iterator[str]:
     forget(database)
 
 
+EVERYDAY: Final = {"caught error", "commit", "rollback", "close"}
+"""The ways that are everyday mistakes, which every driver is tried with."""
+
+
 class Share:
     """The part of a list that one of several drivers is tried with."""
 
@@ -201,10 +205,16 @@ class Share:
             if self._is_whole or n % len(DRIVERS) == ours
         ]
 
+    def of_ways(self, driver: str, shift: int = 0) -> list[tuple[str, Way]]:
+        """Return the everyday ways, and every fourth of the others."""
+        everyday = [(name, WAYS[name]) for name in sorted(EVERYDAY)]
+        others = [(name, way) for name, way in WAYS.items() if name not in EVERYDAY]
+        return everyday + self.of(others, driver, shift)
 
-@pytest.fixture
-def share(pytestconfig: pytest.Config) -> Share:
-    return Share(is_whole=pytestconfig.getoption("--full"))
+
+@pytest.fixture(params=["part", pytest.param("whole", marks=pytest.mark.variant)])
+def share(request: pytest.FixtureRequest) -> Share:
+    return Share(is_whole=request.param == "whole")
 
 
 @pytest.mark.filterwarnings(
@@ -215,7 +225,7 @@ def share(pytestconfig: pytest.Config) -> Share:
 async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
     driver: str, entry: str, url: str, share: Share
 ) -> None:
-    ways = share.of(WAYS.items(), driver, shift=list(ENTRIES).index(entry))
+    ways = share.of_ways(driver, shift=list(ENTRIES).index(entry))
     async with sessions_by(url, driver) as sessions:
         for name, way in ways:
             message = Message("orders", name.encode())
@@ -369,7 +379,7 @@ async def test_a_webhook_asks_for_redelivery_if_the_commit_fails(
     driver: str, url: str, share: Share
 ) -> None:
     async with sessions_by(url, driver) as sessions:
-        for name, way in share.of(WAYS.items(), driver):
+        for name, way in share.of_ways(driver):
             seen = await by_webhook(sessions, driver, Message("orders", b"1"), way.do)
             kept = ["done"] if way.is_committed else []
             assert (name, effects(url), receipts(url)) == (name, kept, len(kept))
@@ -481,7 +491,7 @@ async def test_a_long_handler_ends_none_of_its_transactions_either(
     driver: str, finish: bool, url: str, share: Share
 ) -> None:
     async with sessions_by(url, driver) as sessions:
-        for name, way in share.of(WAYS.items(), driver, shift=finish):
+        for name, way in share.of_ways(driver, shift=finish):
             message = Message("orders", b"1")
             seen = await by_job(sessions, driver, message, way.do, finish=finish)
             check(name, way, seen, url, of_job=True)
