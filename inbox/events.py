@@ -128,8 +128,6 @@ class DeliveryEvent(Event):
 class MessageHandled(DeliveryEvent):
     """The handler's effects and the receipt are committed.
 
-    For an `@idempotent` handler duplicates are reported by this event, too.
-
     Attributes:
         seconds: how long that took.
         published_at: when the message was published, in seconds since 1970; None if

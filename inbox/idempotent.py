@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -43,7 +44,7 @@ R = TypeVar("R")
 
 OnDuplicate: TypeAlias = Literal["skip", "raise", "replay"]
 
-_MARK: Final = "__idempotent_on_duplicate__"
+_MARK: Final = "__idempotent__"
 
 
 def message_id(message: Message) -> MessageId:
@@ -128,6 +129,15 @@ def idempotent(
     return cast("Guard[Any]", _Guard(consumer, key, codec, on_duplicate))
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What an `@idempotent` handler says about its receipts."""
+
+    consumer: str
+    key: Callable[[Any], MessageId]
+    on_duplicate: OnDuplicate
+
+
 class _Guard(Generic[M]):
     def __init__(
         self,
@@ -144,7 +154,7 @@ class _Guard(Generic[M]):
     def __call__(self, handler: Callable[[Any, M], Any]) -> Callable[[Any, M], Any]:
         check_signature(handler, Takes.ONE)
         guarded = self._async(handler) if is_async(handler) else self._sync(handler)
-        setattr(guarded, _MARK, self._on_duplicate)
+        setattr(guarded, _MARK, _Mark(self._consumer, self._key, self._on_duplicate))
         return guarded
 
     def _sync(self, handler: Callable[[Session, M], Any]) -> Callable[..., Any]:
@@ -250,12 +260,43 @@ async def record_receipt_async(
 
 def is_idempotent(handler: Callable[..., Any]) -> bool:
     """Return whether a handler records its receipt itself."""
-    return hasattr(handler, _MARK)
+    return _mark_of(handler) is not None
 
 
 def on_duplicate_of(handler: Callable[..., Any]) -> OnDuplicate | None:
     """Return a handler's policy for duplicates; None if it isn't `@idempotent`."""
-    return cast("OnDuplicate | None", getattr(handler, _MARK, None))
+    mark = _mark_of(handler)
+    return None if mark is None else mark.on_duplicate
+
+
+def receipt_of(
+    handler: object, message: Message, consumer: str
+) -> tuple[MessageId, str]:
+    """Return the id and the consumer of the receipt that a handler's message has.
+
+    Args:
+        consumer: whose receipt it is if the handler isn't `@idempotent`.
+
+    Raises:
+        Exception: what the handler's `key` raises.
+    """
+    mark = _mark_of(handler)
+    if mark is None:
+        return message.id, consumer
+    return mark.key(message), mark.consumer
+
+
+def note_lift(handler: Callable[..., Any], lift: Callable[[Message], Message]) -> None:
+    """Note on a handler that its `key` reads messages that were upcast by `lift`."""
+    mark = _mark_of(handler)
+    if mark is not None:
+        key = mark.key
+        lifted = replace(mark, key=lambda message: key(lift(message)))
+        setattr(handler, _MARK, lifted)
+
+
+def _mark_of(handler: object) -> _Mark | None:
+    return cast("_Mark | None", getattr(handler, _MARK, None))
 
 
 def replay_caused_by(session: Session, message_id: UUID) -> int:

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from inbox.errors import InvalidReceiptError, MessageTooNewError, MessageTooOldError
 from inbox.schema import foreign_receipt_table, receipt_table
-from inbox.transaction import LIMITS_IDLE, hold, max_idle_of
+from inbox.transaction import LIMITS_IDLE, MARKS, hold, max_idle_of
 from outbox.add import sync_session
 from outbox.array_literal import moment_array, plain_array
 from outbox.errors import ConfigError, NotASessionError, shorten
@@ -63,19 +63,19 @@ MessageId: TypeAlias = UUID | ForeignId
 
 
 class _Insert:
-    """Inserts one row if it is new; may also limit the transaction's idle time."""
+    """Inserts one row if it is new, and marks the transaction; may also limit it."""
 
     # Built once, since building costs as much as running it. Without RETURNING, so that
     # the role needs no privilege but INSERT.
     def __init__(self, table: Table, *names: str) -> None:
         values = {name: bindparam(name, type_=table.c[name].type) for name in names}
-        limiting = select(*values.values()).where(LIMITS_IDLE)
-        self._plain = insert(table).values(values).on_conflict_do_nothing().inline()
-        self._limiting = (
+        marking = select(*values.values()).where(MARKS)
+        self._plain, self._limiting = (
             insert(table)
-            .from_select(list(names), limiting)
+            .from_select(list(names), row)
             .on_conflict_do_nothing()
             .inline()
+            for row in (marking, marking.where(LIMITS_IDLE))
         )
 
     def is_new(self, session: Session, values: dict[str, Any]) -> bool:
@@ -87,8 +87,9 @@ class _Insert:
             values if max_idle is None else {**values, "max_idle": max_idle},
             execution_options={"preserve_rowcount": True},
         )
-        held.is_begun = True
+        held.begun()
         count = result.rowcount
+        held.has_receipt |= count == 1
         if count < 0:
             # If it counted as a duplicate, every message would be skipped silently.
             raise ConfigError(
@@ -160,8 +161,16 @@ def record_receipt(session: Session, message_id: MessageId, consumer: str) -> bo
     return is_new
 
 
-def has_receipt(message_id: UUID, consumer: str, session: Session) -> bool:
+def has_receipt(message_id: MessageId, consumer: str, session: Session) -> bool:
     """Return whether the consumer has a receipt for the message."""
+    if isinstance(message_id, ForeignId):
+        foreign = (
+            select(foreign_receipt_table.c.message_id)
+            .where(foreign_receipt_table.c.source == message_id.source)
+            .where(foreign_receipt_table.c.message_id == message_id.id)
+            .where(foreign_receipt_table.c.consumer == consumer)
+        )
+        return session.execute(foreign).first() is not None
     found = (
         select(receipt_table.c.message_id)
         .where(receipt_table.c.message_id == message_id)
@@ -178,7 +187,8 @@ def record_receipts(
 
     Raises:
         InvalidReceiptError: one of them can't be recorded. Then none is, and the
-            transaction can only be rolled back.
+            transaction can only be rolled back. If there is only one, as
+            `record_receipt`.
     """
     check_text("consumer", consumer)
     for id in message_ids:
@@ -197,11 +207,14 @@ def record_receipts(
     except DBAPIError as error:
         if _sqlstate(error) != _CHECK_VIOLATION:
             raise
+        if len(ids) == 1 and (refused := refusal(error, ids[0])) is not None:
+            raise refused from error
+        why = _constraint(error) or "there is no partition for its day"
         raise InvalidReceiptError(
-            f"{len(ids)} receipts: one of them was refused ({_constraint(error)}); "
-            "handle them one by one to learn which"
+            f"{len(ids)} receipts: one of them was refused ({why}); handle them one by "
+            "one to learn which"
         ) from error
-    held.is_begun = True
+    held.begun()
     return set(found)
 
 

@@ -7,11 +7,17 @@ could do against that is refused at the call, or found before the commit:
     session.commit(), rollback(), close()  ──▶ refused at the call, and at the return
     COMMIT or ROLLBACK as SQL              ──▶ the same
     a database error without a savepoint   ──▶ refused at the return, and at the commit
-    COMMIT or ROLLBACK past SQLAlchemy     ──▶ found at the return
+    COMMIT or ROLLBACK past SQLAlchemy     ──▶ found at the return, and at the commit
 
 With psycopg and psycopg2 the state of the transaction costs no round trip: libpq knows
 it. asyncpg only tells whether there is a transaction, so after a database error, and
 only then, one statement asks the server.
+
+A driver begins a new transaction with the first statement after a COMMIT or ROLLBACK,
+and its state is the same as before. So the statement that inserts a receipt also sets
+default_transaction_read_only for its transaction. That concerns only transactions that
+begin later, so this one can still write. The server reports the setting to the driver,
+and reports it again when it ends with the transaction.
 
 A transaction that holds a receipt must not stay idle for long. A consumer that is
 frozen, or whose host is gone, leaves its receipts uncommitted, and the process that
@@ -33,6 +39,7 @@ from sqlalchemy import (
     Engine,
     Text,
     TextClause,
+    and_,
     bindparam,
     cast,
     event,
@@ -69,6 +76,11 @@ _ENDING: Final = re.compile(
     r"rollback(?!\s+(?:(?:work|transaction)\s+)?to\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
+_MARK: Final = "default_transaction_read_only"
+_MARK_BYTES: Final = _MARK.encode()
+_UNMARKING: Final = re.compile(
+    rf"{_MARK}|session\s+characteristics|reset\s+all", re.IGNORECASE
+)
 _IDLE: Final = 0  # libpq's PQTRANS_IDLE
 _IN_ERROR: Final = 3  # libpq's PQTRANS_INERROR
 _ABORTED: Final = "25P02"
@@ -82,15 +94,18 @@ class Held:
 
     Attributes:
         is_begun: whether a statement was executed in it, so the server has begun it.
+        has_receipt: whether a new receipt was recorded in it.
     """
 
     __slots__ = (
         "_depth",
+        "_reads_mark",
         "_refused",
         "_replaced",
         "_root",
         "_session",
         "connection",
+        "has_receipt",
         "is_begun",
     )
 
@@ -99,9 +114,11 @@ class Held:
     ) -> None:
         self.connection = connection
         self.is_begun = False
+        self.has_receipt = False
         self._session = session
         self._root = root
         self._depth = 0
+        self._reads_mark: Callable[[], bool] | None = None
         self._refused: TransactionControlError | None = None
         self._replaced: list[tuple[dict[str, Any], Iterable[str], dict[str, Any]]] = []
 
@@ -114,11 +131,24 @@ class Held:
     def asks_server(self) -> bool:
         """Whether a check has to ask the server."""
         return (
-            self.connection in _errors
-            and not self.connection.closed
+            not self.connection.closed
             and not self.connection.invalidated
+            and (self.connection in _errors or self._has_lost_mark)
             and _status(self.connection) is None
         )
+
+    @property
+    def _has_lost_mark(self) -> bool:
+        return self._reads_mark is not None and not self._reads_mark()
+
+    def begun(self) -> None:
+        """Note that a statement with `MARKS` was executed in it."""
+        self.is_begun = True
+        # Whoever rolls back to a savepoint that was set before it undoes the mark, and
+        # may do so.
+        if not self.connection.in_nested_transaction():
+            reads_mark = _mark_reader(self.connection)
+            self._reads_mark = reads_mark if reads_mark() else None
 
     def lend(self) -> None:
         """Refuse everything that would end the transaction, from now on."""
@@ -165,8 +195,11 @@ class Held:
 
     def _execute(self, name: str, statement: Any, *rest: Any, **options: Any) -> Any:
         said = statement.text if isinstance(statement, TextClause) else statement
-        if isinstance(said, str) and (found := _ENDING.match(said)):
-            self.refuse(f"{found[1].upper()} as SQL")
+        if isinstance(said, str):
+            if found := _ENDING.match(said):
+                self.refuse(f"{found[1].upper()} as SQL")
+            if self._reads_mark is not None and _UNMARKING.search(said):
+                self._reads_mark = None
         execute = getattr(type(self.connection), name)
         return execute(self.connection, statement, *rest, **options)
 
@@ -197,8 +230,7 @@ class Held:
         status = _status(connection)
         if self.is_begun and not _is_in_transaction(connection, status):
             raise TransactionEndedError
-        if _is_failed(connection, status):
-            raise UnexpectedRollbackError(_errors.get(connection))
+        self._check_mark(status)
 
     @property
     def _was_rolled_back(self) -> bool:
@@ -210,16 +242,25 @@ class Held:
 
         Raises:
             TransactionControlError: it is lent to a handler.
+            TransactionEndedError: it was ended, and this is another one.
             UnexpectedRollbackError: it would roll back.
         """
         if self._depth:
             self.refuse("transaction.commit()")
         connection = self.connection
-        if self._was_rolled_back or (
-            # If it is closed, the transaction was ended, which is detected elsewhere.
-            not connection.closed and _is_failed(connection, _status(connection))
-        ):
+        if self._was_rolled_back:
             raise UnexpectedRollbackError(_errors.get(connection))
+        # If it is closed, the transaction was ended, which is detected elsewhere.
+        if not connection.closed:
+            self._check_mark(_status(connection))
+
+    def _check_mark(self, status: int | None) -> None:
+        # A database error removes the mark, too.
+        is_lost = self._has_lost_mark
+        if _is_failed(self.connection, status, is_suspect=is_lost):
+            raise UnexpectedRollbackError(_errors.get(self.connection))
+        if is_lost:
+            raise TransactionEndedError
 
 
 def hold(session: Session) -> Held:
@@ -306,10 +347,10 @@ def _note_error(context: ExceptionContext) -> None:
     _errors[context.connection] = f"{name}, SQLSTATE {state}" if state else name
 
 
-def _is_failed(connection: Connection, status: int | None) -> bool:
+def _is_failed(connection: Connection, status: int | None, *, is_suspect: bool) -> bool:
     if status is not None:
         return status == _IN_ERROR
-    if connection not in _errors:
+    if connection not in _errors and not is_suspect:
         return False
     try:
         connection.exec_driver_sql("SELECT 1")
@@ -317,7 +358,7 @@ def _is_failed(connection: Connection, status: int | None) -> bool:
         if getattr(error.orig, "sqlstate", None) != _ABORTED:
             raise
         return True
-    del _errors[connection]  # a savepoint was rolled back
+    _errors.pop(connection, None)  # a savepoint was rolled back
     return False
 
 
@@ -337,6 +378,27 @@ def _status(connection: Connection) -> int | None:
     return status
 
 
+def _mark_reader(connection: Connection) -> Callable[[], bool]:
+    """Return a function that tells whether `MARKS` applies to the transaction.
+
+    It never does if a pooler keeps the server's reports to itself.
+    """
+    driver: Any = connection.connection.driver_connection
+    if (pgconn := getattr(driver, "pgconn", None)) is not None:  # psycopg
+        return lambda: bool(pgconn.parameter_status(_MARK_BYTES) == b"on")
+    if (ask := getattr(driver, "get_parameter_status", None)) is not None:  # psycopg2
+        return lambda: bool(ask(_MARK) == "on")
+    if hasattr(driver, "get_settings"):  # asyncpg
+        settings = driver.get_settings()
+        return lambda: getattr(settings, _MARK, None) == "on"
+    return lambda: False
+
+
+MARKS: Final[ColumnElement[bool]] = func.set_config(
+    literal_column(f"'{_MARK}'"), literal_column("'on'"), literal_column("true")
+).is_not(None)
+"""A condition that is always true, and marks the transaction until it ends."""
+
 DEFAULT_MAX_IDLE: Final = timedelta(seconds=60)
 _LEAST: Final = timedelta(seconds=1)
 _MOST: Final = timedelta(days=24)  # PostgreSQL counts milliseconds in 32 bits
@@ -349,6 +411,7 @@ LIMITS_IDLE: Final[ColumnElement[bool]] = func.set_config(
 ).is_not(None)
 """A condition that is always true, and applies `max_idle` to the transaction."""
 _LIMIT_NOW: Final = select(LIMITS_IDLE)
+_LIMIT_AND_MARK: Final = select(and_(LIMITS_IDLE, MARKS))
 
 
 def check_max_idle(max_idle: timedelta | None) -> None:
@@ -374,6 +437,15 @@ def limit_idle_now(session: Session) -> None:
     max_idle = max_idle_of(session)
     if max_idle is not None:
         session.execute(_LIMIT_NOW, {"max_idle": max_idle})
+
+
+def begin_held(session: Session) -> None:
+    """Hold a session's transaction, and limit its idle time if there is a limit."""
+    held = hold(session)
+    max_idle = max_idle_of(session)
+    if max_idle is not None:
+        session.execute(_LIMIT_AND_MARK, {"max_idle": max_idle})
+        held.begun()
 
 
 def max_idle_of(session: AnySession) -> str | None:

@@ -50,6 +50,7 @@ from inbox.handlers.batch import Batches, Batching
 from inbox.handlers.executor import Executor, connection_broke, is_cancelled
 from inbox.handlers.registration import AnyHandler, retry_of
 from inbox.handlers.routes import Routes
+from inbox.idempotent import receipt_of
 from inbox.jobs.runner import JobCancelled, JobReturned, JobRunner, LongHandler
 from inbox.poison.policy import PoisonPolicy, StartCounter, StartedTooOften
 from inbox.receipt import has_receipt
@@ -124,15 +125,21 @@ class DeliverySettlement:
             else:
                 settled = await self._give_up.give_up(delivery, dispatcher, *outcome)
         except StartedTooOften as started:
-            settled = await self._give_up_poison(delivery, dispatcher, started.starts)
+            settled = await self._give_up_poison(
+                handler, delivery, dispatcher, started.starts
+            )
         finally:
             await (counter.end() if settled else counter.take_back())
         return settled
 
     async def _give_up_poison(
-        self, delivery: Delivery, dispatcher: Dispatcher, starts: int
+        self,
+        handler: AnyHandler,
+        delivery: Delivery,
+        dispatcher: Dispatcher,
+        starts: int,
     ) -> bool:
-        was_handled = await self._was_handled(delivery.message, dispatcher)
+        was_handled = await self._was_handled(handler, delivery.message, dispatcher)
         if was_handled is None:
             return False
         if was_handled:
@@ -142,11 +149,15 @@ class DeliverySettlement:
         return await self._give_up.give_up(delivery, dispatcher, failure, starts)
 
     async def _was_handled(
-        self, message: Message, dispatcher: Dispatcher
+        self, handler: AnyHandler, message: Message, dispatcher: Dispatcher
     ) -> bool | None:
         """Return whether it has a receipt; None if the consumer stops first."""
         # Its process may have died between the commit and the ack.
-        look = partial(has_receipt, message.id, self._consumer)
+        try:
+            receipt = receipt_of(handler, message, self._consumer)
+        except Exception:  # noqa: BLE001 (upcasters and keys are the user's)
+            return False  # nor could the handler record one
+        look = partial(has_receipt, *receipt)
         lost = 0
         while True:
             try:
@@ -209,7 +220,9 @@ class DeliverySettlement:
                     return False
                 continue
             except TransactionEndedError as error:
-                was_committed = await self._was_handled(message, dispatcher)
+                if isinstance(handler, LongHandler):
+                    return error, counter.attempts + 1
+                was_committed = await self._was_handled(handler, message, dispatcher)
                 if was_committed is None:
                     return False
                 if was_committed:

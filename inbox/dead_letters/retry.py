@@ -34,6 +34,7 @@ from inbox.events import MessageCancelled
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
 from inbox.handlers.sessions import Sessions, make_executor
+from inbox.idempotent import is_idempotent
 from inbox.jobs.runner import JobBusy, JobCancelled, JobRunner, LongHandler
 from inbox.jobs.store import JobKey, JobState, reopen_job, why_cancelled
 from inbox.transaction import DEFAULT_MAX_IDLE
@@ -166,7 +167,9 @@ class HandlerRetrier:
     ) -> bool:
         if not isinstance(handler, LongHandler):
             locked = locked_handler(handler, candidate)
-            return await self._executor.handle(locked, message)
+            is_new = await self._executor.handle(locked, message)
+            # Of a duplicate, an @idempotent one was called, and so its state written.
+            return is_new or is_idempotent(handler)
         key = JobKey(message.id, self._consumer)
 
         def claim(session: Session) -> None:

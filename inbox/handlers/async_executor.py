@@ -68,7 +68,7 @@ class AsyncExecutor:
         async with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
-                await session.run_sync(hold)
+                held = await session.run_sync(hold)
                 is_new = is_idempotent(handler) or await record_receipt_async(
                     session, message.id, self._consumer
                 )
@@ -79,7 +79,8 @@ class AsyncExecutor:
             if is_new:
                 async with lent(session):
                     await cast("AsyncHandler", handler)(session, message)
-        return is_new
+            # Only an @idempotent handler itself finds out whether it is a duplicate.
+            return held.has_receipt
 
     async def handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, cast
 from inbox.handlers.batch import Batching
 from inbox.handlers.executor import Terms, prepare
 from inbox.handlers.routes import Handler, Routes, name_of
-from inbox.idempotent import on_duplicate_of
+from inbox.idempotent import note_lift, on_duplicate_of
 from inbox.jobs.runner import LongHandler
 from outbox.errors import ConfigError
 from outbox.retry import RetryPolicy
@@ -52,6 +52,7 @@ def make_handler(
     if batch is not None:
         return Batching(handler, terms, batch)
     made = prepare(handler, terms)
+    note_lift(made, terms.lift)
     setattr(made, _RETRY, terms.retry)
     return made
 

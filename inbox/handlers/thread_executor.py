@@ -125,7 +125,7 @@ class ThreadExecutor:
         with self._sessions() as session, session.begin():
             limit_idle(session, self._max_idle)
             try:
-                hold(session)
+                held = hold(session)
                 is_new = is_idempotent(handler) or record_receipt(
                     session, message.id, self._consumer
                 )
@@ -136,7 +136,8 @@ class ThreadExecutor:
             if is_new:
                 with lent(session):
                     handler(session, message)
-        return is_new
+            # Only an @idempotent handler itself finds out whether it is a duplicate.
+            return held.has_receipt
 
     def _handle_batch(
         self, handler: BatchHandler, messages: Sequence[Message]

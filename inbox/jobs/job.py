@@ -25,7 +25,7 @@ from inbox.jobs.store import (
     save_checkpoint,
 )
 from inbox.receipt import record_receipt
-from inbox.transaction import hold, lent, limit_idle, limit_idle_now
+from inbox.transaction import begin_held, lent, limit_idle
 from outbox.message import Message
 from outbox.tracing import note_cause
 
@@ -86,9 +86,7 @@ class AnyJob:
 
     def _begin(self, session: Session) -> None:
         limit_idle(session, self._max_idle)
-        held = hold(session)
-        limit_idle_now(session)
-        held.is_begun = self._max_idle is not None
+        begin_held(session)
         note_cause(session, self._key.id)
 
     def _hold(self, session: Session) -> None:

@@ -19,7 +19,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from inbox.dead_letters.locks import TakenError
-from inbox.errors import DeadLetter, HandlerTimeoutError, RetryLater
+from inbox.errors import (
+    DeadLetter,
+    HandlerTimeoutError,
+    RetryLater,
+    TransactionEndedError,
+)
 from inbox.handlers.executor import Executor, Terms
 from inbox.handlers.routes import name_of
 from inbox.jobs.job import AnyJob
@@ -266,7 +271,9 @@ class JobRunner:
                 long.terms.judge(error)
             except DeadLetter as decision:
                 error = decision
-        if isinstance(error, DeadLetter) or attempts.retry.spent(lease.attempts):
+        # After the last of these, effects may be committed that nothing tells apart.
+        is_final = isinstance(error, DeadLetter | TransactionEndedError)
+        if is_final or attempts.retry.spent(lease.attempts):
             state = (
                 JobState.TIMED_OUT
                 if isinstance(error, HandlerTimeoutError)

@@ -1,4 +1,4 @@
--- Does:  Record the receipts of many messages, and limit how long the transaction may stand still.
+-- Does:  Record the receipts of many messages, mark the transaction, and limit how long it may stand still.
 -- Takes: ids and moments (arrays as text, in one order), consumer, max_idle (null: as it is)
 -- Gives: message_id of those that were new
 -- Index: receipt_pkey of the partitions of their days
@@ -8,6 +8,7 @@ SELECT id, moment, CAST(:consumer AS text)
  -- As a subquery it is done once, and not for each row.
  WHERE (SELECT set_config('idle_in_transaction_session_timeout',
                           coalesce(CAST(:max_idle AS text), current_setting('idle_in_transaction_session_timeout')),
-                          true)) IS NOT NULL
+                          true)
+           || set_config('default_transaction_read_only', 'on', true)) IS NOT NULL
 ON CONFLICT DO NOTHING
 RETURNING message_id

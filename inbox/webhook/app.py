@@ -22,7 +22,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from inbox.dead_letters.write import DeadLetterWriter, Stacktraces
+from inbox.dead_letters.write import DeadLetterWriter, Redact, Stacktraces
 from inbox.errors import (
     DeadLetter,
     InvalidReceiptError,
@@ -40,6 +40,7 @@ from inbox.handlers.sessions import (
 )
 from inbox.handlers.signature import Takes, check_signature
 from inbox.handlers.upcasting import check_content
+from inbox.idempotent import receipt_of
 from inbox.processing import processing
 from inbox.receipt import check_text, has_receipt
 from inbox.transaction import DEFAULT_MAX_IDLE, check_max_idle
@@ -82,6 +83,7 @@ def webhook_app(
     max_in_flight: int | None = None,
     read_timeout: timedelta = timedelta(seconds=10),
     max_idle: timedelta | None = DEFAULT_MAX_IDLE,
+    redact: Redact | None = None,
     observers: Iterable[Observer] = (),
 ) -> "WebhookApp":
     """Create an ASGI application that handles each posted message once.
@@ -103,6 +105,7 @@ def webhook_app(
             pool less one if that is fewer.
         read_timeout: maximum time to receive a request's body.
         max_idle: maximum idle time in a handler's transaction, as for `Consumer`.
+        redact: removes confidential parts from reasons and stack traces.
         observers: called with every event.
 
     Raises:
@@ -126,6 +129,7 @@ def webhook_app(
     return WebhookApp(
         _routes(handlers, chosen),
         chosen,
+        DeadLetterWriter(name, chosen, redact),
         Verifier(secrets, tolerance=tolerance),
         name=name,
         max_payload_bytes=max_payload_bytes,
@@ -154,6 +158,7 @@ class WebhookApp:
         self,
         routes: Routes[Handler],
         executor: Executor,
+        dead_letters: DeadLetterWriter,
         verifier: Verifier,
         *,
         name: str,
@@ -164,6 +169,7 @@ class WebhookApp:
     ) -> None:
         self._routes = routes
         self._executor = executor
+        self._dead_letters = dead_letters
         self._stacktraces = Stacktraces()
         self._verifier = verifier
         self._name = name
@@ -256,7 +262,7 @@ class WebhookApp:
         except DatabaseUnavailableError as error:
             return self._fail(message, 503, one_line(error))
         except TransactionEndedError as error:
-            return await self._report_ended_transaction(message, error)
+            return await self._report_ended_transaction(handler, message, error)
         except Exception as error:  # noqa: BLE001 (a handler may raise anything)
             status = 503 if connection_broke(error) else 500
             return self._fail(message, status, one_line(error), error=error)
@@ -275,10 +281,10 @@ class WebhookApp:
             return await self._executor.handle(handler, message)
 
     async def _report_ended_transaction(
-        self, message: Message, error: TransactionEndedError
+        self, handler: Handler, message: Message, error: TransactionEndedError
     ) -> _Answer:
-        look_up = partial(has_receipt, message.id, self._name)
         try:
+            look_up = partial(has_receipt, *receipt_of(handler, message, self._name))
             was_committed = await self._executor.transact(look_up)
         except Exception as failure:  # noqa: BLE001 (both are reported)
             return self._fail(message, 503, f"{one_line(error)} ({one_line(failure)})")
@@ -291,7 +297,7 @@ class WebhookApp:
         self, message: Message, failure: DeadLetter | TransactionEndedError
     ) -> _Answer:
         try:
-            written = await DeadLetterWriter(self._name, self._executor).write(
+            written = await self._dead_letters.write(
                 message, attempts=1, failure=failure
             )
         except Exception as error:  # noqa: BLE001 (the sender sends it again)
@@ -313,13 +319,14 @@ class WebhookApp:
         *,
         error: Exception | None = None,
     ) -> _Answer:
-        trace = None
-        if error is not None:
-            described = DeadLetterWriter(self._name, self._executor).describe(error)
-            trace = self._stacktraces.first(message, error, described)
+        failure = reason if error is None else error
+        described = self._dead_letters.describe(failure)
         self._notify(
             WebhookFailed(
-                **self._about(message), status=status, reason=reason, stacktrace=trace
+                **self._about(message),
+                status=status,
+                reason=described.reason,
+                stacktrace=self._stacktraces.first(message, failure, described),
             )
         )
         # The reason may be confidential, so the sender doesn't see it.

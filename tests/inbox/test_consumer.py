@@ -200,17 +200,19 @@ async def test_a_handler_that_raises_leaves_nothing_but_a_dead_letter(
     ],
     ids=["no handler", "too old", "too new", "no uuid7", "DeadLetter"],
 )
+@pytest.mark.parametrize("batch", [None, 2], ids=["single", "batch"])
 async def test_a_message_that_can_never_be_handled_is_dead_lettered_at_once(
     url: str,
     sessions: async_sessionmaker[AsyncSession],
+    batch: int | None,
     message: Message,
     reason: str,
 ) -> None:
     source = MemorySource(message)
     consumer = Consumer(source, sessions, name="billing", retry=NEVER)
 
-    @consumer.handles("orders")
-    async def handle(session: AsyncSession, message: Message) -> None:
+    @consumer.handles("orders", batch=batch)
+    async def handle(session: AsyncSession, one_or_many: Any) -> None:
         raise DeadLetter("the handler said so")
 
     async with running(consumer) as events:

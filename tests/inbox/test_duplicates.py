@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import outbox
 from inbox import Consumer, idempotent
 from inbox.errors import DuplicateMessageError
-from inbox.events import MessageHandled
+from inbox.events import DuplicateSkipped, MessageHandled
 from inbox.sources.memory import MemorySource
 from outbox import Message, uuid7
 from outbox.errors import ConfigError
@@ -116,7 +116,7 @@ async def test_a_consumer_handles_a_replayed_message_again(database_url: str) ->
             await events.wait_for(MessageHandled)
             await asyncio.to_thread(publish, database_url)
             source.add(message)
-            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(DuplicateSkipped)
     assert source.acked == [message, message]
     assert execute(database_url, READY) == [("orders.billed", str(message.id))]
 

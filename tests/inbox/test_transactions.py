@@ -1,8 +1,8 @@
 """A handler can't end its transaction, and nothing it loses counts as handled.
 
 Each way of `tests.fixtures.endings` through each entry point, and with each driver,
-counting effects, receipts and dead letters. With --full every entry point meets every
-way with every driver.
+counting effects, receipts and dead letters. The variants are the whole product: every
+entry point meets every way with every driver.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ from sqlalchemy.orm import Session
 from inbox import (
     Consumer,
     DeadLetter,
+    ForeignId,
     TransactionControlError,
+    TransactionEndedError,
     UnexpectedRollbackError,
     guard,
     idempotent,
@@ -184,6 +186,10 @@ def url(database: str) -> Iterator[str]:
     forget(database)
 
 
+EVERYDAY: Final = {"caught error", "commit", "rollback", "close"}
+"""The ways that are everyday mistakes, which every driver is tried with."""
+
+
 class Share:
     """The part of a list that one of several drivers is tried with."""
 
@@ -199,10 +205,16 @@ class Share:
             if self._is_whole or n % len(DRIVERS) == ours
         ]
 
+    def of_ways(self, driver: str, shift: int = 0) -> list[tuple[str, Way]]:
+        """Return the everyday ways, and every fourth of the others."""
+        everyday = [(name, WAYS[name]) for name in sorted(EVERYDAY)]
+        others = [(name, way) for name, way in WAYS.items() if name not in EVERYDAY]
+        return everyday + self.of(others, driver, shift)
 
-@pytest.fixture
-def share(pytestconfig: pytest.Config) -> Share:
-    return Share(is_whole=pytestconfig.getoption("--full"))
+
+@pytest.fixture(params=["part", pytest.param("whole", marks=pytest.mark.variant)])
+def share(request: pytest.FixtureRequest) -> Share:
+    return Share(is_whole=request.param == "whole")
 
 
 @pytest.mark.filterwarnings(
@@ -213,7 +225,7 @@ def share(pytestconfig: pytest.Config) -> Share:
 async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
     driver: str, entry: str, url: str, share: Share
 ) -> None:
-    ways = share.of(WAYS.items(), driver, shift=list(ENTRIES).index(entry))
+    ways = share.of_ways(driver, shift=list(ENTRIES).index(entry))
     async with sessions_by(url, driver) as sessions:
         for name, way in ways:
             message = Message("orders", name.encode())
@@ -222,18 +234,21 @@ async def test_ending_or_breaking_the_transaction_is_a_failed_attempt(
             forget(url)
 
 
-def check(name: str, way: Way, seen: Seen, url: str) -> None:
+def check(name: str, way: Way, seen: Seen, url: str, *, of_job: bool = False) -> None:
     kept = ["done"] if way.is_committed else []
+    is_final = way.is_committed or (of_job and way.raises is TransactionEndedError)
     said = [f"{type(seen.raised).__name__}: {seen.raised}"]
     if seen.raised is None:
         assert seen.is_dead, name
         ((reason, attempts),) = dead_letters(url)
         said = [reason]
         # What is committed isn't tried again, for it would be taken for handled.
-        assert attempts == (1 if way.is_committed else QUICK.max_attempts), name
+        assert attempts == (1 if is_final else QUICK.max_attempts), name
     (problem,) = said
     assert re.match(rf"{way.raises.__name__}: .*{way.says}", problem), (name, problem)
-    assert (name, effects(url), receipts(url)) == (name, kept, len(kept))
+    # A long handler's transactions have no receipt, except for the last one.
+    known = 0 if of_job else len(kept)
+    assert (name, effects(url), receipts(url)) == (name, kept, known)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -276,6 +291,46 @@ async def test_an_error_that_is_caught_after_the_block_spoils_the_callers_commit
                 with pytest.raises(UnexpectedRollbackError, match="SQLSTATE 23505"):
                     await session.commit()
             await session.close()
+    assert (effects(url), receipts(url)) == ([], 0)
+
+
+async def transact(sessions: Any, driver: str, do: Do) -> None:
+    if is_plain(driver):
+        with sessions.begin() as session:
+            do(session)
+        return
+    async with sessions.begin() as session:
+        await session.run_sync(do)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_receipt_may_be_rolled_back_with_its_savepoint(
+    driver: str, url: str
+) -> None:
+    def handle(session: Session) -> None:
+        savepoint = session.begin_nested()
+        with guard(session, uuid7(), consumer="billing"):
+            session.execute(EFFECT, {"what": "lost"})
+        savepoint.rollback()
+        session.execute(EFFECT, DONE)
+
+    async with sessions_by(url, driver) as sessions:
+        await transact(sessions, driver, handle)
+    assert (effects(url), receipts(url)) == (["done"], 0)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_transaction_that_was_ended_after_the_block_is_not_committed(
+    driver: str, url: str
+) -> None:
+    def handle(session: Session) -> None:
+        with guard(session, uuid7(), consumer="billing"):
+            session.execute(EFFECT, {"what": "lost"})
+        WAYS["ROLLBACK by a cursor, then a transaction"].do(session)
+
+    async with sessions_by(url, driver) as sessions:
+        with pytest.raises(TransactionEndedError):
+            await transact(sessions, driver, handle)
     assert (effects(url), receipts(url)) == ([], 0)
 
 
@@ -324,7 +379,7 @@ async def test_a_webhook_asks_for_redelivery_if_the_commit_fails(
     driver: str, url: str, share: Share
 ) -> None:
     async with sessions_by(url, driver) as sessions:
-        for name, way in share.of(WAYS.items(), driver):
+        for name, way in share.of_ways(driver):
             seen = await by_webhook(sessions, driver, Message("orders", b"1"), way.do)
             kept = ["done"] if way.is_committed else []
             assert (name, effects(url), receipts(url)) == (name, kept, len(kept))
@@ -334,6 +389,77 @@ async def test_a_webhook_asks_for_redelivery_if_the_commit_fails(
                 len(kept),
             )
             forget(url)
+
+
+def foreign_id(message: Message) -> ForeignId:
+    return ForeignId("shop", message.payload.decode())
+
+
+OWN_RECEIPTS: Final[dict[str, Any]] = {
+    "name": {"consumer": "own"},
+    "foreign id": {"consumer": "billing", "key": foreign_id},
+}
+
+
+@pytest.mark.parametrize("entry", ["consumer", "webhook"])
+@pytest.mark.parametrize("own", OWN_RECEIPTS)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_committed_receipt_is_found_by_the_handlers_own_name_and_key(
+    driver: str, own: str, entry: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    do = WAYS["COMMIT by a cursor"].do
+    handler: Any = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, do))
+    async with sessions_by(url, driver) as sessions:
+        if entry == "webhook":
+            app = webhook_app(handler, sessions, name="billing", secrets=[SECRET])
+            async with served(app) as hook:
+                assert [await status_of(hook, message) for _ in range(2)] == [204, 204]
+        else:
+            consumer = consumer_of(sessions, message)
+            consumer.handles("*")(handler)
+            assert await settle(consumer) == Seen(is_dead=True)
+    ((reason, attempts),) = dead_letters(url)
+    assert (reason.partition(":")[0], attempts) == ("TransactionEndedError", 1)
+    assert effects(url) == ["done"]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_the_key_of_a_committed_receipt_is_read_from_the_upcast_message(
+    driver: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    do = WAYS["COMMIT by a cursor"].do
+
+    def key(message: Message) -> ForeignId:
+        return ForeignId("shop", str(message.json()["id"]))
+
+    async with sessions_by(url, driver) as sessions:
+        consumer = consumer_of(sessions, message)
+        consumer.upcasts("orders", to=2)(lambda message: {"id": 1})
+        handler = idempotent(consumer="billing", key=key)(handler_of(driver, do))
+        consumer.handles("orders", version=2)(handler)
+        assert await settle(consumer) == Seen(is_dead=True)
+    assert effects(url) == ["done"]
+
+
+@pytest.mark.parametrize("own", OWN_RECEIPTS)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_duplicate_of_an_idempotent_handler_is_reported_as_one(
+    driver: str, own: str, url: str
+) -> None:
+    message = Message("orders", b"1")
+    source = MemorySource(message)
+    handler = idempotent(**OWN_RECEIPTS[own])(handler_of(driver, lambda _: None))
+    async with sessions_by(url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing", retry=QUICK)
+        consumer.handles("*")(handler)
+        async with running(consumer) as events:
+            await events.wait_for(MessageHandled)
+            source.add(message)
+            await events.wait_for(DuplicateSkipped)
+            assert len(events.of(MessageHandled)) == 1
+    assert effects(url) == ["done"]
 
 
 async def by_job(
@@ -364,13 +490,11 @@ async def by_job(
 async def test_a_long_handler_ends_none_of_its_transactions_either(
     driver: str, finish: bool, url: str, share: Share
 ) -> None:
-    # The effect of a committed way has no receipt to be known by.
-    undone = [(name, way) for name, way in WAYS.items() if not way.is_committed]
     async with sessions_by(url, driver) as sessions:
-        for name, way in share.of(undone, driver, shift=finish):
+        for name, way in share.of_ways(driver, shift=finish):
             message = Message("orders", b"1")
             seen = await by_job(sessions, driver, message, way.do, finish=finish)
-            check(name, way, seen, url)
+            check(name, way, seen, url, of_job=True)
             forget(url)
         for do in share.of(RIGHT_WAYS, driver, shift=finish):
             message = Message("orders", b"1")

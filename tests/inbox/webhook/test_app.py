@@ -128,6 +128,46 @@ async def test_a_handler_that_raised_is_called_again_on_redelivery(
     assert effects(inbox_url) == ["1"]
 
 
+async def test_a_stack_trace_is_reported_once_and_redacted(
+    inbox_url: str,
+    inbox_sessions: async_sessionmaker[AsyncSession],
+    events: RecordedEvents,
+) -> None:
+    calls = 0
+
+    async def handle(session: AsyncSession, message: Message) -> None:
+        nonlocal calls
+        calls += 1
+        error = ValueError("token=secret")
+        if calls < 3:
+            raise error
+        raise DeadLetter("no such token=secret") from error
+
+    app = webhook_app(
+        handle,
+        inbox_sessions,
+        name="billing",
+        secrets=[SECRET],
+        redact=lambda said: said.replace("secret", "…"),
+        observers=[events],
+    )
+    async with served(app) as hook:
+        statuses = [await status_of(hook, ONE) for _ in range(3)]
+    assert statuses == [500, 500, 204]
+    first, second = events.of(WebhookFailed)
+    assert first.reason == second.reason == "ValueError: token=…"
+    assert first.stacktrace is not None
+    assert first.stacktrace.startswith("Traceback")
+    assert second.stacktrace is None
+    ((reason, stacktrace),) = execute(
+        inbox_url, "SELECT error_reason, error_stacktrace FROM inbox.dead_letter"
+    )
+    assert reason == "DeadLetter: no such token=…"
+    for trace in (first.stacktrace, stacktrace):
+        assert "ValueError: token=…" in trace
+        assert "token=secret" not in trace
+
+
 async def test_a_handler_decides_by_what_it_raises(
     inbox_url: str,
     inbox_sessions: async_sessionmaker[AsyncSession],

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from inbox import MessageTooOldError, record_receipt
+from inbox.receipt import record_receipts
 from outbox import uuid7
 from outbox.administration.migrate import migrate
 from outbox.cli.main import main
@@ -133,6 +134,12 @@ def test_a_message_of_partitions_dropped_by_a_wrong_clock_is_too_old(
 
     with pytest.raises(MessageTooOldError, match="by a clock that was ahead"):
         handle(url, handled)
+    with (
+        sessions_of(url) as sessions,
+        sessions() as session,
+        pytest.raises(MessageTooOldError, match="by a clock that was ahead"),
+    ):
+        record_receipts(session, [handled], "billing")
     later = uuid7()
     assert handle(url, later)
     assert not handle(url, later)
