@@ -29,7 +29,7 @@ from inbox.dead_letters.locks import (
     schedule_lock,
 )
 from inbox.dead_letters.write import DeadLetterWriter
-from inbox.errors import RetryLater
+from inbox.errors import RetryLater, TransactionEndedError
 from inbox.events import MessageCancelled
 from inbox.handlers.registration import AnyHandler
 from inbox.handlers.routes import Routes
@@ -229,7 +229,11 @@ class HandlerRetrier:
     ) -> Outcome:
         said = self._writer.describe(failure)
         failed = Failure(reason=said.reason, stacktrace=said.stacktrace, delay=delay)
-        values = failed.parameters(letter, self._schedule.delay)
+        # What it committed may be all of its effects: a retry would see a duplicate,
+        # and call it a success.
+        by_hand = isinstance(failure, TransactionEndedError)
+        schedule = _never if by_hand else self._schedule.delay
+        values = failed.parameters(letter, schedule)
         await self.fetch(Statement.MARK_PENDING, values)
         self._notify(outcome_event("inbox", letter, failed))
         return Outcome.FAILED
@@ -243,6 +247,10 @@ class HandlerRetrier:
             raise DatabaseUnavailableError(
                 f"the dead letters can't be read or written: {one_line(error)}"
             ) from error
+
+
+def _never(_: int) -> None:
+    """Leave the next retry to somebody who has looked at the effects."""
 
 
 class _NoHandlerError(Exception):

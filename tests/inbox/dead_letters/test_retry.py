@@ -20,6 +20,7 @@ from outbox.testing.events import RecordedEvents
 from tests.fixtures.consumers import async_sessions_of, id_of, sessions_of
 from tests.fixtures.dead_letters import give_up, states
 from tests.fixtures.effects import effects, note, receipts
+from tests.fixtures.endings import WAYS
 from tests.fixtures.relay import execute
 
 PENDING = Criteria()
@@ -110,6 +111,27 @@ async def test_a_failure_changes_only_the_reason(
     )
     assert "still no such customer" in trace
     assert later
+
+
+async def test_a_retry_that_commits_past_its_session_is_left_to_a_person(
+    database_url: str, sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    consumer = consumer_of(sessions)
+    do = WAYS["COMMIT by a cursor"].do
+
+    @consumer.handles("orders")
+    async def handle(session: AsyncSession, message: Message) -> None:
+        await note(session, message)
+        await session.run_sync(do)
+
+    give_up(database_url, Message("orders", b"committed"), schema="inbox")
+
+    assert await retry(consumer.retrier()) == Tally(failed=1)
+    ((state, count, reason),) = states(database_url, "inbox")
+    assert (state, count) == ("PENDING", 1)
+    assert "may be committed, with the receipt" in reason
+    query = "SELECT retry_after FROM inbox.dead_letter"
+    assert execute(database_url, query) == [(None,)]
 
 
 async def test_a_handler_that_asks_for_time_costs_no_attempt(
