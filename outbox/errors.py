@@ -19,6 +19,10 @@ _ROW: Final = re.compile(
 _DATA_EXCEPTION: Final = "22"
 # The message of a data exception quotes the value, in quotation marks of its language.
 _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
+# asyncpg quotes the value as Python does, and its cause may quote it, too.
+_ARGUMENT: Final = re.compile(
+    r"(invalid input for query argument \$\d+): .*", re.DOTALL
+)
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
 )
@@ -118,11 +122,13 @@ def traceback_of(error: BaseException) -> str:
     return "".join(_traceback_lines(error, set()))
 
 
-def _traceback_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
+def _traceback_lines(
+    error: BaseException, seen: set[int], *, is_silent: bool = False
+) -> Iterator[str]:
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
     if cause is not None and id(cause) not in seen:
-        yield from _traceback_lines(cause, seen)
+        yield from _traceback_lines(cause, seen, is_silent=_is_of_argument(error))
         yield _CAUSED
     elif (
         cause is None
@@ -135,7 +141,9 @@ def _traceback_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    if _is_of_database(error):
+    if is_silent:
+        yield f"{type(error).__name__}\n"
+    elif _is_of_database(error):
         kind = type(error)
         yield f"{kind.__module__}.{kind.__qualname__}: {message_of(error)}\n"
     else:
@@ -159,7 +167,7 @@ def _without_rows(error: BaseException) -> str:
     if sqlstate is None:
         return primary
     if sqlstate.startswith(_DATA_EXCEPTION):
-        primary = _QUOTED.sub('"…"', primary)
+        primary = _ARGUMENT.sub(r"\1", _QUOTED.sub('"…"', primary))
     about = [f"SQLSTATE {sqlstate}"]
     if constraint:
         about.append(f"constraint {constraint}")
@@ -189,6 +197,12 @@ def _report_of(error: BaseException) -> _Report | None:
         )
     # SQLAlchemy's translation of an asyncpg error.
     return None if error.__cause__ is None else _report_of(error.__cause__)
+
+
+def _is_of_argument(error: BaseException) -> bool:
+    """Return whether asyncpg couldn't encode an argument of a statement."""
+    report = _report_of(error)
+    return report is not None and _ARGUMENT.match(report.primary) is not None
 
 
 def _is_of_database(error: BaseException) -> bool:
