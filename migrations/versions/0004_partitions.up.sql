@@ -388,6 +388,7 @@ SET jit = off  -- compilation would take longer than execution
 AS $body$
 DECLARE
     p outbox.partition_policy;
+    v_lock bigint := hashtextextended('outbox.make_partitions ' || parent, 0);
     v_before int;
     v_missing timestamptz[];
     v_unmade timestamptz;
@@ -411,7 +412,16 @@ BEGIN
     SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     IF v_missing IS NOT NULL THEN
         -- Another upkeep may be creating them.
-        PERFORM pg_advisory_xact_lock(hashtextextended('outbox.make_partitions ' || parent, 0));
+        BEGIN
+            PERFORM pg_advisory_xact_lock(v_lock);
+        EXCEPTION WHEN lock_not_available THEN
+            SELECT * INTO x FROM outbox.holder_of_lock(v_lock);
+            RAISE EXCEPTION 'timed out waiting for the lock that creates partitions%',
+                CASE WHEN x.described IS NULL THEN ''
+                     WHEN x.is_ours THEN format(', which %s holds', x.described)
+                     ELSE format(': %s holds it but is no upkeep: terminate it', x.described) END
+                USING ERRCODE = 'lock_not_available';
+        END;
         SELECT array_agg(m.starts_at ORDER BY m.starts_at) INTO v_missing FROM outbox.missing_partitions(parent) m;
     END IF;
     IF v_missing IS NOT NULL THEN

@@ -21,6 +21,7 @@ APPLICATION_NAME: Final = "pillarbox maintain"
 DETACH_WAIT: Final = timedelta(minutes=5)
 
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
+_HALVES: Final = ("class", "object")
 # After this time without a concurrent detach, the fallback detaches.
 _PATIENCE: Final = timedelta(hours=6)
 _SEE: Final = "run pillarbox doctor to find the cause"
@@ -94,9 +95,7 @@ def maintain(
             `outbox.upkeep` has the reason, too.
     """
     if not _scalar(connection, "SELECT pg_try_advisory_lock(%s, %s)", _LOCK):
-        raise UpkeepError(
-            "another pillarbox maintain is running: wait until it has finished"
-        )
+        raise _locked_out(connection)
     try:
         owner = _scalar(connection, load("outbox", "find_owner"))
         _finish(connection, tell)
@@ -116,6 +115,20 @@ def maintain(
         connection.execute("SELECT pg_advisory_unlock(%s, %s)", _LOCK)
     if problem:
         raise UpkeepError(problem)
+
+
+def _locked_out(connection: AdministrationConnection) -> UpkeepError:
+    """Return why the lock can't be had; note it if no upkeep holds the lock."""
+    found = connection.execute(
+        load("outbox", "find_upkeep_holder"), dict(zip(_HALVES, _LOCK, strict=True))
+    ).fetchone()
+    if found is None or found[0]:
+        return UpkeepError(
+            "another pillarbox maintain is running: wait until it has finished"
+        )
+    problem = f"{found[1]} holds the upkeep's lock but is no upkeep: terminate it"
+    connection.execute("SELECT outbox.note_failure(%s)", (problem,))
+    return UpkeepError(f"upkeep: {problem}; {_SEE}")
 
 
 def _run_routines(

@@ -2,7 +2,13 @@
 -- Takes: class (int4 of the outbox's locks), classes (int4 of all our locks), member (the object that members hold in shared mode), outbox_bell, inbox_bell (the doorbells' objects), roles
 -- Gives: pid, role, application, client (null: unknown), locks (how many, doorbells apart), rings (holds a doorbell), muffles (holds a doorbell in shared mode, and has written nothing)
 -- Index: none, reads pg_locks
-WITH held AS (
+WITH of_upkeep AS (
+    SELECT pg_catalog.hashtextextended(pg_catalog.format('%%s %%s.%%s', step.name, n.nspname, c.relname), 0) AS key
+      FROM pg_catalog.pg_class AS c
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     CROSS JOIN (VALUES ('outbox.make_partitions'), ('outbox.finish_detached')) AS step (name)
+     WHERE c.relkind = 'p' AND n.nspname IN ('outbox', 'inbox')
+), held AS (
     SELECT l.pid,
            CASE WHEN l.locktype = 'relation' THEN NULL
                 WHEN l.classid = (%(class)s::bigint & 4294967295)::oid AND l.objid = %(outbox_bell)s::int::oid THEN 'outbox'
@@ -19,6 +25,10 @@ WITH held AS (
             AND l.objsubid = 2
             -- pg_locks shows both halves of the key as oid, which is unsigned.
             AND l.classid IN (SELECT (class::bigint & 4294967295)::oid FROM unnest(%(classes)s::int[]) AS ours (class))
+            -- The upkeep's locks of each partitioned table.
+            OR l.locktype = 'advisory'
+            AND l.objsubid = 1
+            AND (l.classid::bigint, l.objid::bigint) IN (SELECT k.key >> 32 & 4294967295, k.key & 4294967295 FROM of_upkeep AS k)
             -- A writer also holds a doorbell in shared mode, along with the table's lock, until its transaction ends.
             -- Both in one scan, since pg_locks may change in between.
             OR l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'

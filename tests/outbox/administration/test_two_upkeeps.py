@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from outbox.cli.main import main
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
 from outbox.testing.postgres import PostgresServer
 from tests.fixtures.relay import execute
 from tests.fixtures.waiting import wait_for
@@ -27,6 +28,15 @@ FINISH = "SELECT * FROM outbox.finish_detached('outbox.message')"
 DETACH = "SELECT outcome FROM outbox.detach_expired('outbox.message', '{}', '0')"
 STRAYS = "SELECT partition FROM outbox.strays()"
 RECORD = "SELECT succeeded_at IS NOT NULL OR NULL, failure FROM outbox.upkeep"
+NEWEST = """
+    SELECT partition::text FROM outbox.partitions('outbox.message')
+     ORDER BY starts_at DESC LIMIT 1
+"""
+AT_THE_PREMAKE = """
+    SELECT pg_advisory_xact_lock(
+        hashtextextended('outbox.make_partitions outbox.message', 0)
+    )
+"""
 WAITS = "SELECT 1 FROM pg_locks WHERE NOT granted"
 
 
@@ -89,6 +99,44 @@ def test_a_foreign_session_with_the_lock_of_the_upkeep_makes_the_run_fail_by_nam
     assert main(["maintain", "--database", database_url]) == 0
     assert execute(database_url, EXPIRED) == []
     assert execute(database_url, RECORD) == [(True, None)]
+
+
+def test_a_foreign_session_with_the_lock_that_creates_partitions_is_named(
+    server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(database_url, "SELECT outbox.make_partitions('outbox.message')")
+    ((newest,),) = execute(database_url, NEWEST)
+    execute(database_url, f"DROP TABLE {newest}")
+    with foreign_session(server, database_url) as holder:
+        holder.execute(AT_THE_PREMAKE)
+        session = f"session {holder.info.backend_pid} of role {holder.info.user}"
+
+        assert main(["maintain", "--database", database_url]) == 2
+
+        ((_, failure),) = execute(database_url, RECORD)
+        assert "premake of outbox.message: timed out" in failure
+        assert session in failure
+        assert "terminate it" in failure
+        assert main(["doctor", "--database", database_url]) == 3
+        assert "holds 1 of our advisory locks" in capsys.readouterr().out
+
+    assert main(["maintain", "--database", database_url]) == 0
+    assert execute(database_url, NEWEST) == [(newest,)]
+
+
+def test_a_foreign_session_with_the_lock_of_the_command_is_named(
+    server: PostgresServer, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with foreign_session(server, database_url) as holder:
+        holder.execute("SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, Lock.UPKEEP])
+        session = f"session {holder.info.backend_pid} of role {holder.info.user}"
+
+        assert main(["maintain", "--database", database_url]) == 2
+
+        said = capsys.readouterr().err
+        assert f"{session} (application ?) holds the upkeep's lock but is no" in said
+        ((_, failure),) = execute(database_url, RECORD)
+        assert session in failure
 
 
 def test_the_command_that_yields_does_not_fail(
