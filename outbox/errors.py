@@ -21,7 +21,7 @@ _DATA_EXCEPTION: Final = "22"
 _QUOTED: Final = re.compile(r"[\"«»„“‹].*[\"»«“”›]", re.DOTALL)
 # asyncpg quotes the value as Python does, and its cause may quote it, too.
 _ARGUMENT: Final = re.compile(
-    r"(invalid input for query argument \$\d+): .*", re.DOTALL
+    r"(invalid input for query argument \$\d+[^:]*): .*", re.DOTALL
 )
 _CAUSED: Final = (
     "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -128,7 +128,9 @@ def _traceback_lines(
     seen.add(id(error))
     cause, context = error.__cause__, error.__context__
     if cause is not None and id(cause) not in seen:
-        yield from _traceback_lines(cause, seen, is_silent=_is_of_argument(error))
+        yield from _traceback_lines(
+            cause, seen, is_silent=is_silent or _is_of_argument(error)
+        )
         yield _CAUSED
     elif (
         cause is None
@@ -136,7 +138,7 @@ def _traceback_lines(
         and not error.__suppress_context__
         and id(context) not in seen
     ):
-        yield from _traceback_lines(context, seen)
+        yield from _traceback_lines(context, seen, is_silent=is_silent)
         yield _WHILE_HANDLING
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"

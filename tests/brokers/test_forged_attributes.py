@@ -25,7 +25,7 @@ from tests.fixtures.rabbitmq import exchange_of
 from tests.fixtures.relay import dead_letters, execute, insert
 from tests.fixtures.relay import running as relaying
 
-FORGED = ("ce_tenant", "ce-tenant", "cloudEvents:tenant")
+FORGED = ("ce_tenant", "ce-tenant", "cloudEvents:tenant", "cloudEvents_tenant")
 Broker: TypeAlias = tuple[Publisher, Source, str]
 
 

@@ -129,7 +129,19 @@ async def bound_by_session(url: str, statement: str, value: object) -> None:
         await session.execute(text(statement), {"value": value})
 
 
-@pytest.mark.parametrize("way", [bound_by_asyncpg, bound_by_session])
+async def bound_to_many_by_asyncpg(url: str, statement: str, value: object) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.executemany(
+            statement.replace(":value", "$1"), [(None,), (value,)]
+        )
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    "way", [bound_by_asyncpg, bound_by_session, bound_to_many_by_asyncpg]
+)
 @pytest.mark.parametrize(
     ("type_", "value"),
     [
@@ -137,6 +149,7 @@ async def bound_by_session(url: str, statement: str, value: object) -> None:
         ("integer[]", [1, SECRET]),
         ("text", SECRET.encode()),
         ("uuid", SECRET),
+        ("uuid[]", [SECRET]),
     ],
 )
 async def test_an_argument_that_cannot_be_encoded_is_not_quoted(
@@ -149,9 +162,9 @@ async def test_an_argument_that_cannot_be_encoded_is_not_quoted(
 
     error = await caught(way(people, statement, value))
 
-    assert message_of(error).endswith(
-        "invalid input for query argument $1 (SQLSTATE 22000)"
-    )
+    assert "invalid input for query argument $1" in message_of(error)
+    assert message_of(error).endswith(" (SQLSTATE 22000)")
+    assert SECRET not in message_of(error)
     assert SECRET not in traceback_of(error)
 
 

@@ -1,12 +1,13 @@
 """The form of a message in RabbitMQ: properties, headers, body and routing key.
 
 `message_id` is the id and `content_type` the content type; the rest are CloudEvents
-attributes among the headers, with the prefix of the AMQP binding. The time of
+attributes among the headers, with a prefix of the AMQP binding. The time of
 publishing is where a server that stamps messages puts it: in whole seconds in
 `timestamp`, and in milliseconds in a header.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from pika import BasicProperties
@@ -19,6 +20,8 @@ from outbox.message import Message
 from outbox.message_id import uuid7
 
 PREFIX: Final = "cloudEvents:"
+# The other prefix of the AMQP binding, which the SDKs of CloudEvents write.
+_THEIR_PREFIX: Final = "cloudEvents_"
 _MOMENT: Final = "timestamp_in_ms"
 _PERSISTENT: Final = 2
 # Headers in which a quorum queue counts how often a message came back.
@@ -69,12 +72,21 @@ def from_delivery(
     if properties.content_type:
         headers[CONTENT_TYPE] = _text(properties.content_type)
     try:
-        return from_headers(headers, payload, PREFIX), None
+        return from_headers(headers, payload, _prefix_of(headers)), None
     except InvalidMessageError as error:
         if isinstance(routing_key, str):
             routing_key = routing_key.encode()
         topic = text_of(routing_key)
         return Message(topic, payload, id=uuid7(), headers=headers), str(error)
+
+
+def _prefix_of(headers: Mapping[str, str]) -> str:
+    """Return the prefix of a delivery's attributes.
+
+    Only one counts, so that no header under the other adds an attribute.
+    """
+    is_theirs = f"{_THEIR_PREFIX}id" in headers and f"{PREFIX}id" not in headers
+    return _THEIR_PREFIX if is_theirs else PREFIX
 
 
 def why_impossible(message: Message) -> str | None:

@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -134,22 +135,58 @@ def test_the_sdk_reads_our_amqp_messages(message: Message) -> None:
     check_theirs(amqp.from_binary(delivered, JSON), message)
 
 
-def test_we_read_the_sdks_amqp_messages_under_our_prefix(
-    theirs: CloudEvent,
-) -> None:
+@pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:"])
+def test_we_read_the_amqp_messages_of_the_sdk(theirs: CloudEvent, prefix: str) -> None:
     written = amqp.to_binary(theirs, JSON)
-    headers = {
-        name.replace("cloudEvents_", "cloudEvents:"): value
-        for name, value in written.application_properties.items()
-    }
-    properties = BasicProperties(  # type: ignore[no-untyped-call]
-        content_type=written.properties["content-type"], headers=headers
+    assert "cloudEvents_id" in written.application_properties
+    message = read_amqp(
+        {
+            name.replace("cloudEvents_", prefix): value
+            for name, value in written.application_properties.items()
+        },
+        written.application_data,
     )
-    message, problem = from_delivery(
-        properties, "orders.placed", written.application_data
-    )
-    assert problem is None
     check_ours(message)
+    assert dict(message.headers) == {f"{prefix}subject": ATTRIBUTES["subject"]}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "other"),
+    [("cloudEvents_", "cloudEvents:"), ("cloudEvents:", "cloudEvents_")],
+)
+def test_a_header_under_the_other_amqp_prefix_is_no_attribute(
+    prefix: str, other: str
+) -> None:
+    """Neither adds an attribute that the event lacks, nor replaces one that it has."""
+    attributes = {"specversion": "1.0", "id": str(uuid7()), "type": "t"}
+    forged = {"tenant": "mallory", "partitionkey": "k", "schemaversion": "9"}
+    forged["type"] = "admin"
+    message = read_amqp(
+        {f"{prefix}{name}": value for name, value in attributes.items()}
+        | {f"{other}{name}": value for name, value in forged.items()},
+        b"{}",
+    )
+    assert (message.topic, message.tenant, message.key) == ("t", None, None)
+    assert message.schema_version == 1
+    assert dict(message.headers) == {f"{other}{n}": v for n, v in forged.items()}
+
+
+def test_of_two_ids_our_own_counts() -> None:
+    """What our relay wrote is never read under the other prefix."""
+    properties = to_properties(FULL)
+    assert properties.headers is not None
+    forged = {"cloudEvents_id": str(uuid7()), "cloudEvents_type": "admin"}
+    message = read_amqp({**properties.headers, **forged}, FULL.payload)
+    assert (message.id, message.topic) == (FULL.id, FULL.topic)
+
+
+def read_amqp(headers: Mapping[str, object], payload: bytes) -> Message:
+    properties = BasicProperties(  # type: ignore[no-untyped-call]
+        content_type="application/json", headers=dict(headers)
+    )
+    message, problem = from_delivery(properties, "orders.placed", payload)
+    assert problem is None
+    return message
 
 
 @pytest.mark.parametrize(
