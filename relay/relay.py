@@ -20,11 +20,11 @@ from outbox.errors import ConfigError, DatabaseUnavailableError
 from outbox.events import MEASURE_INTERVAL, Observer, Observers
 from outbox.gather import end
 from outbox.lane import PRIORITIES, lanes_of
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from outbox.postgres.advisory_lock import END_FOREIGN, LOCK_CLASS, Lock, LockHolder
 from outbox.postgres.connection import Link, connect
 from outbox.postgres.doorbell import Doorbell
 from outbox.postgres.late_messages import LIST_MINIMUMS, find_short_retention
-from outbox.postgres.lease import Lease, LockHolder, Obstruction
+from outbox.postgres.lease import Lease, Obstruction
 from outbox.postgres.pooler_check import refuse_pooler_async
 from relay.adaptive_batch import BatchLimit
 from relay.breaker import Breaker
@@ -72,10 +72,6 @@ WORKER_SETTINGS: Final = {
 
 _LAST_RAISE: Final = 5.0
 """Maximum number of seconds that a stopping relay takes to raise its watermarks."""
-_END_FOREIGN: Final = (
-    "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
-    " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"
-)
 _END_RELAYS: Final = "restart the relays that hold more lanes than their share"
 
 
@@ -300,7 +296,7 @@ class Relay:
             self._notify(
                 LanesWithheld(
                     holders=tuple(map(str, holders)),
-                    remedy=_END_FOREIGN if obstruction.foreign else _END_RELAYS,
+                    remedy=END_FOREIGN if obstruction.foreign else _END_RELAYS,
                 )
             )
         elif self._withheld:
@@ -318,7 +314,7 @@ class Relay:
                     DoorbellHeld(
                         shared=bool(shared),
                         holders=tuple(map(str, now)),
-                        remedy=_END_FOREIGN,
+                        remedy=END_FOREIGN,
                     )
                 )
 

@@ -46,6 +46,7 @@ from outbox.dead_letters import (
     RetrySchedule,
     Statement,
     Status,
+    find_foreign_holders,
     outcome_event,
 )
 from outbox.errors import (
@@ -58,6 +59,7 @@ from outbox.errors import (
 )
 from outbox.events import Event
 from outbox.message import Message
+from outbox.postgres.advisory_lock import LockHolder, consumer_class
 from outbox.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -161,6 +163,10 @@ class HandlerRetrier:
             DatabaseUnavailableError: it can't be requested, or was lost in the block.
         """
         return schedule_lock(self._sessions, self._consumer)
+
+    async def foreign_holders(self) -> Sequence[LockHolder]:
+        """Return the sessions that hold that lock but are no consumers."""
+        return await find_foreign_holders(self, consumer_class(self._consumer))
 
     async def _handle(
         self, handler: AnyHandler, message: Message, candidate: Candidate

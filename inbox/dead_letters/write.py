@@ -38,7 +38,12 @@ _SHORT: Final = 200
 _MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
 _CUT: Final = "\n…\n"
 
-_LOCK: Final = text("SELECT pg_advisory_xact_lock(:lock)")
+# Anyone who can connect can hold it: a wait without an end would be a silent one.
+_LOCK: Final = text(
+    "SELECT pg_advisory_xact_lock(:lock)"
+    " FROM (SELECT count(set_config('lock_timeout', '5s', true)) AS changed) AS limited"
+    " WHERE changed > 0"
+)
 _PENDING: Final = select(dead_letter_table.c.id).where(
     dead_letter_table.c.status == "PENDING",
     dead_letter_table.c.message_id == bindparam("message_id"),

@@ -14,9 +14,8 @@ from sqlalchemy.exc import OperationalError as SQLAlchemyOperationalError
 from outbox.administration.names import Names
 from outbox.duration import exact_duration, write_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, MigrationError
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
 from outbox.postgres.connection import PIN_SESSION, conninfo, sqlalchemy_url
-from outbox.postgres.lease import LockHolder
 from outbox.postgres.pooler_check import refuse_pooler
 from outbox.postgres.sql_files import load
 

@@ -14,6 +14,7 @@ from outbox.dead_letters.retry import (
     Outcome,
     Retrier,
     Tally,
+    find_foreign_holders,
     outcome_event,
 )
 from outbox.dead_letters.schedule import RetrySchedule, Scheduler, lost_turn
@@ -35,6 +36,7 @@ __all__ = [
     "Status",
     "Summary",
     "Tally",
+    "find_foreign_holders",
     "lost_turn",
     "outcome_event",
     "statement",

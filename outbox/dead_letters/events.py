@@ -72,6 +72,25 @@ class RetryRunLeft(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRunWithheld(Event):
+    """A session that is no replica of ours holds the schedule's lock.
+
+    While it does, the schedule retries nothing.
+
+    Attributes:
+        holders: these sessions, with process id, role and application.
+        remedy: how to end them.
+    """
+
+    level = logging.WARNING
+    about = ("schema", "holders")
+
+    schema: str
+    holders: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryRunBroken(Event):
     """The database or the broker was unavailable during a run of the schedule.
 

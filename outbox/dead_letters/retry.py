@@ -21,6 +21,7 @@ from outbox.dead_letters.criteria import Criteria
 from outbox.dead_letters.events import DeadLetterFailed, DeadLetterSucceeded
 from outbox.dead_letters.letter import Letter
 from outbox.dead_letters.statement import Schema, Statement
+from outbox.postgres.advisory_lock import Lock, LockHolder
 
 
 class Candidate(NamedTuple):
@@ -131,6 +132,20 @@ class Retrier(Protocol):
 
     def alone(self) -> AbstractAsyncContextManager[bool]:
         """Hold the schedule's lock for the block; yield False if it is taken."""
+
+    async def foreign_holders(self) -> Sequence[LockHolder]:
+        """Return the sessions that hold the schedule's lock but are no replicas."""
+
+
+async def find_foreign_holders(
+    retrier: Retrier, lock_class: int
+) -> Sequence[LockHolder]:
+    """Find the sessions that hold a schedule's lock but may retry no dead letters."""
+    rows = await retrier.fetch(
+        Statement.FIND_FOREIGN_HOLDERS,
+        {"lock_class": lock_class, "lock": int(Lock.DEAD_LETTERS)},
+    )
+    return [LockHolder(*row) for row in rows]
 
 
 async def find(retrier: Retrier, criteria: Criteria) -> list[Candidate]:

@@ -14,12 +14,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from outbox.dead_letters.events import RetryRunBroken, RetryRunEnded, RetryRunLeft
+from outbox.dead_letters.events import (
+    RetryRunBroken,
+    RetryRunEnded,
+    RetryRunLeft,
+    RetryRunWithheld,
+)
 from outbox.dead_letters.retry import Retrier, Tally, find_due, retry_all
 from outbox.dead_letters.statement import Schema
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, one_line
 from outbox.events import Event
+from outbox.postgres.advisory_lock import END_FOREIGN
 from outbox.retry import RetryPolicy
 
 _MAX_HOLD: Final = timedelta(minutes=1)
@@ -117,7 +123,7 @@ class Scheduler:
                 )
 
     async def take_turn(self, *, hold: float = 0.0) -> Tally | None:
-        """Retry what is due; return None if another replica is doing so.
+        """Retry what is due; return None if another session holds the lock.
 
         Raises:
             BrokerUnavailableError, DatabaseUnavailableError: the broker or the database
@@ -125,7 +131,7 @@ class Scheduler:
         """
         async with self._open() as retrier, retrier.alone() as alone:
             if not alone:
-                self._notify(RetryRunLeft(schema=self._schema))
+                await self._tell_holder(retrier)
                 return None
             started = time.monotonic()
             candidates = await find_due(
@@ -146,3 +152,16 @@ class Scheduler:
             )
             await asyncio.sleep(hold)
             return tally
+
+    async def _tell_holder(self, retrier: Retrier) -> None:
+        foreign = await retrier.foreign_holders()
+        if not foreign:
+            self._notify(RetryRunLeft(schema=self._schema))
+            return
+        self._notify(
+            RetryRunWithheld(
+                schema=self._schema,
+                holders=tuple(map(str, foreign)),
+                remedy=END_FOREIGN,
+            )
+        )

@@ -28,6 +28,7 @@ class Statement(StrEnum):
     MARK_DISCARDED = "mark_discarded"
     MEASURE = "measure_dead_letters"
     TRY_LOCK = "try_lock"
+    FIND_FOREIGN_HOLDERS = "find_foreign_holders"
 
 
 def statement(schema: Schema, name: Statement) -> LiteralString:

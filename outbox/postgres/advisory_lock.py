@@ -4,11 +4,20 @@ The migrations use the same numbers. One class belongs to the outbox and to the
 doorbells; every consumer of the postgres broker has a class of its own.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum, unique
 from hashlib import sha256
 from typing import Final
 
+from typing_extensions import override
+
 LOCK_CLASS: Final = int.from_bytes(b"pill")
+
+END_FOREIGN: Final = (
+    "run SELECT pg_terminate_backend(PID) to end them; to keep others out, REVOKE"
+    " CONNECT ON DATABASE … FROM PUBLIC and GRANT it to the roles that need it"
+)
+"""The remedy for sessions that hold our locks but aren't ours."""
 
 
 @unique
@@ -23,6 +32,28 @@ class Lock(IntEnum):
     UPKEEP = 105
     MEASURE = 106
     MEASURE_BY_CONSUMER = 107
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """A session that holds one of our advisory locks.
+
+    Attributes:
+        client: the client's address; None if it is local or not visible.
+    """
+
+    pid: int
+    role: str
+    application: str
+    client: str | None
+
+    @override
+    def __str__(self) -> str:
+        """Describe the session so that an operator can find it."""
+        return (
+            f"pid {self.pid} (role {self.role}, application {self.application!r},"
+            f" client {self.client or 'local or not visible'})"
+        )
 
 
 def consumer_class(consumer: str) -> int:

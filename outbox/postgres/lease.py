@@ -32,11 +32,10 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from typing_extensions import override
 
 from outbox.duration import exact_duration
 from outbox.errors import ConfigError, DatabaseUnavailableError, message_of
-from outbox.postgres.advisory_lock import Lock
+from outbox.postgres.advisory_lock import Lock, LockHolder
 from outbox.postgres.connection import Connection, Link
 from outbox.postgres.sql_files import load
 
@@ -45,28 +44,6 @@ _BEATS: Final = 10
 # The number of failed heartbeats in a row at which the failure is reported.
 _FAILURES: Final = 2
 _MIN_LIMIT: Final = timedelta(seconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class LockHolder:
-    """A session that holds one of our advisory locks.
-
-    Attributes:
-        client: the client's address; None if it is local or not visible.
-    """
-
-    pid: int
-    role: str
-    application: str
-    client: str | None
-
-    @override
-    def __str__(self) -> str:
-        """Describe the session so that an operator can find it."""
-        return (
-            f"pid {self.pid} (role {self.role}, application {self.application!r},"
-            f" client {self.client or 'local or not visible'})"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from outbox.dead_letters import (
     Outcome,
     RetrySchedule,
     Statement,
+    find_foreign_holders,
     lost_turn,
     outcome_event,
     statement,
@@ -26,7 +27,7 @@ from outbox.errors import (
     message_of,
 )
 from outbox.events import Event
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder
 from outbox.postgres.connection import Connection, connect
 from outbox.postgres.pooler_check import refuse_pooler_async
 from relay.adaptive_batch import BatchLimit
@@ -115,6 +116,10 @@ class PublishingRetrier:
                     yield taken
             except psycopg.Error as error:
                 raise lost_turn(error) from error
+
+    async def foreign_holders(self) -> Sequence[LockHolder]:
+        """Return the sessions that hold the schedule's lock but are no relays."""
+        return await find_foreign_holders(self, LOCK_CLASS)
 
     async def _publish(self, letter: Letter, publisher: Publisher) -> Nacked | None:
         """Return the failure, or None if the broker acked."""

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from outbox.administration.check import Finding, Installation, Severity
 from outbox.administration.connection import AdministrationConnection
 from outbox.administration.names import ROLES
-from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
-from outbox.postgres.lease import LockHolder
+from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, LockHolder, consumer_class
 from outbox.postgres.sql_files import load
 
 
@@ -77,12 +76,12 @@ def read_consumers(connection: AdministrationConnection) -> list[str]:
 def _look(
     connection: AdministrationConnection, trusted: Sequence[str]
 ) -> list[_Foreign]:
-    consumers = read_consumers(connection)
+    consumers = connection.execute(load("outbox", "list_locking_consumers"))
     rows = connection.execute(
         load("outbox", "list_foreign_locks"),
         {
             "class": LOCK_CLASS,
-            "classes": [LOCK_CLASS, *(consumer_class(name) for name in consumers)],
+            "classes": [LOCK_CLASS, *(consumer_class(name) for (name,) in consumers)],
             "member": int(Lock.MEMBER),
             "outbox_bell": int(Lock.OUTBOX_DOORBELL),
             "inbox_bell": int(Lock.INBOX_DOORBELL),

@@ -10,6 +10,7 @@ import pytest
 from outbox import uuid7
 from outbox.dead_letters import Candidate, Outcome, Statement
 from outbox.dead_letters.retry import Tally, retry_all
+from outbox.postgres.advisory_lock import LockHolder
 
 
 class Clock:
@@ -47,6 +48,9 @@ class Desk:
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
         yield True
+
+    async def foreign_holders(self) -> Sequence[LockHolder]:
+        raise AssertionError
 
 
 @pytest.fixture

@@ -5,19 +5,27 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from hashlib import sha256
 
 import psycopg
 import pytest
 
+from inbox import Consumer, DeadLetter
+from inbox.events import HandlerDatabaseLost, MessageDeadLettered
 from inbox.source import Delivery
+from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
 from outbox import Message
 from outbox.cli.main import main
+from outbox.dead_letters import RetrySchedule, Scheduler, Tally
+from outbox.dead_letters.events import RetryRunLeft, RetryRunWithheld
 from outbox.errors import BrokerUnavailableError
 from outbox.lane import PRIORITIES, lanes_of
 from outbox.observability.health import Health
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
 from outbox.postgres.lease import Lease, Obstruction
+from outbox.testing.events import RecordedEvents
+from relay.dead_letters.retry import publishing_retrier
 from relay.events import (
     DoorbellHeld,
     LanesFree,
@@ -26,6 +34,9 @@ from relay.events import (
     RelayStarted,
 )
 from relay.publishers.postgres import PostgresPublisher
+from tests.fixtures.consumers import async_sessions_of
+from tests.fixtures.consumers import running as consuming
+from tests.fixtures.dead_letters import give_up
 from tests.fixtures.publisher import ScriptedPublisher
 from tests.fixtures.relay import execute, insert, running
 from tests.fixtures.waiting import answer_after
@@ -240,6 +251,91 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
             with suppress(BrokerUnavailableError):
                 received += await source.receive(limit=1)
             await answer_after(0.01)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_retry_schedule_names_the_foreign_session_that_stops_it(
+    driver: str,
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a consumer whose broker is not PostgreSQL, and which has no subscription."""
+    give_up(database_url, Message("orders", b""), schema="inbox")
+    lock = "SELECT pg_advisory_lock(%s, %s)"
+    mallory.execute(lock, [consumer_class("billing"), int(Lock.DEAD_LETTERS)])
+    events = RecordedEvents()
+    async with async_sessions_of(database_url, driver) as sessions:
+        consumer = Consumer(MemorySource(), sessions, name="billing")
+
+        @consumer.handles("orders")
+        async def handle(session: object, message: Message) -> None:
+            """Succeed."""
+
+        scheduler = Scheduler(
+            consumer.retrier,
+            RetrySchedule(),
+            schema="inbox",
+            origin="consumer:billing",
+            notify=events,
+        )
+        assert await scheduler.take_turn() is None
+        (event,) = events.of(RetryRunWithheld)
+        assert f"pid {mallory.info.backend_pid} (role mallory" in event.holders[0]
+        assert "SELECT pg_terminate_backend(PID)" in event.remedy
+        assert events.of(RetryRunLeft) == []
+        said = findings(database_url, capsys)["error"]
+        assert f"pid {mallory.info.backend_pid} (role mallory" in said
+
+        mallory.execute("SELECT pg_advisory_unlock_all()")
+        assert await scheduler.take_turn() == Tally(succeeded=1)
+
+
+async def test_a_relays_retry_schedule_names_the_foreign_session_that_stops_it(
+    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
+) -> None:
+    mallory.execute(
+        "SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, int(Lock.DEAD_LETTERS)]
+    )
+    events = RecordedEvents()
+    scheduler = Scheduler(
+        lambda: publishing_retrier(database_url, ScriptedPublisher),
+        RetrySchedule(),
+        schema="outbox",
+        origin=None,
+        notify=events,
+    )
+
+    assert await scheduler.take_turn() is None
+
+    (event,) = events.of(RetryRunWithheld)
+    assert f"pid {mallory.info.backend_pid} (role mallory" in event.holders[0]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_a_dead_letter_is_written_late_and_not_in_silence_if_its_lock_is_held(
+    driver: str,
+    database_url: str,
+    mallory: "psycopg.Connection[tuple[object, ...]]",
+) -> None:
+    message = Message("orders", b"")
+    named = json.dumps(["consumer:billing", str(message.id)])
+    key = int.from_bytes(sha256(named.encode()).digest()[:8], signed=True)
+    mallory.execute("SELECT pg_advisory_lock(%s::bigint)", [key])
+    source = MemorySource()
+    async with async_sessions_of(database_url, driver) as sessions:
+        consumer = Consumer(source, sessions, name="billing")
+
+        @consumer.handles("orders")
+        async def handle(session: object, message: Message) -> None:
+            raise DeadLetter("no such customer")
+
+        async with consuming(consumer) as events:
+            source.add(message)
+            (lost,) = await events.wait_for(HandlerDatabaseLost, timeout=60)
+            assert "lock timeout" in lost.reason
+            mallory.close()
+            await events.wait_for(MessageDeadLettered, timeout=60)
 
 
 def findings(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
