@@ -160,3 +160,12 @@ class ReclaimingSource(Protocol):
     @property
     def reclaimed(self) -> int:
         """The number of deliveries so far that another replica left or returned."""
+
+
+@runtime_checkable
+class LeasingSource(Protocol):
+    """A source that leases lanes, which others who may connect can take from it."""
+
+    @property
+    def foreign_holders(self) -> Sequence[str]:
+        """The sessions that are no consumers and hold lanes, described."""

@@ -16,6 +16,8 @@ from inbox.consuming.activity import ConsumerCounts
 from inbox.consuming.blocked_keys import BlockedKeys
 from inbox.events import (
     ConsumerStarted,
+    DeliveryLanesFree,
+    DeliveryLanesWithheld,
     HandlerDatabaseFound,
     HandlerDatabaseLost,
     HandlersAbandoned,
@@ -119,7 +121,11 @@ def _run(
     blocked = BlockedKeys(consumer.name)
     health = Health(
         ConsumerStarted,
-        {SourceLost: SourceFound, HandlerDatabaseLost: HandlerDatabaseFound},
+        {
+            SourceLost: SourceFound,
+            HandlerDatabaseLost: HandlerDatabaseFound,
+            DeliveryLanesWithheld: DeliveryLanesFree,
+        },
         {"/blocked": blocked.tell if show_blocked_keys else blocked.count},
     )
     counts = ConsumerCounts(consumer.name)

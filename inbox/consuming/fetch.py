@@ -14,14 +14,23 @@ from inbox.consuming.dispatch import Dispatcher
 from inbox.events import (
     DeliveriesReceived,
     DeliveriesReclaimed,
+    DeliveryLanesFree,
+    DeliveryLanesWithheld,
     DeliveryReturned,
     SourceFound,
     SourceLost,
 )
-from inbox.source import Delivery, ReclaimingSource, SelectiveSource, Source
+from inbox.source import (
+    Delivery,
+    LeasingSource,
+    ReclaimingSource,
+    SelectiveSource,
+    Source,
+)
 from outbox.errors import BrokerUnavailableError
 from outbox.events import Observers
 from outbox.gather import end
+from outbox.postgres.advisory_lock import END_FOREIGN
 from outbox.retry import RetryPolicy
 
 _RECONNECT: Final = RetryPolicy(
@@ -51,6 +60,8 @@ class Fetcher:
         self._selective = source if isinstance(source, SelectiveSource) else None
         self._reclaiming = source if isinstance(source, ReclaimingSource) else None
         self._reclaimed = 0
+        self._leasing = source if isinstance(source, LeasingSource) else None
+        self._holders: tuple[str, ...] = ()
         self._dispatcher = dispatcher
         self._notify = observers.notify
         self._idle = None if idle is None else idle.total_seconds()
@@ -83,6 +94,7 @@ class Fetcher:
                 failures = 0
                 self._notify(SourceFound(**self._about))
             self._tell_reclaimed()
+            self._tell_withheld()
             now = time.monotonic()
             if deliveries:
                 self._dispatcher.accept(deliveries)
@@ -102,6 +114,22 @@ class Fetcher:
         if so_far > self._reclaimed:
             messages, self._reclaimed = so_far - self._reclaimed, so_far
             self._notify(DeliveriesReclaimed(**self._about, messages=messages))
+
+    def _tell_withheld(self) -> None:
+        if self._leasing is None:
+            return
+        holders = tuple(self._leasing.foreign_holders)
+        if holders == self._holders:
+            return
+        self._holders = holders
+        if holders:
+            self._notify(
+                DeliveryLanesWithheld(
+                    **self._about, holders=holders, remedy=END_FOREIGN
+                )
+            )
+        else:
+            self._notify(DeliveryLanesFree(**self._about))
 
     async def stop(self, drain: timedelta) -> int:
         """Let handlers finish within `drain`; nack the rest, and return how many."""

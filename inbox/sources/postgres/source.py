@@ -189,6 +189,11 @@ class PostgresSource:
                 with suppress(*AWAY, BrokerUnavailableError):
                     await self._queue.raise_watermarks(lanes)
 
+    @property
+    def foreign_holders(self) -> Sequence[str]:
+        """The sessions that are no consumers and hold lanes, described."""
+        return tuple(map(str, self._lease.obstruction.foreign))
+
     def leave_out(self, tenants: Collection[str]) -> None:
         """Receive no messages of these tenants until this is called again."""
         self._left_out = frozenset(tenants)

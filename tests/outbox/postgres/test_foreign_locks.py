@@ -11,16 +11,24 @@ import psycopg
 import pytest
 
 from inbox import Consumer, DeadLetter
-from inbox.events import HandlerDatabaseLost, MessageDeadLettered
+from inbox.events import (
+    ConsumerStarted,
+    DeliveryLanesFree,
+    DeliveryLanesWithheld,
+    HandlerDatabaseLost,
+    MessageDeadLettered,
+    MessageHandled,
+    SourceLost,
+)
 from inbox.source import Delivery
 from inbox.sources.memory import MemorySource
 from inbox.sources.postgres import PostgresSource
-from outbox import Message
+from outbox import Message, uuid7
 from outbox.cli.main import main
 from outbox.dead_letters import RetrySchedule, Scheduler, Tally
 from outbox.dead_letters.events import RetryRunLeft, RetryRunWithheld
 from outbox.errors import BrokerUnavailableError
-from outbox.lane import PRIORITIES, lanes_of
+from outbox.lane import PRIORITIES, bucket_of, lanes_of
 from outbox.observability.health import Health
 from outbox.postgres.advisory_lock import LOCK_CLASS, Lock, consumer_class
 from outbox.postgres.lease import Lease, Obstruction
@@ -251,6 +259,40 @@ async def test_a_consumer_without_lanes_names_the_foreign_session_until_it_is_go
             with suppress(BrokerUnavailableError):
                 received += await source.receive(limit=1)
             await answer_after(0.01)
+
+
+async def test_a_consumer_without_one_lane_names_the_foreign_session_and_goes_on(
+    database_url: str, mallory: "psycopg.Connection[tuple[object, ...]]"
+) -> None:
+    mallory.execute("SELECT pg_advisory_lock(%s, 3)", [consumer_class("billing")])
+    health = Health(ConsumerStarted, {DeliveryLanesWithheld: DeliveryLanesFree})
+    source = PostgresSource(
+        database_url, consumer="billing", topics=["orders"], lease=SECOND
+    )
+    async with async_sessions_of(database_url) as sessions:
+        consumer = Consumer(source, sessions, name="billing")
+        consumer.observe(health)
+
+        @consumer.handles("orders")
+        async def handle(session: object, message: Message) -> None:
+            """Succeed."""
+
+        async with consuming(consumer) as events:
+            (event,) = await events.wait_for(DeliveryLanesWithheld, timeout=60)
+            (holder,) = event.holders
+            assert f"pid {mallory.info.backend_pid} (role mallory" in holder
+            assert "REVOKE CONNECT" in event.remedy
+            assert health.waits_for == ["lanes of default"]
+            assert events.of(SourceLost) == []
+            keys = [str(n) for n in range(50)]
+            free = next(key for key in keys if bucket_of(key, uuid7()) != 3)
+            async with PostgresPublisher.from_url(database_url) as publisher:
+                await publisher.publish([Message("orders", b"", key=free)])
+            await events.wait_for(MessageHandled, timeout=60)
+
+            mallory.close()
+            await events.wait_for(DeliveryLanesFree, timeout=60)
+            assert health.waits_for == []
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
