@@ -59,6 +59,23 @@ def redis_broker(url: str, once: Idempotent) -> Any:
     return broker
 
 
+async def create_redis_group(url: str) -> None:
+    """Create the group at the stream's beginning; FastStream would at its end.
+
+    `StreamSub(last_id="0")` isn't for this: once the group exists, such a subscriber
+    reads only its own pending entries, and nothing new.
+    """
+    from redis.asyncio import Redis
+    from redis.exceptions import ResponseError
+
+    async with Redis.from_url(url) as redis:
+        try:
+            await redis.xgroup_create(TOPIC, CONSUMER, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):  # it exists
+                raise
+
+
 def rabbitmq_broker(url: str, once: Idempotent) -> Any:
     """Consume a durable queue that is bound to the relay's exchange."""
     from faststream.rabbit import (
@@ -119,7 +136,10 @@ async def main() -> None:
     """Bill orders until SIGTERM."""
     engine = create_async_engine(sqlalchemy_url(os.environ["PILLARBOX_DATABASE_URL"]))
     sessions = async_sessionmaker(engine)
-    broker = make_broker(os.environ["PILLARBOX_BROKER_URL"], sessions)
+    url = os.environ["PILLARBOX_BROKER_URL"]
+    if urlsplit(url).scheme == "redis":
+        await create_redis_group(url)
+    broker = make_broker(url, sessions)
     await FastStream(broker).run()
     await engine.dispose()
 

@@ -8,7 +8,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from outbox import Message
+from outbox.postgres.advisory_lock import LOCK_CLASS
 from tests.acceptance.relays import Relays
 from tests.acceptance.writer import Writer
 from tests.fixtures.processes import RunningProcess
@@ -137,6 +140,43 @@ def test_a_relay_is_ready_while_it_reaches_its_broker(
     watched.wait_until(503, "broker")
     broker.accept()
     watched.wait_until(200)
+
+
+def test_an_idle_relay_is_ready_while_it_reaches_its_broker(
+    database_url: str, relays: Relays, proxy: MakeProxy
+) -> None:
+    execute(database_url, "INSERT INTO inbox.subscription VALUES ('billing', '*')")
+    broker, url = proxy(database_url)
+    relay = relays.start(
+        url, "--health-listen=127.0.0.1:0", "--broker-check-interval=0.2s"
+    )
+    watched = Watched(relay)
+    watched.wait_until(200)
+    broker.refuse()
+    broker.cut()
+    watched.wait_until(503, "broker")
+    broker.accept()
+    watched.wait_until(200)
+
+
+def test_a_relay_is_not_ready_while_a_foreign_session_holds_its_lanes(
+    database_url: str, relays: Relays
+) -> None:
+    execute(database_url, "CREATE ROLE passer_by LOGIN")
+    try:
+        url = database_url.replace("postgres@", "passer_by@")
+        with psycopg.connect(url, autocommit=True) as passer_by:
+            passer_by.execute(
+                "SELECT pg_advisory_lock(%s, n) FROM generate_series(0, 47) AS n",
+                [LOCK_CLASS],
+            )
+            relay = relays.start("memory://", "--health-listen=127.0.0.1:0")
+            watched = Watched(relay)
+            watched.wait_until(503, "lanes")
+            assert "role passer_by" in relay.log()
+        watched.wait_until(200)
+    finally:
+        execute(database_url, "DROP ROLE passer_by")
 
 
 async def test_a_consumer_reports_which_keys_are_blocked(site: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 from outbox import Message, gather
 from outbox.brokers.plugins import implementation
 from outbox.observability.health import Health
+from outbox.testing.kafka import KafkaCluster
 from outbox.testing.nats import nats_server
 from outbox.testing.rabbitmq import rabbitmq_server
 from outbox.testing.redis import redis_server
@@ -77,6 +78,25 @@ async def test_an_idle_relay_is_not_ready_while_its_broker_is_down(
         await asyncio.to_thread(broker.start)
         await relay.events.wait_for(BrokerFound, timeout=120)
         await make_ready(broker.url)
+        assert waits_for(relay) == []
+
+
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "never used"])
+async def test_an_idle_relay_is_not_ready_while_kafka_is_down(
+    database_url: str, private_kafka: KafkaCluster, is_used: bool
+) -> None:
+    private_kafka.create_topic("orders", partitions=1)
+    async with running(
+        database_url, publisher_of(private_kafka.url), broker_check_interval=OFTEN
+    ) as relay:
+        if is_used:
+            insert(database_url, Message("orders", b""))
+            await relay.events.wait_for(BatchSettled)
+        private_kafka.stop()
+        await relay.events.wait_for(BrokerLost, timeout=120)
+        assert waits_for(relay) == ["broker"]
+        private_kafka.start()
+        await relay.events.wait_for(BrokerFound, timeout=120)
         assert waits_for(relay) == []
 
 

@@ -104,3 +104,27 @@ def test_messages_published_while_the_application_is_down_are_handled_once(
     assert execute(url, "SELECT count(*) FROM inbox.receipt") == [(4,)]
     running.terminate()
     assert running.wait() == 0, running.log()
+
+
+def test_messages_published_before_the_first_start_are_handled_and_later_ones_too(
+    private_redis: RedisServer,
+    app: Callable[[Place], RunningProcess],
+    invoices: Callable[[], list[int]],
+) -> None:
+    url = private_redis.url
+    place = Place(url, lambda: RedisPublisher.from_url(url))
+    place.publish(order(1), order(2))
+
+    running = app(place)
+    place.publish(order(3))
+    wait_for("the third is billed", lambda: 3 in invoices())
+    assert invoices() == [1, 2, 3]
+    running.terminate()
+    assert running.wait() == 0, running.log()
+
+    running = app(place)
+    place.publish(order(4))
+    wait_for("the fourth is billed", lambda: 4 in invoices())
+    assert invoices() == [1, 2, 3, 4]
+    running.terminate()
+    assert running.wait() == 0, running.log()
