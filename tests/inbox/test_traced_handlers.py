@@ -361,7 +361,8 @@ async def test_an_idempotent_handler_of_a_consumer_has_one_span_for_each_deliver
         consumer = Consumer(MemorySource(one, one), sessions, name="billing")
         consumer.handles("orders")(bill)
         async with running(consumer) as events:
-            await events.wait_for(MessageHandled, 2)
+            await events.wait_for(MessageHandled)
+            await events.wait_for(DuplicateSkipped)
     found = spans.named("process orders")
     assert sorted(map(outcome, found)) == ["duplicate", "handled"]
     (handled,) = (span for span in found if outcome(span) == "handled")

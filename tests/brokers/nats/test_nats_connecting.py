@@ -1,4 +1,4 @@
-"""Connecting to NATS: users, TLS, and why a server refuses us."""
+"""Connecting to NATS: users, TLS, and why a server rejects a connection."""
 
 import asyncio
 import select

@@ -103,7 +103,9 @@ async def test_a_server_with_a_full_disk_is_unavailable_until_there_is_room(
     try:
         async with RabbitMQPublisher.from_url(rabbitmq_url) as publisher:
             for _ in range(2):
-                with pytest.raises(BrokerUnavailableError, match="now: low on disk"):
+                with pytest.raises(
+                    BrokerUnavailableError, match="messages: low on disk"
+                ):
                     await publisher.publish(batch)
             set_free_disk_limit(shared_rabbitmq, "50MB")
             async with asyncio.timeout(50):

@@ -222,7 +222,7 @@ async def test_the_consumer_must_be_named_only_if_the_job_is_ambiguous(
 ) -> None:
     message = Message(TOPIC, b"")
     assert await cancel(url, message) == 2
-    assert "no consumer has a job of it; if the message" in capsys.readouterr().err
+    assert "no consumer has a job for it; if the message" in capsys.readouterr().err
 
     add_job(url, message, "done", finished=True)
     assert await cancel(url, message) == 1
