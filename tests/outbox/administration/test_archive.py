@@ -13,6 +13,7 @@ from outbox.testing.postgres import PostgresServer
 from tests.fixtures.doctor import Doctor
 from tests.fixtures.relay import execute
 from tests.outbox.administration.retiring import EXPIRED, acting_as
+from tests.outbox.administration.test_documented_sql import blocks, in_psql
 from tests.outbox.administration.test_upkeep import add_old, old_partition
 
 UPKEEP: Final = "CALL outbox.maintain()"
@@ -134,6 +135,22 @@ def test_a_plan_that_is_off_the_schedule_claims_no_detach(
 
     # While its job is on the schedule nobody can tell whose detach it was.
     assert not exists(database_url, partition)
+
+
+def test_a_partition_that_is_taken_from_our_jobs_with_its_detach_is_left_alone(
+    database_url: str,
+) -> None:
+    partition = expired(database_url)
+    execute(database_url, "SELECT outbox.finish_detached('outbox.message')")
+    execute(database_url, "UPDATE outbox.retiring_partition SET detach_by = 'pg_cron'")
+    (script,) = blocks("database.md", "**By hand.**", "### Hours, days, weeks")
+    script = script.replace("outbox.message_p20260801", partition)
+    done = in_psql(database_url, f"\\set ON_ERROR_STOP on\n{script}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    execute(database_url, UPKEEP)
+
+    assert exists(database_url, partition)
 
 
 def test_kept_tables_stay_and_are_shown_until_the_policy_drops_again(
