@@ -8,13 +8,17 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from inbox import Consumer
+from inbox.cli.dead_letters import record_discard
 from inbox.events import MessageHandled
 from outbox import Message, uuid7
 from outbox.administration.migrate import migrate
+from outbox.cli.main import main
+from outbox.dead_letters import Statement, statement
 from outbox.testing.postgres import PostgresServer
 from relay.publisher import Acked
 from relay.publishers.postgres import PostgresPublisher
 from tests.fixtures.consumers import async_sessions_of, running
+from tests.fixtures.dead_letters import give_up
 from tests.fixtures.relay import execute
 from tests.outbox.administration.test_documented_sql import blocks, in_psql
 
@@ -24,6 +28,7 @@ LOGINS: Final = {
     "newcomer_app": "pillarbox_consumer",
     "my_relay": "pillarbox_relay",
     "my_alarms": "pillarbox_monitor",
+    "my_page": "pillarbox_web",
 }
 RECEIPT: Final = """
     INSERT INTO inbox.receipt (message_id, message_at, consumer)
@@ -42,6 +47,17 @@ ACK: Final = """
                            moments)
     VALUES (date_bin('15 minutes', now(), '2000-01-01Z'), 1, 1, 0, %s, '{1}',
             ARRAY[now()])
+"""
+
+JOB: Final = """
+    INSERT INTO inbox.job (message_id, message_at, consumer, topic)
+    SELECT id, inbox.moment_of(id), %s, 'reports' FROM (SELECT %s::uuid AS id) AS m
+"""
+WAIT: Final = """
+    INSERT INTO inbox.redelivery (created_at, due_at, seq, attempts, lane, cause,
+                                  consumer)
+    SELECT created_at, now() + interval '1 hour', seq, 1, lane, 'refused', consumer
+      FROM inbox.delivery
 """
 
 As: TypeAlias = Callable[[str], str]
@@ -122,6 +138,55 @@ async def test_a_consumer_cannot_read_ack_or_unsubscribe_another(
     assert count(url, "inbox.delivery_status WHERE acked_at IS NULL") == 1
     assert count(url, "inbox.subscription") == 1
     assert count(login("billing_app"), "inbox.readable_dead_letter") == 1
+
+
+async def test_the_views_show_a_consumer_its_own_jobs_and_waiting_deliveries_only(
+    login: As, private_server: PostgresServer
+) -> None:
+    execute(login("billing_app"), SUBSCRIBE, ("billing",))
+    await publish(login, b"waits")
+    execute(private_server.url, WAIT)
+    execute(login("billing_app"), JOB, ("billing", str(uuid7())))
+
+    for view in ("job_status", "waiting_delivery"):
+        assert count(login("billing_app"), f"inbox.{view}") == 1
+        assert count(login("my_alarms"), f"inbox.{view}") == 1
+        for other in ("shipping_app", "newcomer_app"):
+            assert count(login(other), f"inbox.{view}") == 0
+
+
+def test_the_page_discards_dead_letters_and_cancels_jobs_of_all_consumers(
+    login: As, private_server: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = Message("reports", b"")
+    (letter,) = give_up(private_server.url, message, schema="inbox")
+    execute(login("billing_app"), JOB, ("billing", str(message.id)))
+    page = login("my_page")
+
+    assert main(["cancel", "--database", page, str(message.id)]) == 0
+    with psycopg.connect(page, autocommit=True) as connection:
+        ((created_at,),) = connection.execute(
+            "SELECT created_at FROM inbox.dead_letter_status"
+        )
+        discard = {
+            "id": letter,
+            "created_at": created_at,
+            "reason": "no longer needed",
+            "person": "ann",
+        }
+        ((message_id, origin),) = connection.execute(
+            statement("inbox", Statement.MARK_DISCARDED), discard
+        )
+        record_discard(connection, message_id, origin)
+
+    assert "is cancelled" in capsys.readouterr().out
+    assert execute(private_server.url, "SELECT state FROM inbox.job") == [
+        ("cancelled",)
+    ]
+    assert execute(private_server.url, "SELECT status FROM inbox.dead_letter") == [
+        ("DISCARDED",)
+    ]
+    assert count(private_server.url, "inbox.receipt") == 1
 
 
 @pytest.mark.parametrize(
