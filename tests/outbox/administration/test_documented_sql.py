@@ -80,7 +80,7 @@ def test_the_error_of_a_job_is_visible_after_set_role(
 def test_the_archive_function_archives(private_server: PostgresServer) -> None:
     url = private_server.url
     migrate(url)
-    (archive,) = blocks("database.md", "### Archiving", "\n### ")
+    (archive,) = blocks("database.md", "### Archiving", "**By hand.**")
 
     done = in_psql(url, archive)
 
