@@ -27,10 +27,12 @@ from inbox.idempotent import idempotent, message_id
 from inbox.jobs.job import AsyncJob, Job
 from inbox.receipt import ForeignId, record_receipt
 from inbox.source import Delivery, Source
+from outbox.errors import AutocommitError, NotASessionError
 from outbox.retry import RetryPolicy
 
 __all__ = [
     "AsyncJob",
+    "AutocommitError",
     "Consumer",
     "DeadLetter",
     "Delivery",
@@ -42,6 +44,7 @@ __all__ = [
     "JobLostError",
     "MessageTooNewError",
     "MessageTooOldError",
+    "NotASessionError",
     "RetryLater",
     "RetryPolicy",
     "Source",

@@ -12,13 +12,18 @@ operators; `testing` is for tests.
 from outbox.add import add, insert_statement
 from outbox.errors import (
     AutocommitError,
+    BrokerTimeoutError,
     BrokerUnavailableError,
     CodecError,
     ConfigError,
+    DatabaseUnavailableError,
     InvalidMessageError,
+    MigrationError,
     NotASessionError,
     OutboxError,
+    PoolerError,
 )
+from outbox.events import Event, Observer
 from outbox.lane import Priority
 from outbox.limits import Limits
 from outbox.message import Message
@@ -31,15 +36,21 @@ from outbox.unsent import UnsentMessagesWarning
 __all__ = [
     "REGISTRY",
     "AutocommitError",
+    "BrokerTimeoutError",
     "BrokerUnavailableError",
     "CodecError",
     "ConfigError",
+    "DatabaseUnavailableError",
+    "Event",
     "InvalidMessageError",
     "Limits",
     "Message",
+    "MigrationError",
     "NotASessionError",
+    "Observer",
     "OutboxError",
     "PayloadCodec",
+    "PoolerError",
     "Priority",
     "RetryPolicy",
     "SchemaRegistry",

@@ -7,7 +7,15 @@ contract with brokers, `publishers/` contains the implementations.
 """
 
 from relay.config import RelayConfig
-from relay.publisher import Acked, Confirmation, Nacked, Publisher
+from relay.publisher import Acked, Checkable, Confirmation, Nacked, Publisher
 from relay.relay import Relay
 
-__all__ = ["Acked", "Confirmation", "Nacked", "Publisher", "Relay", "RelayConfig"]
+__all__ = [
+    "Acked",
+    "Checkable",
+    "Confirmation",
+    "Nacked",
+    "Publisher",
+    "Relay",
+    "RelayConfig",
+]

@@ -251,7 +251,13 @@ def _text_formatter() -> logging.Formatter:
 
 
 def _json_formatter() -> logging.Formatter:
-    from pythonjsonlogger.json import JsonFormatter
+    try:
+        from pythonjsonlogger.json import JsonFormatter
+    except ImportError as error:
+        raise ConfigError(
+            "--log-format json: python-json-logger is not installed; "
+            "pip install 'pillarbox[cli]'"
+        ) from error
 
     class EventFormatter(JsonFormatter):
         @override

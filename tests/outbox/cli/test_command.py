@@ -225,6 +225,26 @@ def test_the_log_level_may_stand_before_the_command_and_after_it(
     assert chosen == [expected]
 
 
+def test_the_error_for_json_logs_without_their_library_names_the_extra() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['pythonjsonlogger'] = None\n"
+        "from pillarbox import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--log-format=json", "brokers"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "pillarbox: --log-format json: python-json-logger is not installed; "
+        "pip install 'pillarbox[cli]'\n"
+    )
+
+
 def test_logs_are_json_on_request() -> None:
     program = (
         "import logging\n"
