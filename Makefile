@@ -8,9 +8,9 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 DATABASE_URL ?= $(PILLARBOX_DATABASE_URL)
 # What to pass on to the command: make demo ARGS=--help
 ARGS ?=
-# How many processes share the tests. On two cores six keep both busy: most tests wait for a
+# How many processes share the tests. On two cores five keep both busy: most tests wait for a
 # server or another process most of their time.
-WORKERS ?= 4
+WORKERS ?= 5
 
 VENV := .venv
 BIN := $(VENV)/bin
