@@ -84,7 +84,7 @@ class BrokerFaults(ABC):
         self.inspection = inspection
         self.make_proxy = proxy
         self.figures = figures
-        self.count = 20_000 if full else 1_000
+        self.count = 20_000 if full else 2_000
 
     @abstractmethod
     def broker_url(self) -> str:
@@ -106,6 +106,8 @@ class BrokerFaults(ABC):
     def test_killed_and_restarted_in_mid_drain(self) -> None:
         relay = self.drain()
         self.kill()
+        # However late the fault came, there is work left for it.
+        self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
@@ -133,6 +135,7 @@ class BrokerFaults(ABC):
     def test_stall_longer_than_the_publish_timeout(self) -> None:
         relay = self.drain(f"--publish-timeout={self.publish_timeout}s")
         self.proxy.stall()
+        self.writer.add(TO_BE_CUT)
         relay.wait_for_log("BrokerLost", times=2)
         assert self.inspection.unsettled()
         assert self.inspection.charged() == 0
