@@ -38,7 +38,7 @@ _SHORT: Final = 200
 _MAX_SPARE_CHARS: Final = 64 * 1024 * 1024
 _CUT: Final = "\n…\n"
 
-# Anyone who can connect can hold it: a wait without an end would be a silent one.
+# Any role that can connect can hold it, so the wait has a limit.
 _LOCK: Final = text(
     "SELECT pg_advisory_xact_lock(:lock)"
     " FROM (SELECT count(set_config('lock_timeout', '5s', true)) AS changed) AS limited"

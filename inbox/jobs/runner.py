@@ -271,7 +271,7 @@ class JobRunner:
                 long.terms.judge(error)
             except DeadLetter as decision:
                 error = decision
-        # After the last of these, effects may be committed that nothing tells apart.
+        # After TransactionEndedError effects may be committed, and no receipt says so.
         is_final = isinstance(error, DeadLetter | TransactionEndedError)
         if is_final or attempts.retry.spent(lease.attempts):
             state = (

@@ -21,7 +21,6 @@ APPLICATION_NAME: Final = "pillarbox maintain"
 DETACH_WAIT: Final = timedelta(minutes=5)
 
 _LOCK: Final = (LOCK_CLASS, int(Lock.UPKEEP))
-_HALVES: Final = ("class", "object")
 # After this time without a concurrent detach, the fallback detaches.
 _PATIENCE: Final = timedelta(hours=6)
 _SEE: Final = "run pillarbox doctor to find the cause"
@@ -120,7 +119,8 @@ def maintain(
 def _locked_out(connection: AdministrationConnection) -> UpkeepError:
     """Return why the lock can't be had; note it if no upkeep holds the lock."""
     found = connection.execute(
-        load("outbox", "find_upkeep_holder"), dict(zip(_HALVES, _LOCK, strict=True))
+        load("outbox", "find_upkeep_holder"),
+        {"class": LOCK_CLASS, "object": int(Lock.UPKEEP)},
     ).fetchone()
     if found is None or found[0]:
         return UpkeepError(
